@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
 from antiphase.attention.backends import chunked
-from antiphase.attention.backends import chunked as pieces
 from antiphase.attention.backends.choice import attend
 from antiphase.attention.functional import standard_attention
 
@@ -67,7 +66,7 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
     draw, tensors, weight = _draw(shape, seed, dtype, lam)
     mask = MASKS[mask](draw, shape[2], shape[3])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "_CACHE", _of(piece))
+        patch.setattr(chunked, "_CACHE", _of(piece))
         out, grads = _values_and_gradients(tensors, weight, mask, "chunked")
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     exact, exact_grads = _values_and_gradients(wide, weight, mask, "eager")
@@ -88,7 +87,7 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_first_and_second_derivatives_by_finite_differences(inputs, monkeypatch, piece, masked):
-    monkeypatch.setattr(pieces, "_CACHE", _of(piece))
+    monkeypatch.setattr(chunked, "_CACHE", _of(piece))
     mask = torch.tensor([[True, False, True], [True, True, False], [False, False, False]]) if masked else None
     args = [x.requires_grad_() for x in inputs(1, 2, queries=3, keys=3, width=2, value_width=5)]
     lam = torch.tensor([0.7, 0.3], dtype=torch.float64, requires_grad=True)
@@ -102,7 +101,7 @@ def test_first_and_second_derivatives_by_finite_differences(inputs, monkeypatch,
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_standard_attention_is_cut_by_the_same_code(inputs, monkeypatch, piece):
-    monkeypatch.setattr(pieces, "_CACHE", _of(piece))
+    monkeypatch.setattr(chunked, "_CACHE", _of(piece))
     q, k, _, _, v = (tensor.requires_grad_() for tensor in inputs())
     found, expected = (standard_attention(q, k, v, backend=name) for name in ("chunked", "eager"))
     assert_close(found, expected, rtol=0, atol=1e-14)
@@ -124,7 +123,7 @@ def test_standard_attention_is_cut_by_the_same_code(inputs, monkeypatch, piece):
     ids=["one λ", "each head's λ", "standard"],
 )
 def test_parts_of_one_projection_are_cut_like_tensors_of_their_own(monkeypatch, piece, masked, make):
-    monkeypatch.setattr(pieces, "_CACHE", _of(piece))
+    monkeypatch.setattr(chunked, "_CACHE", _of(piece))
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(7, 7, 24, generator=draw, dtype=torch.float64).requires_grad_()
     mask = torch.rand(7, 1, 7, 7, generator=draw) < 0.6 if masked else None
@@ -143,13 +142,12 @@ def test_parts_of_one_projection_are_cut_like_tensors_of_their_own(monkeypatch, 
 
 def test_the_memory_of_a_call_is_given_back_at_once():
     """What refers in a circle waits for the garbage collector, while every call takes memory anew."""
-    call = pieces.Pieces(
-        pieces.Sizes(3, 2, 2, 5, 5, 4, 8, queries_apart=False, keys_apart=True), torch.empty(0), backward=True
-    )
-    memories = [weakref.ref(memory) for _, _, within in call for _, memory in within]
+    q, k, v = torch.ones(2, 3, 2, 5, 4), torch.ones(3, 2, 5, 4), torch.ones(3, 2, 5, 8)
+    layer = chunked._Layer((q, (k, k), v), torch.tensor(0.5), None, backward=True)
+    memories = [weakref.ref(memory) for _, _, within in layer.pieces() for _, memory in within]
     gc.disable()
     try:
-        del call
+        del layer
         assert all(memory() is None for memory in memories)
     finally:
         gc.enable()

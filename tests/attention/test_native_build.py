@@ -9,7 +9,6 @@ import torch
 
 from antiphase.attention import differential_attention
 from antiphase.attention.backends import native
-from antiphase.attention.backends import native as build
 from tests import needs
 from tests.processes import together
 
@@ -41,7 +40,7 @@ _WRITES = 'while [ "$1" != -o ]; do shift; done; echo built > "$2"'
 
 def test_what_is_there_is_not_built_again(tmp_path, compiler):
     calls = compiler(_WRITES)
-    first, second = (build.library(tmp_path / "kept") for _ in range(2))
+    first, second = (native.library(tmp_path / "kept") for _ in range(2))
     assert first == second
     assert first.read_text() == "built\n"
     assert len(calls.read_text()) == 1
@@ -49,17 +48,17 @@ def test_what_is_there_is_not_built_again(tmp_path, compiler):
 
 def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch):
     compiler(_WRITES)
-    names = [build.library(tmp_path)]
+    names = [native.library(tmp_path)]
     monkeypatch.setattr(torch, "__version__", "9.9")
-    names.append(build.library(tmp_path))
+    names.append(native.library(tmp_path))
     changed = tmp_path / "kernels.cpp"
     changed.write_text("// another")
-    monkeypatch.setattr(build, "_SOURCES", [changed])
-    names.append(build.library(tmp_path))
-    monkeypatch.setattr(build, "_CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(native, "_SOURCES", [changed])
+    names.append(native.library(tmp_path))
+    monkeypatch.setattr(native, "_CPU", tmp_path / "cpuinfo")
     for flags in ("avx512f", "avx512f avx512_bf16"):  # a home that several kinds of machine share
-        build._CPU.write_text(f"flags: {flags}")
-        names.append(build.library(tmp_path))
+        native._CPU.write_text(f"flags: {flags}")
+        names.append(native.library(tmp_path))
     assert len(set(names)) == 4
     assert names[2] in names[3:]
 
@@ -78,8 +77,8 @@ def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch
 )
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, compiler, script, said):
     compiler(script)
-    with pytest.raises(build.CannotBuildError, match=said):
-        build.library(tmp_path / "kept")
+    with pytest.raises(native.CannotBuildError, match=said):
+        native.library(tmp_path / "kept")
     assert not list((tmp_path / "kept").iterdir())
 
 
@@ -87,9 +86,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, compiler):
     compiler(_WRITES)
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        build.CannotBuildError, match=r"cannot write to .*file/kept .*; XDG_CACHE_HOME may name"
+        native.CannotBuildError, match=r"cannot write to .*file/kept .*; XDG_CACHE_HOME may name"
     ):
-        build.library(tmp_path / "file" / "kept")
+        native.library(tmp_path / "file" / "kept")
 
 
 def test_no_home_is_said(tmp_path, compiler, monkeypatch):
@@ -99,15 +98,15 @@ def test_no_home_is_said(tmp_path, compiler, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(build.Path, "home", homeless)
-    with pytest.raises(build.CannotBuildError, match="no home directory; XDG_CACHE_HOME may name a folder"):
-        build.library()
+    monkeypatch.setattr(native.Path, "home", homeless)
+    with pytest.raises(native.CannotBuildError, match="no home directory; XDG_CACHE_HOME may name a folder"):
+        native.library()
 
 
 def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch):
     compiler(_WRITES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert build.library().parent == tmp_path / "cache" / "antiphase" / "native"
+    assert native.library().parent == tmp_path / "cache" / "antiphase" / "native"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch)
     [
         (lambda m: m.setenv("ANTIPHASE_NATIVE", "0"), "ANTIPHASE_NATIVE=0"),
         (lambda m: m.setattr(sys, "platform", "darwin"), "this is darwin"),
-        (lambda m: m.setattr(build.platform, "machine", lambda: "aarch64"), "on aarch64"),
+        (lambda m: m.setattr(native.platform, "machine", lambda: "aarch64"), "on aarch64"),
         (lambda m: m.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"), "torch sees AVX2"),
         (lambda m: (m.setenv("PATH", ""), m.delenv("CXX", raising=False)), "no C++ compiler"),
     ],
@@ -123,7 +122,7 @@ def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch)
 def test_where_there_are_none_pieces_answer_and_the_log_says_why(
     monkeypatch, caplog, asked_anew, inputs, patch, why
 ):
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     patch(monkeypatch)
     with caplog.at_level(logging.INFO, "antiphase"):
@@ -157,7 +156,7 @@ def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
 
 @needs.native_kernels
 def test_processes_that_build_at_once_do_not_meet(tmp_path, compiler):
-    built = build.library()
+    built = native.library()
     compiler(f'while [ "$1" != -o ]; do shift; done; sleep 0.5; cp "{built}" "$2"')
     program = (
         "import warnings; warnings.simplefilter('error')\n"

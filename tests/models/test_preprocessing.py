@@ -429,5 +429,4 @@ def test_the_table_of_the_notes_is_what_the_script_finds():
         table = script[f"{library}_table"]()
         same = sum(said == "same" for said in table.values())
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {library}, ")]
-        assert f" | {same} | {len(table) - same} | " in line
-        assert all(f"`{name}`" in line and said in line for name, said in table.items() if said != "same")
+        assert line.endswith(f" | {same} | {len(table) - same} |")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.attention.backends.choice import BackendName, attend
-from antiphase.attention.backends.contract import Parts
 from antiphase.attention.maps import check_broadcast
 
 
@@ -36,19 +35,17 @@ def differential_attention(
         q2: queries of the negative map.
         k2: keys of the negative map.
         v: values, of any width of their own.
-        lam: λ, one number, one for each head or one for each query: shape ``()``, ``(heads,)`` or
-            ``(batch, heads, queries)``.
+        lam: λ, one number, one for each head or one for each query: ``()``, ``(heads,)``, ``(batch, heads, queries)``.
         mask: broadcastable to ``(batch, heads, queries, keys)``; boolean (True: may be attended to) or
             added to the scores. A query that may attend to nothing gets zeros.
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
 
     Raises:
-        ValueError: for a backend that does not exist or cannot take the inputs, heads that do not match λ, or
-            a mask of integers.
+        UserError: for a backend that cannot take the inputs, heads that do not match λ, or a mask of integers.
     """
     if mask is not None:
         check_broadcast("mask", mask, torch.Size([*q1.shape[:3], k1.shape[2]]))
-    return attend(_two_branches, lam, mask, backend, q1, k1, q2, k2, v)
+    return attend(lambda q1, k1, q2, k2, v: ((q1, q2), (k1, k2), v), lam, mask, backend, q1, k1, q2, k2, v)
 
 
 def standard_attention(
@@ -60,12 +57,4 @@ def standard_attention(
     backend: BackendName = "auto",
 ) -> Float[Tensor, "batch heads queries value_width"]:
     """Return softmax(q kᵀ/√width) v; arguments as in :func:`differential_attention`."""
-    return attend(_one_branch, 0.0, mask, backend, q, k, v)
-
-
-def _one_branch(q: Tensor, k: Tensor, v: Tensor) -> Parts:
-    return (q,), (k,), v
-
-
-def _two_branches(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor) -> Parts:
-    return (q1, q2), (k1, k2), v
+    return attend(lambda q, k, v: ((q,), (k,), v), 0.0, mask, backend, q, k, v)

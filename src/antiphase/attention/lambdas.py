@@ -45,11 +45,7 @@ def depth_scheduled(layer: Annotated[int, at_least(0)]) -> float:
 class VectorLambda(nn.Module):
     """λ = exp(q1·k1) − exp(q2·k2) + λ_init with four learned vectors, shared by the heads of a layer.
 
-    Source: Differential Transformer, equation (2); the vectors start as N(0, 0.1).
-
-    Args:
-        width: length of the vectors (the query width of a head).
-        lambda_init: λ_init, usually in [0, 1].
+    They are as long as the queries of a head and start as N(0, 0.1). Source: Differential Transformer, equation (2).
     """
 
     @validated
@@ -73,10 +69,6 @@ class ScalarLambda(nn.Module):
 
     DiffCLIP's text speaks of scalars for each head without a formula; this is the scalar form that
     timm's ``DiffAttention(dual_lambda=True)`` uses for a layer.
-
-    Args:
-        num_diff_heads: number of differential heads.
-        lambda_init: λ_init, usually in [0, 1].
     """
 
     @validated
@@ -95,11 +87,7 @@ class ScalarLambda(nn.Module):
 
 
 class FixedLambda(nn.Module):
-    """λ = λ_init, not learned.
-
-    Args:
-        lambda_init: λ.
-    """
+    """λ = λ_init, not learned."""
 
     value: Tensor
 
@@ -118,13 +106,7 @@ class FixedLambda(nn.Module):
 
 @dataclass(frozen=True)
 class LambdaSizes:
-    """Sizes of the layer that a λ module belongs to.
-
-    Attributes:
-        dim: width of the tokens.
-        width: of a head's queries and keys.
-        num_diff_heads: number of differential heads.
-    """
+    """Sizes of the layer that a λ module belongs to: widths of the tokens and of a head's queries, and heads."""
 
     dim: int
     width: int
@@ -152,11 +134,7 @@ def make_zero(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
 
 
 def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
-    """Return the module that computes λ.
-
-    Raises:
-        ValueError: for a parameterisation that is not registered.
-    """
+    """Return the module that computes λ by a registered parameterisation."""
     return find(LAMBDAS, kind, "parameterisation of λ")(sizes, lambda_init)
 
 
@@ -173,5 +151,5 @@ def reads_tokens(lam: nn.Module) -> bool:
 
 def lambda_at(lam: nn.Module, x: Float[Tensor, "batch tokens dim"], queries: int | None = None) -> Tensor:
     """Return λ at some tokens, the first ``queries`` of which attend: ``()``, ``(heads,)`` or one for each query."""
-    found: Any = lam(x) if reads_tokens(lam) else lam()
-    return found[..., :queries] if found.ndim == 3 else found
+    value: Any = lam(x) if reads_tokens(lam) else lam()
+    return value[..., :queries] if value.ndim == 3 else value

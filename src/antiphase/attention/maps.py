@@ -20,14 +20,8 @@ def softmax_maps(
 ) -> Float[Tensor, "*batch queries keys"]:
     """Compute attention maps, softmax(q·kᵀ / √width).
 
-    Args:
-        q: queries.
-        k: keys, of the same width.
-        mask: broadcastable to the maps; boolean (True: may attend) or added to the scores. A fully masked row gives
-            zeros, with zero gradients.
-
-    Raises:
-        UserError: for an integer mask.
+    ``mask`` is broadcastable to the maps, boolean (True: may attend) or added to the scores. A fully masked row gives
+    zeros, with zero gradients.
 
     >>> import math, torch
     >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
@@ -44,15 +38,13 @@ def softmax_maps(
 
 def masked_softmax(scores: Float[Tensor, "..."], bias: Tensor | None = None) -> Float[Tensor, "..."]:
     """Compute softmax(scores + bias), in place if no derivative needs the scores."""
-    if scores.requires_grad or plain_forward() or (bias is not None and not _fits(bias, scores)):
+    shape = scores.shape if bias is None else torch.broadcast_shapes(bias.shape, scores.shape)
+    needed = scores.requires_grad or (bias is not None and bias.requires_grad)
+    if needed or plain_forward() or shape != scores.shape:
         return (scores if bias is None else scores + bias).softmax(-1)
     if bias is not None:
         scores += bias
     return torch.softmax(scores, -1, out=scores)
-
-
-def _fits(bias: Tensor, scores: Tensor) -> bool:
-    return not bias.requires_grad and torch.broadcast_shapes(bias.shape, scores.shape) == scores.shape
 
 
 @validated
@@ -63,11 +55,7 @@ def combine(
 ) -> Float[Tensor, "*batch heads queries keys"]:
     """Compute the differential map A1 − λ·A2, whose rows sum to 1 − λ (robustness paper, Section 3.2).
 
-    Args:
-        positive: A1.
-        negative: A2.
-        lam: λ, one number, one for each head or one for each query: shape ``()``, ``(heads,)`` or
-            ``(batch, heads, queries)``.
+    λ is one number, one for each head or one for each query: ``()``, ``(heads,)`` or ``(batch, heads, queries)``.
     """
     if not isinstance(lam, Tensor):
         return torch.sub(positive, negative, alpha=lam)
@@ -79,14 +67,13 @@ def combine(
 plain_maps, plain_combine = inspect.unwrap(softmax_maps), inspect.unwrap(combine)
 
 
-def check_broadcast(name: str, given: Tensor, shape: torch.Size) -> None:
+def check_broadcast(name: str, tensor: Tensor, shape: torch.Size) -> None:
     """Refuse a tensor that does not broadcast to the shape of the maps."""
     try:
-        torch.broadcast_shapes(given.shape, shape)
+        torch.broadcast_shapes(tensor.shape, shape)
     except RuntimeError:
-        raise UserError(
-            f"{name} of shape {tuple(given.shape)}: expected one that fits {tuple(shape)}"
-        ) from None
+        words = f"{name} of shape {tuple(tensor.shape)}: expected one that fits {tuple(shape)}"
+        raise UserError(words) from None
 
 
 def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:
@@ -94,9 +81,6 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
 
     The softmax of a fully masked row is 0/0, also in the gradient. Computing such a row without a mask and zeroing
     the result keeps both finite.
-
-    Raises:
-        UserError: for an integer mask.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)

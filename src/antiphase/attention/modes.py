@@ -46,11 +46,8 @@ def _enter(count: int) -> None:
 
 def plain_forward() -> bool:
     """Return whether the forward pass needs plain operations: forward mode, torch.func or torch.compile."""
-    return (
-        torch.compiler.is_compiling()
-        or forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-    )
+    plain = torch.compiler.is_compiling() or forward_ad._current_level >= 0
+    return plain or torch._C._are_functorch_transforms_active()
 
 
 def plain_backward(grad: Tensor) -> bool:

@@ -10,16 +10,47 @@ from torch import Tensor
 from antiphase.attention.backends import compiled
 from antiphase.attention.backends.chunked import CHUNKED
 from antiphase.attention.backends.compiled import NATIVE
-from antiphase.attention.backends.contract import Backend, Branches, Call, View, may_need_gradients, split
+from antiphase.attention.backends.contract import (
+    Backend,
+    Branches,
+    Call,
+    View,
+    maps_of,
+    may_need_gradients,
+    split,
+)
 from antiphase.attention.backends.norm import HeadNorm
-from antiphase.attention.maps import open_dead_rows, plain_combine, plain_maps
+from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
 
 BackendName = Literal["auto", "eager", "chunked", "native", "sdpa"]
-
-
 _FEW, _VERY_FEW = 64, 32  # keys
+
+
+def _eager(call: Call) -> Tensor:
+    """Form the maps, subtract them and multiply the values once."""
+    queries, keys, v = split(call.view, call.sources)
+    _, combined = maps_of((queries, keys, v), call.lam, call.mask)
+    return call.finish(combined.to(v.dtype) @ v)
+
+
+def _sdpa(call: Call) -> Tensor:
+    queries, keys, v = call.parts
+    outs = [_fused(q, k, v, call.mask) for q, k in zip(queries, keys, strict=True)]
+    dtype = outs[0].dtype
+    return call.finish(plain_combine(outs[0], outs[1], call.lam).to(dtype) if len(outs) > 1 else outs[0])
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v)
+    bias, dead = open_dead_rows(mask, q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(dead, 0.0)
+
+
+EAGER, SDPA = Backend("eager", _eager), Backend("sdpa", _sdpa)
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}
 
 
 def attend(
@@ -56,7 +87,7 @@ def attend(
     call = Call(view, sources, view(*sources), lam, mask, norm)
     of_queries, of_keys = _shapes(call.parts[0]), _shapes(call.parts[1])
     regular = _check(of_queries, of_keys, call.parts[2].shape, lam)
-    chosen = fastest(call, of_queries) if backend == "auto" else BACKENDS[backend]
+    chosen = _fastest(call, of_queries) if backend == "auto" else BACKENDS[backend]
     if chosen.own_backward:
         device = call.parts[2].device.type
         if device != "cpu":
@@ -77,7 +108,7 @@ def attend(
     return chosen.forward(call)
 
 
-def fastest(call: Call, queries: Sequence[torch.Size]) -> Backend:
+def _fastest(call: Call, queries: Sequence[torch.Size]) -> Backend:
     """Return the backend that was the fastest on a CPU among those that can compute the call."""
     v = call.parts[2]
     if v.device.type != "cpu":
@@ -105,61 +136,23 @@ def _shapes(branches: Branches) -> list[torch.Size]:
 def _check(
     queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: float | Tensor
 ) -> bool:
-    """Check that shapes fit together; return whether a backend with a backward pass of its own can compute them.
-
-    Raises:
-        UserError: if they do not fit.
-    """
+    """Refuse shapes that do not fit; return whether a backend with a backward pass of its own can compute them."""
+    by_query = isinstance(lam, Tensor) and lam.ndim > 1
     if isinstance(lam, Tensor) and lam.ndim:
-        heads, each = queries[0][-3], queries[0][:-1]
-        if lam.shape not in ((heads,), each):
+        heads, every = queries[0][-3], queries[0][:-1]
+        if lam.shape not in ((heads,), every):
             raise UserError(
-                f"lam of shape {tuple(lam.shape)}: expected (), one for each of {heads} heads, or {tuple(each)}: "
+                f"lam of shape {tuple(lam.shape)}: expected (), one for each of {heads} heads, or {tuple(every)}: "
                 "one for each query"
             )
     shapes = [*queries, *keys, values]
     if len({shape[-2] for shape in queries}) > 1 or len({shape[-2] for shape in (*keys, values)}) > 1:
+        tokens = ", ".join(str(shape[-2]) for shape in shapes)
         raise UserError(
-            f"queries, keys and values of {', '.join(str(shape[-2]) for shape in shapes)} tokens: expected one "
-            "number for all queries and one for all keys and values"
+            f"queries, keys and values of {tokens} tokens: expected one number for all queries and one for all keys "
+            "and values"
         )
     widths = [shape[-1] for shape in (*queries, *keys)]
     if len(set(widths)) > 1:
         raise UserError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
-    return (
-        0 not in (*queries[0], *values)
-        and len({shape[:-2] for shape in shapes}) == 1
-        and not (isinstance(lam, Tensor) and lam.ndim > 1)
-    )
-
-
-def _eager(call: Call) -> Tensor:
-    queries, keys, v = split(call.view, call.sources)
-    maps = [plain_maps(q, k, call.mask) for q, k in zip(queries, keys, strict=True)]
-    combined = plain_combine(maps[0], maps[1], call.lam) if len(maps) > 1 else maps[0]
-    return call.finish(combined.to(v.dtype) @ v)
-
-
-EAGER = Backend("eager", _eager)
-
-
-def _sdpa(call: Call) -> Tensor:
-    queries, keys, v = call.parts
-    outs = [_fused(q, k, v, call.mask) for q, k in zip(queries, keys, strict=True)]
-    return call.finish(
-        plain_combine(outs[0], outs[1], call.lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
-    )
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Return softmax(q kᵀ/√width) v; masks as in :func:`~antiphase.attention.maps.softmax_maps`."""
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v)
-    bias, dead = open_dead_rows(mask, q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(dead, 0.0)
-
-
-SDPA = Backend("sdpa", _sdpa)
-
-
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}
+    return 0 not in (*queries[0], *values) and len({shape[:-2] for shape in shapes}) == 1 and not by_query

@@ -6,7 +6,7 @@ gradients the maps are made again, piece by piece.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,54 +20,98 @@ _CACHE = {2: 9 << 19, 4: 9 << 18, 8: 9 << 18}
 
 Stack = Sequence[Tensor]  # (batch, heads, branches, rows, width): one tensor, or one for each branch
 Index = tuple[slice, ...]  # of a stack
+_Held = tuple[Tensor, Stack]  # memory as products see it, and as a stack
 
 
-class Sizes(NamedTuple):
-    """What a call has of everything; ``…_apart``: whether each branch's are a tensor of their own."""
+def chunked_attention(parts: Parts, lam: Tensor, mask: Tensor | None) -> Tensor:
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative; λ is ``()`` or ``(heads,)``."""
+    layer = _Layer(parts, lam, mask)
+    out = parts[2].new_empty(layer.batch, layer.heads, layer.rows, layer.value_width)
+    (places,) = _stack(out)
+    for _, _, pieces in layer.pieces():
+        for piece, memory in pieces:
+            layer.make_maps(piece, memory)
+            place = places[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
+            torch.bmm(memory.combined, memory.values, out=place.view(-1, *place.shape[3:]))
+    return out
 
-    batch: int
-    heads: int
-    branches: int
-    queries: int
-    keys: int
-    width: int
-    value_width: int
-    queries_apart: bool
-    keys_apart: bool
+
+def chunked_gradients(
+    grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
+) -> None:
+    """Write the gradients of the parts to their places, ``to_parts``, and add that of λ to ``to_lam`` where given."""
+    layer = _Layer(parts, lam, mask, backward=True)
+    to_queries, to_keys, to_values = map(_stack, to_parts)
+    upstream, scale = _stack(grad), layer.scale
+    for group, shared, pieces in layer.pieces():
+        more = 0.0  # the weight of what the group's pieces before have found
+        for piece, memory in pieces:
+            layer.make_maps(piece, memory)
+            _load(memory.upstream_stack, upstream, piece)
+            to, maps = memory.of_values, memory.combined.mT
+            torch.baddbmm(to, maps, memory.upstream, beta=more, out=to)
+            torch.bmm(memory.upstream, memory.values.mT, out=memory.of_each_map[0])
+            if to_lam is not None:
+                _correlate(memory, to_lam[piece[1]] if to_lam.ndim else to_lam)
+            layer.differentiate_maps(piece, memory)
+            to, scores, queries = memory.of_keys, memory.scores, memory.queries
+            torch.baddbmm(to, scores.mT, queries, beta=more, alpha=scale, out=to)
+            torch.baddbmm(queries, scores, memory.keys, beta=0, alpha=scale, out=queries)
+            _store(memory.queries_stack, to_queries, piece)
+            more = 1.0
+        _store(shared.of_keys_stack, to_keys, group)
+        _store(shared.of_values_stack, to_values, group)
 
 
-class Pieces:
-    """The pieces of a call: some samples and heads, and of a head that is too large some of its queries."""
+class _Layer:
+    """What all pieces of a call are cut from, the memory that they share, and what is done with each in it.
 
-    def __init__(self, sizes: Sizes, like: Tensor, *, backward: bool = False) -> None:
-        self.sizes, self.like, self.backward = sizes, like, backward
+    A piece is some samples and heads, and of a head that is too large some of its queries.
+    """
+
+    def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None, *, backward: bool = False) -> None:
+        self.queries, self.keys, self.values = map(_stack, parts)
+        self.like, self.branches, self.backward = parts[2], len(parts[0]), backward
+        self.batch, self.heads, _, self.rows, self.width = self.queries[0].shape
+        self.columns, self.value_width = parts[2].shape[2:]
+        self.scale = self.width**-0.5
+        # as numbers: a tensor would first be rounded to the maps' dtype
+        self.lam = [lam.item()] if lam.ndim == 0 else lam.tolist()
+        self.by_head = lam.ndim == 1
+        self.bias = self.dead = None
+        if mask is not None:
+            bias, dead = open_dead_rows(mask, self.like.dtype)
+            shape = self.batch, self.heads, self.rows
+            self.bias = bias.expand(*shape, self.columns)[:, :, None]
+            self.dead = dead.expand(*shape, 1)[:, :, None] if dead.any() else None
         self.held: dict[str, Tensor] = {}
-        self.memories: dict[tuple[int, int, int], Memory] = {}
+        self.memories: dict[tuple[int, ...], _Memory] = {}
 
-    def __iter__(self) -> "Iterator[tuple[Index, Memory, list[tuple[Index, Memory]]]]":
-        """Yield the place of keys and values, a memory for them, and for each of their pieces a place and a memory.
+    def pieces(self) -> "Iterator[tuple[Index, _Memory, list[tuple[Index, _Memory]]]]":
+        """Load the keys and values of groups of pieces; yield the group's place, a memory with them, and its pieces.
 
-        The first piece is the largest. The memories of pieces with the same keys and values have these in common.
+        The first piece is the largest. The memories of a group's pieces have keys and values in common.
         """
-        batch, heads, branches, queries, keys, *_ = self.sizes
         size = self.like.element_size()
-        fit = _CACHE[size] // (branches * keys * size)  # rows of scores
+        fit = _CACHE[size] // (self.branches * self.columns * size)  # rows of scores
         # rows of a single head: shorter products cost more than leaving the cache
-        rows = _cut(queries, 2 * fit)
-        for samples in _cut(batch, fit // (heads * queries)):
-            for some in _cut(heads, fit // queries):
-                within = [
-                    ((samples, some, slice(None), each), self.memory(samples, some, each)) for each in rows
+        cuts = _cut(self.rows, 2 * fit)
+        for samples in _cut(self.batch, fit // (self.heads * self.rows)):
+            for heads in _cut(self.heads, fit // self.rows):
+                pieces = [
+                    ((samples, heads, slice(None), rows), self.memory(samples, heads, rows)) for rows in cuts
                 ]
-                yield (samples, some), within[0][1], within
+                group, memory = (samples, heads), pieces[0][1]
+                _load(memory.keys_stack, self.keys, group)
+                _load(memory.values_stack, self.values, group)
+                yield group, memory, pieces
 
-    def memory(self, *index: slice) -> "Memory":
+    def memory(self, *index: slice) -> "_Memory":
         """Return the memory of pieces of a shape."""
-        samples, heads, rows = (each.stop - each.start for each in index)
-        found = self.memories.get((samples, heads, rows))
-        if found is None:
-            found = self.memories[samples, heads, rows] = Memory(self, samples, heads, rows)
-        return found
+        shape = tuple(part.stop - part.start for part in index)
+        if shape not in self.memories:
+            self.memories[shape] = _Memory(self, *shape)
+        return self.memories[shape]
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return memory of a shape, the same for the same name; the first that is asked for must be the largest."""
@@ -76,8 +120,40 @@ class Pieces:
             self.held[name] = self.like.new_empty(size)
         return self.held[name][:size].view(shape)
 
+    def make_maps(self, piece: Index, memory: "_Memory") -> None:
+        """Copy the queries of a piece into memory; make its maps and what is combined of them."""
+        _load(memory.queries_stack, self.queries, piece)
+        scores = memory.scores
+        torch.baddbmm(scores, memory.queries, memory.keys.mT, beta=0, alpha=self.scale, out=scores)
+        # a mask sees (samples, heads, branches, queries, keys)
+        if self.bias is not None:
+            scores.unflatten(0, (memory.samples, memory.heads, -1)).add_(self.bias[piece])
+        torch.softmax(scores, -1, out=scores)
+        if self.dead is not None:
+            scores.unflatten(0, (memory.samples, memory.heads, -1)).masked_fill_(self.dead[piece], 0.0)
+        if self.branches == 2:
+            for lam, out, one, other in self.by_lambda(piece, memory, memory.combined, *memory.maps):
+                torch.sub(one, other, alpha=lam, out=out)
 
-class Memory:
+    def differentiate_maps(self, piece: Index, memory: "_Memory") -> None:
+        """Put the gradient of the scores in their place, given that of A1 in its own."""
+        if self.branches == 2:
+            first, second = memory.of_each_map
+            for lam, out, one in self.by_lambda(piece, memory, second, first):
+                torch.mul(one, -lam, out=out)
+        scores = memory.scores
+        torch.ops.aten._softmax_backward_data.out(memory.of_maps, scores, -1, scores.dtype, grad_input=scores)
+
+    def by_lambda(self, piece: Index, memory: "_Memory", *tensors: Tensor) -> Iterable[tuple[Any, ...]]:
+        """Return each λ of a piece with its part of tensors of ``(samples · heads, …)``."""
+        if not self.by_head:
+            return [(self.lam[0], *tensors)]
+        heads = range(memory.heads)
+        by_head = ([tensor[head :: memory.heads] for head in heads] for tensor in tensors)
+        return zip(self.lam[piece[1]], *by_head, strict=True)
+
+
+class _Memory:
     """The memory of a piece, used again by the next: what is in use stays in the cache.
 
     The branches of a head lie next to each other, so that each thread, which takes a stretch of every operation,
@@ -93,37 +169,30 @@ class Memory:
             the maps, of each branch's map, the keys and the values.
     """
 
-    def __init__(self, pieces: Pieces, samples: int, heads: int, rows: int) -> None:
-        # keeps no reference to the pieces, which hold it: a circle waits for the garbage collector
+    def __init__(self, layer: _Layer, samples: int, heads: int, rows: int) -> None:
+        # keeps no reference to the layer, which holds it: a circle waits for the garbage collector
         self.samples, self.heads = samples, heads
-        _, _, branches, _, keys, width, value_width, queries_apart, keys_apart = pieces.sizes
-        self.queries, self.queries_stack = self._take(pieces, "queries", branches, rows, width, queries_apart)
-        self.keys, self.keys_stack = self._take(pieces, "keys", branches, keys, width, keys_apart)
-        self.values, self.values_stack = self._take(pieces, "values", 1, keys, value_width)
-        self.scores, _ = self._take(pieces, "scores", branches, rows, keys)
+        branches, columns, width, value_width = layer.branches, layer.columns, layer.width, layer.value_width
+
+        def take(name: str, branches: int, rows: int, width: int, stack: Stack = ()) -> _Held:
+            """Return memory whose stack has a tensor for each branch where ``stack`` has."""
+            held = layer.take(name, samples, heads, branches, rows, width)
+            return held.view(-1, rows, width), held.split(1, 2) if len(stack) > 1 else (held,)
+
+        self.queries, self.queries_stack = take("queries", branches, rows, width, layer.queries)
+        self.keys, self.keys_stack = take("keys", branches, columns, width, layer.keys)
+        self.values, self.values_stack = take("values", 1, columns, value_width)
+        self.scores, _ = take("scores", branches, rows, columns)
         self.maps = self.scores.unflatten(0, (-1, branches)).unbind(1)
         self.combined = self.maps[0]
-        if branches > 1 and (pieces.backward or self.scores.element_size() == 2):
-            self.combined, _ = self._take(pieces, "combined", 1, rows, keys)
-        if pieces.backward:
-            self.upstream, self.upstream_stack = self._take(pieces, "upstream", 1, rows, value_width)
-            self.of_maps, _ = self._take(pieces, "of maps", branches, rows, keys)
+        if branches > 1 and (layer.backward or self.scores.element_size() == 2):
+            self.combined, _ = take("combined", 1, rows, columns)
+        if layer.backward:
+            self.upstream, self.upstream_stack = take("upstream", 1, rows, value_width)
+            self.of_maps, _ = take("of maps", branches, rows, columns)
             self.of_each_map = self.of_maps.unflatten(0, (-1, branches)).unbind(1)
-            self.of_keys, self.of_keys_stack = self._take(
-                pieces, "of keys", branches, keys, width, keys_apart
-            )
-            self.of_values, self.of_values_stack = self._take(pieces, "of values", 1, keys, value_width)
-
-    def _take(
-        self, pieces: Pieces, name: str, branches: int, rows: int, width: int, apart: bool = False
-    ) -> tuple[Tensor, Stack]:
-        """Return memory as products see it and as a stack."""
-        held = pieces.take(name, self.samples, self.heads, branches, rows, width)
-        return held.view(-1, rows, width), held.split(1, 2) if apart else (held,)
-
-    def each_head(self, x: Tensor) -> list[Tensor]:
-        """Return the part of each head of what is ``(samples · heads, …)``."""
-        return [x[head :: self.heads] for head in range(self.heads)]
+            self.of_keys, self.of_keys_stack = take("of keys", branches, columns, width, layer.keys)
+            self.of_values, self.of_values_stack = take("of values", 1, columns, value_width)
 
 
 def _cut(length: int, most: int) -> list[slice]:
@@ -133,132 +202,7 @@ def _cut(length: int, most: int) -> list[slice]:
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-def chunked_attention(parts: Parts, lam: Tensor, mask: Tensor | None) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative.
-
-    Args:
-        parts: queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values.
-        lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
-        mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
-
-    Returns:
-        ``(batch, heads, queries, value width)``.
-    """
-    layer = _Layer(parts, lam, mask)
-    out = layer.v.new_empty(*layer.sizes[:2], layer.sizes.queries, layer.sizes.value_width)
-    (places,) = _stack(out)
-    for group, shared, pieces in Pieces(layer.sizes, layer.v):
-        layer.load_keys_and_values(group, shared)
-        for piece, memory in pieces:
-            layer.make_maps(piece, memory)
-            place = places[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
-            torch.bmm(memory.combined, memory.values, out=place.view(-1, *place.shape[3:]))
-    return out
-
-
-def chunked_gradients(
-    grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
-) -> None:
-    """Write the gradients of queries, keys and values to their places, and add that of λ.
-
-    Args:
-        grad: that of the output, ``(batch, heads, queries, value width)``.
-        parts: as in :func:`chunked_attention`.
-        lam: as there.
-        mask: as there.
-        to_parts: where the gradients are written, of the parts' shapes.
-        to_lam: what λ's gradient is added to, of λ's shape, if it is wanted.
-    """
-    layer = _Layer(parts, lam, mask)
-    to_queries, to_keys, to_values = map(_stack, to_parts)
-    upstream = _stack(grad)
-    for group, shared, pieces in Pieces(layer.sizes, layer.v, backward=True):
-        layer.load_keys_and_values(group, shared)
-        more = 0.0  # the weight of what the group's pieces before have found
-        for piece, memory in pieces:
-            layer.make_maps(piece, memory)
-            _load(memory.upstream_stack, upstream, piece)
-            torch.baddbmm(
-                memory.of_values, memory.combined.mT, memory.upstream, beta=more, out=memory.of_values
-            )
-            torch.bmm(memory.upstream, memory.values.mT, out=memory.of_each_map[0])
-            if to_lam is not None:
-                _correlate(memory, to_lam[piece[1]] if to_lam.ndim else to_lam)
-            layer.differentiate_maps(piece, memory)
-            scale, queries = layer.scale, memory.queries
-            torch.baddbmm(
-                memory.of_keys, memory.scores.mT, queries, beta=more, alpha=scale, out=memory.of_keys
-            )
-            torch.baddbmm(queries, memory.scores, memory.keys, beta=0, alpha=scale, out=queries)
-            _store(memory.queries_stack, to_queries, piece)
-            more = 1.0
-        _store(shared.of_keys_stack, to_keys, group)
-        _store(shared.of_values_stack, to_values, group)
-
-
-class _Layer:
-    """What all pieces of a call are cut from, and what is done with each in its memory."""
-
-    def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
-        self.queries, self.keys, self.values = map(_stack, parts)
-        self.v = parts[2]
-        batch, heads, _, queries, width = self.queries[0].shape
-        keys, value_width = self.v.shape[2:]
-        apart = len(self.queries) > 1, len(self.keys) > 1
-        self.sizes = Sizes(batch, heads, len(parts[0]), queries, keys, width, value_width, *apart)
-        self.scale = width**-0.5
-        # as numbers: a tensor would first be rounded to the maps' dtype
-        self.lam = [lam.item()] if lam.ndim == 0 else lam.tolist()
-        self.by_head = lam.ndim == 1
-        self.bias = self.dead = None
-        if mask is not None:
-            bias, dead = open_dead_rows(mask, self.v.dtype)
-            self.bias = bias.expand(batch, heads, queries, keys)[:, :, None]
-            self.dead = dead.expand(batch, heads, queries, 1)[:, :, None] if dead.any() else None
-
-    def load_keys_and_values(self, group: Index, memory: Memory) -> None:
-        """Copy the keys and values of a group into memory."""
-        _load(memory.keys_stack, self.keys, group)
-        _load(memory.values_stack, self.values, group)
-
-    def make_maps(self, piece: Index, memory: Memory) -> None:
-        """Copy the queries of a piece into memory; make its maps and what is combined of them."""
-        _load(memory.queries_stack, self.queries, piece)
-        scores = memory.scores
-        torch.baddbmm(scores, memory.queries, memory.keys.mT, beta=0, alpha=self.scale, out=scores)
-        if self.bias is not None:
-            _whole(memory).add_(self.bias[piece])
-        torch.softmax(scores, -1, out=scores)
-        if self.dead is not None:
-            _whole(memory).masked_fill_(self.dead[piece], 0.0)
-        if self.sizes.branches == 1:
-            return
-        first, second = memory.maps
-        for lam, out, one, other in self.by_lambda(piece, memory, memory.combined, first, second):
-            torch.sub(one, other, alpha=lam, out=out)
-
-    def differentiate_maps(self, piece: Index, memory: Memory) -> None:
-        """Put the gradient of the scores in their place, given that of A1 in its own."""
-        if self.sizes.branches == 2:
-            first, second = memory.of_each_map
-            for lam, out, one in self.by_lambda(piece, memory, second, first):
-                torch.mul(one, -lam, out=out)
-        scores = memory.scores
-        torch.ops.aten._softmax_backward_data.out(memory.of_maps, scores, -1, scores.dtype, grad_input=scores)
-
-    def by_lambda(self, piece: Index, memory: Memory, *each: Tensor) -> Iterable[tuple[Any, ...]]:
-        """Return each λ of a piece with its part of tensors of ``(samples · heads, …)``."""
-        if not self.by_head:
-            return [(self.lam[0], *each)]
-        return zip(self.lam[piece[1]], *map(memory.each_head, each), strict=True)
-
-
-def _whole(memory: Memory) -> Tensor:
-    """Return the scores of a piece as what a mask is seen as: ``(samples, heads, branches, queries, keys)``."""
-    return memory.scores.unflatten(0, (memory.samples, memory.heads, -1))
-
-
-def _correlate(memory: Memory, to_lam: Tensor) -> None:
+def _correlate(memory: _Memory, to_lam: Tensor) -> None:
     """Subtract Σ ∂/∂(A1 − λ·A2) · A2 of a piece from the gradient of its λ."""
     product = torch.mul(memory.of_each_map[0], memory.maps[1], out=memory.combined)
     of_rows = product.sum(-1)  # in the maps' dtype: a sum into another first makes a copy

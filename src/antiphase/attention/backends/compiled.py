@@ -24,58 +24,42 @@ from antiphase.attention.modes import plain_forward
 def takes(dtypes: set[torch.dtype], width: int) -> bool:
     """Return whether there is a kernel for parts of these dtypes, queries and keys of this width."""
     if dtypes == {torch.bfloat16} and width % 2 == 0:  # numbers go in pairs, to a matrix unit
-        found = kernels()
-        return found is not None and found.multiplies_bf16()
+        native = kernels()
+        return native is not None and native.multiplies_bf16()
     return dtypes == {torch.float32} and kernels() is not None
 
 
 def compiled_attention(
     parts: Parts, lam: float | Tensor, mask: Tensor | None, norm: HeadNorm | None = None
 ) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative.
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative; λ is ``()`` or ``(heads,)``.
 
-    Args:
-        parts: queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values.
-        lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
-        mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
-        norm: what each query's row of a head passes last: before it leaves the cache, where the values are of the
-            weight's dtype, or of bf16 and the weight of float32.
-
-    Returns:
-        ``(batch, heads, queries, value width)``, a view of ``(batch, queries, heads, value width)``.
+    The result is a view of ``(batch, queries, heads, value width)``. The norm is applied before a row leaves the cache,
+    where the values are of the weight's dtype, or of bf16 and the weight of float32.
     """
-    found = kernels()
-    assert found is not None
+    native: Any = kernels()
     v = parts[2]
     dtypes = v.dtype, torch.float32
     if norm is not None and (norm.weight.dtype not in dtypes or norm.weight.shape != v.shape[-1:]):
         return norm(compiled_attention(parts, lam, mask))
     weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
-    return found.attention(*_inputs(parts, lam, mask), weight, eps)
+    return native.attention(*_inputs(parts, lam, mask), weight, eps)
 
 
 def compiled_gradients(
     grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
 ) -> None:
-    """Write the gradients of queries, keys and values to their places, and add that of λ.
+    """Write the gradients of the parts to their places, ``to_parts``, and add that of λ to ``to_lam`` if it is wanted.
 
-    Args:
-        grad: that of the output, ``(batch, heads, queries, value width)``; in bf16 of odd width it is left to
-            :func:`~antiphase.attention.backends.chunked.chunked_gradients`.
-        parts: as in :func:`compiled_attention`.
-        lam: as there.
-        mask: as there.
-        to_parts: where the gradients are written, of the parts' shapes.
-        to_lam: what λ's gradient is added to, of λ's shape, if it is wanted.
+    Values in bf16 of odd width are left to :func:`~antiphase.attention.backends.chunked.chunked_gradients`.
     """
     if grad.dtype == torch.bfloat16 and grad.shape[-1] % 2:
         return chunked_gradients(grad, parts, lam, mask, to_parts, to_lam)
-    found = kernels()
-    assert found is not None
+    native: Any = kernels()
     places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
     rows = [_writable(place) for place in places]
     count = len(parts[0])
-    of_heads = found.attention_backward(  # (batch, heads)
+    of_heads = native.attention_backward(  # (batch, heads)
         _row(grad), *_inputs(parts, lam, mask), rows[:count], rows[count:-1], rows[-1]
     )
     for place, row in zip(places, rows, strict=True):
@@ -87,7 +71,8 @@ def compiled_gradients(
 
 def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any, ...]:
     """Return queries, keys, values, λ of each head, bias and dead rows as the kernels take them."""
-    queries, keys, v = list(map(_row, _each(parts[0]))), list(map(_row, _each(parts[1]))), _row(parts[2])
+    queries, keys = ([_row(part) for part in _each(branches)] for branches in parts[:2])
+    v = _row(parts[2])
     batch, heads, keys_held, _ = v.shape
     bias = dead = None
     if mask is not None:

@@ -1,4 +1,8 @@
-"""The contract of a backend: what it is given, what it takes, and what it returns."""
+"""What a backend is given and what it returns, and how gradients come back to the projection that it reads.
+
+Queries, keys and values are views of one projection. Autograd would gather their gradients in three passes over memory;
+here each is written to its place in the projection's gradient.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +16,11 @@ from antiphase.attention.maps import per_head, plain_combine, plain_maps
 from antiphase.attention.modes import plain_backward, plain_forward
 
 Branches = Sequence[Tensor] | Tensor  # a tensor for each branch, in one tensor where they lie in one
-Parts = tuple[Branches, Branches, Tensor]  # queries, keys, values
+Parts = tuple[Branches, Branches, Tensor]  # queries, keys, values: (batch, heads, tokens, width)
 View = Callable[..., Parts]  # from tensors to parts that are views of them, by operations of one result each
+Forward = Callable[[Parts, Tensor, Tensor | None], Tensor]  # of parts, λ and mask
+# of the output's gradient, parts, λ, mask, the places of the parts' gradients, and where λ's is added, if it is wanted
+Backward = Callable[[Tensor, Parts, Tensor, Tensor | None, Parts, Tensor | None], None]
 
 
 class Call(NamedTuple):
@@ -22,8 +29,7 @@ class Call(NamedTuple):
     Attributes:
         view: returns the queries, keys and values as views of the sources.
         sources: the tensors that are viewed, such as one projection.
-        parts: what the view returns: queries and keys, one of each per branch, ``(batch, heads, tokens, width)``,
-            and the values.
+        parts: what the view returns: queries and keys, one of each per branch, and the values.
         lam: λ: a number, or a tensor of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; ignored if there
             is only one branch.
         mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
@@ -72,71 +78,62 @@ def may_need_gradients(*inputs: object) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
+def maps_of(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    """Return the map of each branch and the combined one, in plain operations."""
+    maps = [plain_maps(q, k, mask) for q, k in zip(parts[0], parts[1], strict=True)]
+    return maps, plain_combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
+
+
 def split(view: View, sources: Sequence[Tensor]) -> Parts:
     """Return the parts, each in memory of its own; of a view's gradient autograd makes three copies, this one."""
     if plain_forward():
         return view(*sources)
-    parts = _Split.apply(view, *sources)
-    assert isinstance(parts, tuple)
+    parts: Any = _Split.apply(view, *sources)
     count = len(parts) // 2
     return parts[:count], parts[count : 2 * count], parts[-1]
-
-
-def join(
-    view: View, like: Sequence[tuple[torch.Size, torch.dtype]], gradients: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return the gradients of the tensors that are viewed, from those of queries, keys and values in this order."""
-    found = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
-    places = flat(view(*found))
-    for index, gradient in enumerate(gradients):
-        if torch.is_grad_enabled():
-            # anew: a view that is older than the first writing knows nothing of it
-            places = flat(view(*found))
-        places[index].copy_(gradient)
-    return found
-
-
-def flat(parts: Parts) -> tuple[Tensor, ...]:
-    """Return queries, keys and values in one tuple: one by one, since what is unbound may not be written to."""
-    queries, keys, values = parts
-    branches = range(len(queries))
-    return *(queries[branch] for branch in branches), *(keys[branch] for branch in branches), values
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, view: View, *sources: Tensor) -> tuple[Tensor, ...]:
         ctx.view, ctx.like = view, [(source.shape, source.dtype) for source in sources]
-        return tuple(part.contiguous() for part in flat(view(*sources)))
+        return tuple(part.contiguous() for part in _flat(view(*sources)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *join(ctx.view, ctx.like, grads)
+        return None, *_join(ctx.view, ctx.like, grads)
 
 
-Forward = Callable[[Parts, Tensor, Tensor | None], Tensor]  # of parts, λ and mask
-Backward = Callable[
-    [Tensor, Parts, Tensor, Tensor | None, Parts, Tensor | None], None
-]  # see `chunked_gradients`
+def _join(
+    view: View, like: Sequence[tuple[torch.Size, torch.dtype]], gradients: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the gradients of the tensors that are viewed, from those of queries, keys and values in this order."""
+    joined = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
+    places = _flat(view(*joined))
+    for index, gradient in enumerate(gradients):
+        if torch.is_grad_enabled():
+            # anew: a view that is older than the first writing knows nothing of it
+            places = _flat(view(*joined))
+        places[index].copy_(gradient)
+    return joined
+
+
+def _flat(parts: Parts) -> tuple[Tensor, ...]:
+    """Return queries, keys and values in one tuple: one by one, since what is unbound may not be written to."""
+    queries, keys, values = parts
+    branches = range(len(queries))
+    return *(queries[branch] for branch in branches), *(keys[branch] for branch in branches), values
 
 
 def recomputed_attention(call: Call, forward: Forward, backward: Backward) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two, not normed: ``(batch, heads, queries, value width)``.
+    """Return attention without the norm that keeps nothing but its inputs: the backward pass makes the maps again.
 
-    First and second derivatives exist, also batched ones (vmap); forward mode does not.
-
-    Args:
-        call: with λ of shape ``()`` or ``(heads,)`` and a mask without a gradient of its own. Gradients are written
-            through the same views of the sources' gradients, so that parts of one projection need not be gathered:
-            parts must not overlap, and together cover their sources.
-        forward: computes the output from parts, λ and mask.
-        backward: writes the gradients of the parts to their places.
+    First and second derivatives exist, also batched ones (vmap); forward mode does not. λ is ``()`` or ``(heads,)``,
+    and the mask has no gradient of its own. Gradients are written through the same views of the sources' gradients:
+    parts must not overlap, and together cover their sources.
     """
-    lam = call.lam
-    if not isinstance(lam, Tensor):
-        lam = torch.tensor(lam, dtype=torch.float64)
-    out = _Recomputed.apply(call.view, lam, call.mask, forward, backward, *call.sources)
-    assert isinstance(out, Tensor)
+    lam = call.lam if isinstance(call.lam, Tensor) else torch.tensor(call.lam, dtype=torch.float64)
+    out: Any = _Recomputed.apply(call.view, lam, call.mask, forward, backward, *call.sources)
     return out
 
 
@@ -159,23 +156,22 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lam, mask, *sources = ctx.saved_tensors
         if plain_backward(grads[0]):
-            to_lam, found = _plain_backward(grads[0], ctx.view, lam, mask, sources)
-            return None, to_lam, None, None, None, *found
-        parts, found = ctx.view(*sources), [torch.empty_like(source) for source in sources]
+            to_lam, to_sources = _plain_backward(grads[0], ctx.view, lam, mask, sources)
+            return None, to_lam, None, None, None, *to_sources
+        parts, to_sources = ctx.view(*sources), [torch.empty_like(source) for source in sources]
         to_lam = None
         if ctx.needs_input_grad[1] and len(parts[0]) > 1:
             to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(grads[0].dtype, torch.float32))
-        ctx.write(grads[0], parts, lam, mask, ctx.view(*found), to_lam)
-        return None, None if to_lam is None else to_lam.to(lam.dtype), None, None, None, *found
+        ctx.write(grads[0], parts, lam, mask, ctx.view(*to_sources), to_lam)
+        return None, None if to_lam is None else to_lam.to(lam.dtype), None, None, None, *to_sources
 
 
 def _plain_backward(
     grad: Tensor, view: View, lam: Tensor, mask: Tensor | None, sources: Sequence[Tensor]
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return λ's and the sources' gradients in plain operations, to be differentiated and batched themselves."""
-    queries, keys, v = view(*sources)
-    maps = [plain_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
-    combined = plain_combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
+    queries, keys, v = parts = view(*sources)
+    maps, combined = maps_of(parts, lam, mask)
     inner = grad @ v.mT
     scale = queries[0].shape[-1] ** -0.5
     of_scores = [one * (inner - (one * inner).sum(-1, keepdim=True)) * scale for one in maps]
@@ -189,4 +185,4 @@ def _plain_backward(
         *(one.mT @ q for one, q in zip(of_scores, queries, strict=True)),
         combined.to(v.dtype).mT @ grad,
     )
-    return to_lam, join(view, [(source.shape, source.dtype) for source in sources], gradients)
+    return to_lam, _join(view, [(source.shape, source.dtype) for source in sources], gradients)

@@ -13,12 +13,7 @@ _CACHE = 1 << 20  # bytes of rows that are finished together
 
 
 class HeadNorm(NamedTuple):
-    """The norm that every query's row of a head passes.
-
-    Attributes:
-        weight: ``(value width,)``, shared by the heads.
-        eps: as in :func:`rms_norm`.
-    """
+    """The norm that every query's row of a head passes; its weight, ``(value width,)``, is shared by the heads."""
 
     weight: Tensor
     eps: float

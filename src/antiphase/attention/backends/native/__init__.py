@@ -15,6 +15,20 @@ import torch
 
 from antiphase.files import digest, replacing
 
+_SOURCES = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
+_MAIN = Path(__file__).with_name("kernels.cpp")
+_TORCH = Path(torch.__file__).parent
+# the name that torch gives these instructions, and what it builds its own kernels with
+_MACHINE = ("avx512f", "avx512dq", "avx512vl", "avx512bw", "fma", "f16c")
+_DEFINED = ("-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
+_FLAGS = ("-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", *_DEFINED, *(f"-m{name}" for name in _MACHINE))
+_CPU = Path("/proc/cpuinfo")
+_SECONDS = 300
+
+
+class CannotBuildError(RuntimeError):
+    """The compiler did not build the kernels."""
+
 
 @functools.cache
 def kernels() -> Any | None:
@@ -40,33 +54,6 @@ def kernels() -> Any | None:
     return torch.ops.antiphase
 
 
-_SOURCES = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
-_MAIN = Path(__file__).with_name("kernels.cpp")
-_TORCH = Path(torch.__file__).parent
-# the name that torch gives these instructions, and what it builds its own kernels with
-_FLAGS = (
-    "-std=c++20",
-    "-O3",
-    "-shared",
-    "-fPIC",
-    "-fopenmp",
-    "-DCPU_CAPABILITY=AVX512",
-    "-DCPU_CAPABILITY_AVX512",
-    "-mavx512f",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-mavx512bw",
-    "-mfma",
-    "-mf16c",
-)
-_CPU = Path("/proc/cpuinfo")
-_SECONDS = 300
-
-
-class CannotBuildError(RuntimeError):
-    """The compiler did not build the kernels."""
-
-
 def missing() -> str | None:
     """Return why the kernels cannot be built here, or None."""
     if os.environ.get("ANTIPHASE_NATIVE") == "0":
@@ -83,14 +70,15 @@ def missing() -> str | None:
 def library(folder: Path | None = None) -> Path:
     """Return the compiled kernels, built if they are not in the folder yet; some ten seconds, once.
 
-    Args:
-        folder: where they are kept; else ``antiphase/native`` in XDG_CACHE_HOME, else in ``~/.cache``.
-
-    Raises:
-        CannotBuildError: if the compiler fails, or nothing can be written there.
-        OSError: if what the processor can do cannot be read.
+    They are kept in the folder; else in ``antiphase/native`` of XDG_CACHE_HOME, else of ``~/.cache``. Raises
+    :class:`CannotBuildError`, or an OSError if what the processor can do cannot be read.
     """
-    folder = folder or _cache() / "antiphase" / "native"
+    if folder is None:
+        try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError as error:
+            raise CannotBuildError("no home directory; XDG_CACHE_HOME may name a folder") from error
+        folder = cache / "antiphase" / "native"
     compiler = _compiler()
     if compiler is None:
         raise CannotBuildError("no C++ compiler")
@@ -112,35 +100,18 @@ def library(folder: Path | None = None) -> Path:
     return path
 
 
-def _cache() -> Path:
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError as error:
-        raise CannotBuildError("no home directory; XDG_CACHE_HOME may name a folder") from error
-
-
 def _compile(compiler: list[str], into: Path) -> None:
-    command = [
-        *compiler,
-        f"-I{_TORCH / 'include'}",
-        str(_MAIN),
-        "-o",
-        str(into),
-        f"-L{_TORCH / 'lib'}",
-        "-ltorch_cpu",
-        "-lc10",
-    ]
+    linked = [f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+    command = [*compiler, f"-I{_TORCH / 'include'}", str(_MAIN), "-o", str(into), *linked]
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": _SECONDS}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
-        )
+        done = subprocess.run(command, **options, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotBuildError(f"{compiler[0]} did not run to its end ({error})") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line]
-        raise CannotBuildError(
-            f"{compiler[0]} failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}"
-        )
+        lines = done.stderr.splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise CannotBuildError(f"{compiler[0]} failed: {first}")
 
 
 def _compiler() -> str | None:
