@@ -155,18 +155,6 @@ def test_intervals_hold_the_exact_value_as_often_as_they_say():
     assert 0.90 <= held / 300 <= 0.99
 
 
-def test_signs():
-    module, x = layer(12, 4, 3), tokens(2, 5, 12)
-    pair = branches(module, x)
-    exact, few = align(exact_gram(*pair), probes=False), align(probed(pair, keys(2, 2)), probes=True)
-    assert set(exact.signs()) <= {"negative", "positive"}
-    assert "undecided" in few.signs()
-    many = align(probed(pair, keys(2, 400)), probes=True)
-    decided = [(a, b) for a, b in zip(many.signs(), exact.signs(), strict=True) if a != "undecided"]
-    assert len(decided) >= 2
-    assert all(a == b for a, b in decided)
-
-
 def test_a_batch_changes_nothing():
     module, x = layer(12, 4, 3), tokens(5, 7, 12)
     whole = exact_gram(*branches(module, x)).cross

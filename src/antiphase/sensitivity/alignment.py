@@ -15,7 +15,7 @@ Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -29,7 +29,7 @@ from antiphase.sensitivity.maps import attention_layers, take_apart
 from antiphase.sensitivity.recording import Inputs, record
 from antiphase.streams import normal
 
-Sign = Literal["negative", "positive", "undecided"]
+AnyShape = Float[Tensor, "*shape"]
 Probes = Int64[Tensor, "batch probes"]
 Forward = Callable[..., Any] | None
 
@@ -44,10 +44,10 @@ class Gram:
         moved: ‖J1 − λ·J2‖² computed from the difference; None for closed forms, where only Lemma 1 gives it.
     """
 
-    first: Float[Tensor, "*shape"]
-    second: Float[Tensor, "*shape"]
-    cross: Float[Tensor, "*shape"]
-    moved: Float[Tensor, "*shape"] | None = None
+    first: AnyShape
+    second: AnyShape
+    cross: AnyShape
+    moved: AnyShape | None = None
 
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
@@ -63,7 +63,7 @@ class Gram:
         moved = None if self.moved is None else self.moved.mean(-1)
         return Gram(self.first.mean(-1), self.second.mean(-1), self.cross.mean(-1), moved)
 
-    def difference(self, lam: Float[Tensor, "*shape"] | float) -> Float[Tensor, "*shape"]:
+    def difference(self, lam: AnyShape | float) -> AnyShape:
         """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
         return self.first + lam**2 * self.second - 2.0 * lam * self.cross
 
@@ -79,16 +79,11 @@ class Alignment:
         probes: number of probes K; 0 for exact inner products.
     """
 
-    cosine: Float[Tensor, "*shape"]
-    low: Float[Tensor, "*shape"]
-    high: Float[Tensor, "*shape"]
-    rho: Float[Tensor, "*shape"]
+    cosine: AnyShape
+    low: AnyShape
+    high: AnyShape
+    rho: AnyShape
     probes: int
-
-    def signs(self) -> list[Sign]:
-        """Return the sign of each cosθ in order; undecided if its interval contains 0."""
-        pairs = zip(self.low.flatten().tolist(), self.high.flatten().tolist(), strict=True)
-        return ["negative" if high < 0 else "positive" if low > 0 else "undecided" for low, high in pairs]
 
 
 @validated

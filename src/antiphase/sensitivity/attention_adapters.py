@@ -14,7 +14,7 @@ from antiphase.arguments import validated
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import lambda_at, lambda_of
 from antiphase.errors import UserError
-from antiphase.sensitivity.detection import detected_layer, is_detected
+from antiphase.sensitivity.detection import DETECTIONS, detected_layer
 from antiphase.sensitivity.layers import Branch, Call, Layer, Turn, is_cross
 
 Adapter = Callable[[Any, Call], Layer]
@@ -49,7 +49,7 @@ def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
         return _ADAPTERS[key]
     if _has_our_parts(module):
         return _by_parts
-    if is_detected(module) and not any(_registered(part) is not None for part in module.modules()):
+    if module in DETECTIONS and not any(_registered(part) is not None for part in module.modules()):
         return detected_layer
     linear = (isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
     return guessed if all(linear) and hasattr(module, "head_dim") else "unknown"

@@ -34,26 +34,13 @@ from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
-from antiphase.sensitivity.layers import Layer, Maps, eager_attention
+from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention
 from antiphase.sensitivity.lipschitz import power_iteration
 from antiphase.sensitivity.maps import attention_layers, until
 from antiphase.sensitivity.recording import record
 
-
-@dataclass(frozen=True)
-class Block:
-    """One call of a block: its input and output."""
-
-    name: str
-    module: nn.Module
-    tokens: Tensor
-    output: Tensor
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def again(self, tokens: Tensor) -> Tensor:
-        """Run the block on other tokens."""
-        return _first(self.module(tokens, *self.args, **self.kwargs))
+PerHead = Float[Tensor, "batch heads"]
+PerLayer = Float[Tensor, "batch layers"]
 
 
 @dataclass(frozen=True)
@@ -70,9 +57,9 @@ class Path:
 
     names: tuple[str, ...]
     length: Float[Tensor, "batch stages_and_one"]
-    positive: Float[Tensor, "batch layers"]
-    negative: Float[Tensor, "batch layers"]
-    moved: Float[Tensor, "batch layers"]
+    positive: PerLayer
+    negative: PerLayer
+    moved: PerLayer
     layers: tuple[str, ...]
 
     @property
@@ -81,12 +68,12 @@ class Path:
         return self.length[:, 1:] / self.length[:, :-1]
 
     @property
-    def cancellation(self) -> Float[Tensor, "batch layers"]:
+    def cancellation(self) -> PerLayer:
         """‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 the changes of the maps cancel, above 1 they add up."""
         return self.moved / (self.positive.square() + self.negative.square()).sqrt()
 
 
-def blocks(model: nn.Module, images: Batch) -> list[Block]:
+def blocks(model: nn.Module, images: Batch) -> list[Call]:
     """Run a model once and return the calls of the blocks that contain its attention layers.
 
     The block of a layer is the innermost enclosing module that is an element of a ModuleList or Sequential.
@@ -96,12 +83,12 @@ def blocks(model: nn.Module, images: Batch) -> list[Block]:
     """
     parts = dict(model.named_modules())
     names = dict.fromkeys(_block_of(call.name.partition("@")[0], parts) for call in record(model, images))
-    calls: list[Block] = []
+    calls: list[Call] = []
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
         if not args:
             raise UserError(f"{name}: expected the tokens as the first positional argument")
-        calls.append(Block(name, module, args[0], _first(output), args[1:], kwargs))
+        calls.append(Call(name, module, args[0], None, args[1:], kwargs, _first(output)))
 
     with ExitStack() as hooks, eager_attention(), torch.no_grad():
         for name in names:
@@ -181,8 +168,11 @@ def stage_norms(
     def embed(x: Tensor) -> Tensor:
         return until(model, calls[0].module, x)[0][0]
 
+    def again(block: Call, tokens: Tensor) -> Tensor:
+        return _first(block.module(tokens, *block.args, **block.kwargs))
+
     stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [(embed, images)]
-    stages += [(block.again, block.tokens) for block in calls]
+    stages += [(partial(again, block), block.tokens) for block in calls]
     return torch.stack([power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages], 1)
 
 
@@ -224,14 +214,14 @@ class BranchChange:
 
     name: str
     lam: Float[Tensor, " heads"] | None
-    positive: Float[Tensor, "batch heads"]
-    negative: Float[Tensor, "batch heads"]
-    moved: Float[Tensor, "batch heads"]
-    clean_positive: Float[Tensor, "batch heads"]
-    clean_moved: Float[Tensor, "batch heads"]
-    clean_correlation: Float[Tensor, "batch heads"]
-    correlation: Float[Tensor, "batch heads"]
-    change_correlation: Float[Tensor, "batch heads"]
+    positive: PerHead
+    negative: PerHead
+    moved: PerHead
+    clean_positive: PerHead
+    clean_moved: PerHead
+    clean_correlation: PerHead
+    correlation: PerHead
+    change_correlation: PerHead
 
     @property
     def alpha(self) -> Float[Tensor, " batch"]:
@@ -286,7 +276,7 @@ def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:
     return maps.positive.double() @ values, maps.combined.double() @ values
 
 
-def row_centred(one: Maps, two: Maps) -> Float[Tensor, "batch heads"]:
+def row_centred(one: Maps, two: Maps) -> PerHead:
     """Compute Pearson's correlation of the entries of two maps after subtracting each row's mean.
 
     r = Σ(a_ij − ā_i)(b_ij − b̄_i) / √(Σ(a_ij − ā_i)²·Σ(b_ij − b̄_i)²). Without the centring, the share 1/N that

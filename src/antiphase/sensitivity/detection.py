@@ -53,26 +53,11 @@ class Detection:
     stamp: Any
 
 
-_DETECTED: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDictionary()
+DETECTIONS: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDictionary()
 
 
 class NotAttention(Exception):
     """A module is not recognised as attention; the message says why."""
-
-
-def is_detected(module: nn.Module) -> bool:
-    """Return whether a module was found to be attention."""
-    return module in _DETECTED
-
-
-def is_differential(module: nn.Module) -> bool:
-    """Return whether a module was found to be differential attention."""
-    return module in _DETECTED and bool(_DETECTED[module].negative)
-
-
-def remember(module: nn.Module, detection: Detection) -> None:
-    """Remember that a module is attention."""
-    _DETECTED[module] = detection
 
 
 def detect(call: Call) -> None:
@@ -81,20 +66,20 @@ def detect(call: Call) -> None:
     Raises:
         NotAttention: if it is not recognised.
     """
-    _DETECTED.pop(call.module, None)
-    remember(call.module, examine(call))
+    DETECTIONS.pop(call.module, None)
+    DETECTIONS[call.module] = examine(call)
 
 
 def detected_layer(module: nn.Module, call: Call) -> Layer:
     """Split a module that was found to be attention; the adapter of such modules."""
-    if _DETECTED[module].stamp != _stamp(module):  # weights changed, and λ with them
+    if DETECTIONS[module].stamp != _stamp(module):  # weights changed, and λ with them
         try:
             detect(replace(call, tokens=call.tokens.detach()))
         except NotAttention as reason:
             raise ValueError(
                 f"its weights changed, and it no longer works like attention: {reason}"
             ) from None
-    detection = _DETECTED[module]
+    detection = DETECTIONS[module]
     positive, negative = list(detection.positive), list(detection.negative)
     run = Replay(call, detection.groups)
     order = [*positive, *sorted(set(negative))]

@@ -57,7 +57,6 @@ class Estimator:
         name: as in ``ESTIMATORS``, the stored rows and the tables.
         estimates: what its value is and how it relates to the constant: a phrase for the page.
         value: returns the value of each sample, or None if it cannot be computed for the function.
-        passes: approximate cost in forward passes, from steps and points; None if it is negligible.
         panel: for an estimator with a panel of its own in the figure, what the caption calls it. Empty otherwise.
         console: whether the table on the console, which is 80 characters wide, has a column for it.
         from_start: whether rows have always had it. Leave it out for a new estimator: older rows of a run directory
@@ -67,7 +66,6 @@ class Estimator:
     name: str
     estimates: str
     value: Callable[[Neighbourhood], Float[Tensor, " batch"] | None]
-    passes: Callable[[int, int], int] | None = None
     panel: str = ""
     console: bool = False
     from_start: bool = False
@@ -101,7 +99,6 @@ POWER_ITERATION = Estimator(
     estimates="the operator norm of the Jacobian at the image, the steepest slope of a tiny perturbation; a closer "
     "lower bound",
     value=lambda near: near.slope.value,
-    passes=lambda steps, points: 6 * steps,
     console=True,
     from_start=True,
 )
@@ -116,7 +113,6 @@ GRADIENT_ASCENT = Estimator(
     name="gradient ascent",
     estimates="the steepest slope that a search within the ball found, the best lower bound",
     value=_ascended,
-    passes=lambda steps, points: 6 * steps,
     panel="the best lower bound",
     console=True,
     from_start=True,
@@ -134,7 +130,6 @@ LOCAL_MAXIMUM = Estimator(
     estimates="the largest operator norm at the image and at random points of the ball. It is no lower bound: a slope "
     "at another point need not be reached from the image",
     value=_largest_nearby,
-    passes=lambda steps, points: 3 * steps * points,
     from_start=True,
 )
 

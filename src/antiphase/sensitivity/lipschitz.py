@@ -1,14 +1,13 @@
-"""Estimates of the local Lipschitz constant L(x) = sup ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖ over ξ ≠ 0 of a ball (equation 4).
+"""Estimates of the local Lipschitz constant L(x) = sup ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖₂ over 0 < ‖ξ‖∞ ≤ ε (equation 4).
 
 A function f maps a batch (batch, …) to a batch, one sample apart from the others: all outputs of a sample are one
-vector, and J(x) is its Jacobian by the sample. The norm of the output is always L2; ``norm`` names that of the input:
-``"l2"`` is l2→l2 (the largest singular value of J), ``"linf"`` is linf→l2, up to √D times as large for D inputs.
-``ball`` names that of the ball ‖ξ‖ ≤ ε: the robustness paper draws from an L∞ ball (Section 5.3) and does not say how
-it measures ξ. Nothing is clipped to the range of a pixel.
+vector, and J(x) is its Jacobian by the sample. The robustness paper draws ξ from an L∞ ball (Section 5.3) and does not
+say how it measures ξ. Nothing is clipped to the range of a pixel.
 
-As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that L(x) ≥ ‖J(x)‖. (The paper's Lemma 2 has it the other
-way round.) All estimates but :func:`local_maximum` are lower bounds. The random draws of a sample are keyed by its id,
-its position by default. All raise a UserError for parameters, inputs or outputs out of range.
+As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that L(x) ≥ ‖J(x)‖, the largest singular value. (The
+paper's Lemma 2 has it the other way round.) All estimates but :func:`local_maximum` are lower bounds. Random draws are
+keyed by ``seed`` and the samples' ``ids``, their positions by default. A UserError refuses parameters, inputs and
+outputs out of range, and an ε that is lost in the rounding of x.
 """
 
 import math
@@ -21,17 +20,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import UNIQUE, Count, NonNegative, Positive, Seed, validated
-from antiphase.attacks.engine.rows import Rows, per_row
-from antiphase.attacks.projections import random_point
-from antiphase.attacks.threat import Norm, row_norm
+from antiphase.attacks.engine.search import Rows
+from antiphase.attacks.threat import per_row, random_point, row_norm
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.streams import key, normal, sample_keys
 
 Function = Callable[[Tensor], Tensor]
 Samples = Float[Tensor, "batch *shape"]
+PerSample = Float[Tensor, " batch"]
 Ids = Annotated[Int64[Tensor, " batch"], UNIQUE] | None
-_MOST_SIGNS = 16  # inputs whose sign vectors are enumerated: 2¹⁵ of them, up to the sign of all
 # of the greatest radius in the ball: below, the rounding of f would pass for slope, and the limit is taken instead
 _LEAST_RADIUS = 1 / 16
 _RADII = (1.0, 0.5, 0.25, _LEAST_RADIUS)
@@ -41,7 +39,7 @@ _RADII = (1.0, 0.5, 0.25, _LEAST_RADIUS)
 class OperatorNorm:
     """‖J(x)‖ of each sample, or a lower bound of it: ‖J(x)·direction‖₂ for a direction of length 1."""
 
-    value: Float[Tensor, " batch"]
+    value: PerSample
     direction: Samples
 
 
@@ -49,8 +47,8 @@ class OperatorNorm:
 class Sampled:
     """The largest slope to some points of the ball, its ξ, and the mean slope."""
 
-    largest: Float[Tensor, " batch"]
-    mean: Float[Tensor, " batch"]
+    largest: PerSample
+    mean: PerSample
     perturbation: Samples
 
 
@@ -58,7 +56,7 @@ class Sampled:
 class Ascended:
     """The steepest chord found and its ξ, which is zero where no chord is steeper than the slope at x itself."""
 
-    value: Float[Tensor, " batch"]
+    value: PerSample
     perturbation: Samples
 
 
@@ -132,111 +130,72 @@ def power_iteration(
     steps: Count = 50,
     seed: Seed = 0,
     ids: Ids = None,
-    norm: Norm = "l2",
     restarts: Count = 1,
     tolerance: NonNegative = 1e-6,
     start: Samples | None = None,
 ) -> OperatorNorm:
-    """Return a lower bound of ‖J(x)‖ that rises towards it, and the direction that has it.
+    """Return a lower bound of ‖J(x)‖ that rises towards it: ‖Jv‖ after v ← JᵀJv / ‖JᵀJv‖, T times.
 
-    l2: v ← JᵀJv / ‖JᵀJv‖₂, and ‖Jv‖₂ tends to the largest singular value. linf: s ← sign(JᵀJs), and ‖Js‖₂
-    rises to a local maximum over the sign vectors, the more often the global one the more ``restarts`` (on a
-    network of 13 inputs for 76 % of samples with 1, 96 % with 5).
     A sample stops by itself once a step adds no more than ``tolerance`` of its value.
-
-    Source: D. W. Boyd, *The power method for lᵖ norms*, Linear Algebra and its Applications 9, 1974.
 
     Args:
         f: the function; it needs second derivatives in the autograd sense, as all of torch's plain operations have.
         x: where.
-        steps: T, at least 1; each costs two backward passes, of which one through the other's graph.
+        steps: T; each costs two backward passes, of which one through the other's graph.
         seed: of the random starts.
         ids: ids of the samples.
-        norm: of the input.
-        restarts: random starts, at least 1; the best is kept for each sample.
-        tolerance: relative, at least 0.
+        restarts: random starts; the best is kept for each sample.
+        tolerance: relative.
         start: first direction, in place of the first random one; zero only where that one is wanted.
     """
     ids = _ids(x, ids)
     best = Rows(value=x.new_full((len(x),), -1.0), direction=torch.zeros_like(x))
     with eager_attention():
         tangents = Linearisation(f, x)
-        best["value"] = best["value"].to(tangents.y.dtype)
         for restart in range(restarts):
             keys = sample_keys(key(seed, "power", restart), ids)
             v = normal(keys, x[0].numel()).to(x.dtype).view_as(x)
             if start is not None and restart == 0:
-                v = unit(start, "l2", v)
-            # for linf no sign vector: J may well send one of those to 0, such as where it takes differences
-            _iterate(tangents, v / per_row(row_norm(v, norm), v), norm, steps, tolerance, best)
+                v = unit(start, v)
+            v = v / per_row(_length(v), v)
+            image = tangents.jvp(v)
+            last = _length(image)
+            _keep(best, last, v)
+            done = torch.zeros_like(last, dtype=torch.bool)
+            for _ in range(steps):
+                # of length 1, so that squares of small slopes do not vanish
+                v = unit(tangents.vjp(unit(image, image)), v)
+                image = tangents.jvp(v)
+                value = _length(image)
+                # a sample that is done stays as it is: how long the others take must not show in it
+                _keep(best, torch.where(done, -1.0, value), v)
+                done |= (value - last).abs() <= tolerance * value
+                last = value
+                if done.all():
+                    break
     return OperatorNorm(**best)
 
 
-def _iterate(
-    tangents: Linearisation, v: Tensor, norm: Norm, steps: int, tolerance: float, best: Rows
-) -> None:
-    image = tangents.jvp(v)
-    last = row_norm(image, "l2")
-    _keep(best, last, v)
-    done = torch.zeros_like(last, dtype=torch.bool)
-    for _ in range(steps):
-        # of length 1, so that squares of small slopes do not vanish
-        v = unit(tangents.vjp(unit(image, "l2", image)), norm, v)
-        image = tangents.jvp(v)
-        value = row_norm(image, "l2")
-        # a sample that is done stays as it is: how long the others take must not show in it
-        _keep(best, torch.where(done, -1.0, value), v)
-        done |= (value - last).abs() <= tolerance * value
-        last = value
-        if done.all():
-            break
+def _length(x: Tensor) -> Tensor:
+    return row_norm(x, "l2")
 
 
-def unit(g: Samples, norm: Norm, otherwise: Samples) -> Samples:
-    """Return the v of length 1 in ``norm`` with the largest ⟨g, v⟩: g / ‖g‖₂ or sign(g).
-
-    Where g does not decide, which is a sample (l2) or a number (linf) that is zero, ``otherwise`` has its say:
-    itself, or its sign.
-    """
-    if norm == "linf":
-        signs = torch.where(otherwise >= 0, 1.0, -1.0).to(g.dtype)
-        return torch.where(g == 0, signs, g.sign())
-    length = per_row(row_norm(g, "l2"), g)
+def unit(g: Samples, otherwise: Samples) -> Samples:
+    """Return g / ‖g‖₂ of each sample; ``otherwise`` where g is zero."""
+    length = per_row(_length(g), g)
     return torch.where(length > 0, g / length.clamp_min(torch.finfo(g.dtype).tiny), otherwise)
 
 
 @validated
-def exact_norm(f: Function, x: Samples, *, norm: Norm = "l2", chunk: Count = 8) -> OperatorNorm:
-    """Return ‖J(x)‖ from the dense Jacobian: the largest singular value, or the best of all sign vectors.
-
-    Costs one backward pass for each output. linf→l2 is the maximum of ‖Js‖₂ over s in {−1, 1}ᴰ, which is NP-hard: it
-    is enumerated.
+def exact_norm(f: Function, x: Samples, *, chunk: Count = 8) -> OperatorNorm:
+    """Return ‖J(x)‖, the largest singular value of the dense Jacobian; one backward pass for each output.
 
     Args:
         f: the function.
-        x: where; for linf with at most 16 inputs a sample.
-        norm: of the input.
-        chunk: rows of J that are computed side by side, at least 1: copies of the batch in memory.
+        x: where.
+        chunk: rows of J that are computed side by side: copies of the batch in memory.
     """
     _ids(x, None)
-    size = x[0].numel()
-    if norm == "linf" and size > _MOST_SIGNS:
-        raise UserError(f"linf of {size} inputs: at most {_MOST_SIGNS} are enumerated; use power_iteration")
-    jacobian = _dense_jacobian(f, x, chunk).double()
-    if norm == "l2":
-        _, values, rows = torch.linalg.svd(jacobian, full_matrices=False)
-        value, direction = values[:, 0], rows[:, 0]
-    else:
-        bits = torch.arange(2 ** (size - 1), device=x.device)[:, None] >> torch.arange(size, device=x.device)
-        signs = 1.0 - 2.0 * (bits & 1).double()  # the last is always 1: s and −s are one
-        squares = ((signs @ (jacobian.mT @ jacobian)) * signs).sum(-1)
-        direction = signs[squares.argmax(-1)]
-        value = (jacobian @ direction[..., None]).squeeze(-1).square().sum(-1).sqrt()
-    return OperatorNorm(value.to(x.dtype), direction.to(x.dtype).view_as(x))
-
-
-def _dense_jacobian(f: Function, x: Tensor, chunk: int) -> Tensor:
-    """Return J(x) of each sample, (batch, outputs, inputs)."""
     parts: list[Tensor] = []
     with eager_attention():
         tangents = Linearisation(f, x.repeat(chunk, *[1] * (x.ndim - 1)))
@@ -245,44 +204,30 @@ def _dense_jacobian(f: Function, x: Tensor, chunk: int) -> Tensor:
             rows = torch.arange(first, first + chunk, device=x.device).repeat_interleave(len(x))
             chosen = rows[:, None] == torch.arange(outputs, device=x.device)  # none of them past the end
             parts.append(tangents.vjp(chosen.to(tangents.y.dtype)).detach().reshape(chunk, len(x), -1))
-    return torch.cat(parts)[:outputs].transpose(0, 1)
+    jacobian = torch.cat(parts)[:outputs].transpose(0, 1).double()
+    _, values, rows = torch.linalg.svd(jacobian, full_matrices=False)
+    return OperatorNorm(values[:, 0].to(x.dtype), rows[:, 0].to(x.dtype).view_as(x))
 
 
 @validated
 def uniform_sampling(
-    f: Function,
-    x: Samples,
-    eps: Positive,
-    *,
-    samples: Count = 100,
-    seed: Seed = 0,
-    ids: Ids = None,
-    norm: Norm = "l2",
-    ball: Norm = "linf",
+    f: Function, x: Samples, eps: Positive, *, samples: Count = 100, seed: Seed = 0, ids: Ids = None
 ) -> Sampled:
-    """Return the largest and the mean ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖ over ξ drawn uniformly from the ball.
+    """Return the largest and the mean ‖f(x + ξ) − f(x)‖ / ‖ξ‖ over K ξ drawn uniformly from the ball.
 
     The robustness paper, Section 5.3, samples ξ uniformly to estimate the supremum of equation (4): its estimator is
     the largest quotient (“mean” there is over layers). With D inputs both values are near the average slope and not
-    the steepest: where f is nearly linear the mean comes to ‖J‖_F/√D in L2, and the largest of K is little above it.
+    the steepest: where f is nearly linear the mean comes to ‖J‖_F/√D, and the largest of K is little above it.
 
     Args:
         f: the function.
         x: where.
-        eps: ε, above 0, in the units of x; where f works in float32 no less than about 10⁻³ of them.
-        samples: K, at least 1, a forward pass each; the paper names none.
+        eps: ε, in the units of x; where f works in float32 no less than about 10⁻³ of them.
+        samples: K, a forward pass each; the paper names none.
         seed: of the draws.
         ids: ids of the samples.
-        norm: of ξ in the quotient.
-        ball: of the draws.
-
-    Raises:
-        UserError: also where x + ξ = x in x's precision.
     """
-    (sampled,) = uniform_sampling_of_all(
-        lambda x: [f(x)], x, eps, samples=samples, seed=seed, ids=ids, norm=norm, ball=ball
-    )
-    return sampled
+    return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples=samples, seed=seed, ids=ids)[0]
 
 
 def uniform_sampling_of_all(
@@ -293,8 +238,6 @@ def uniform_sampling_of_all(
     samples: int,
     seed: int,
     ids: Tensor | None,
-    norm: Norm = "l2",
-    ball: Norm = "linf",
 ) -> list[Sampled]:
     """Return what :func:`uniform_sampling` does for several functions that one pass computes together."""
     ids = _ids(x, ids, eps)
@@ -303,28 +246,26 @@ def uniform_sampling_of_all(
         totals = [torch.zeros_like(x.flatten(1)[:, 0]) for _ in clean]
         best = [Rows(value=torch.full_like(one, -1.0), direction=torch.zeros_like(x)) for one in totals]
         for draw in range(samples):
-            moved = _draw_point(x, eps, ball, seed, ids, draw)
+            moved = _draw_point(x, eps, seed, ids, draw)
             delta = moved - x
             for number, y in enumerate(functions(moved)):
-                quotient = _chord(_checked(y, x) - clean[number], delta, norm)
+                quotient = _chord(_checked(y, x) - clean[number], delta)
                 totals[number] += quotient
                 _keep(best[number], quotient, delta)
-    return [
-        Sampled(kept["value"], total / samples, kept["direction"])
-        for kept, total in zip(best, totals, strict=True)
-    ]
+    pairs = zip(best, totals, strict=True)
+    return [Sampled(kept["value"], total / samples, kept["direction"]) for kept, total in pairs]
 
 
-def _draw_point(x: Tensor, eps: float, ball: Norm, seed: int, ids: Tensor, draw: int) -> Tensor:
+def _draw_point(x: Tensor, eps: float, seed: int, ids: Tensor, draw: int) -> Tensor:
     """Return the draw-th point of each sample's stream, uniform in the ball around x."""
     keys = sample_keys(key(seed, "lipschitz", draw), ids)
-    return random_point(x, x.new_full((len(x),), eps), ball, (-math.inf, math.inf), keys)
+    return random_point(x, x.new_full((len(x),), eps), "linf", (-math.inf, math.inf), keys)
 
 
-def _chord(change: Tensor, delta: Tensor, norm: Norm) -> Tensor:
-    """Return ‖change‖₂ / ‖ξ‖; 0 where ξ was rounded off."""
-    length = row_norm(delta, norm)
-    return torch.where(length > 0, row_norm(change, "l2").to(length.dtype) / length, 0.0)
+def _chord(change: Tensor, delta: Tensor) -> Tensor:
+    """Return ‖change‖ / ‖ξ‖; 0 where ξ was rounded off."""
+    length = _length(delta)
+    return torch.where(length > 0, _length(change).to(length.dtype) / length, 0.0)
 
 
 @validated
@@ -337,8 +278,6 @@ def local_maximum(
     steps: Count = 20,
     seed: Seed = 0,
     ids: Ids = None,
-    norm: Norm = "l2",
-    ball: Norm = "linf",
     slope: OperatorNorm | None = None,
 ) -> Sampled:
     """Return the largest ‖J(x + ξ)‖ over ξ = 0 and points drawn uniformly from the ball, by power iteration.
@@ -352,24 +291,20 @@ def local_maximum(
     Args:
         f: the function.
         x: where.
-        eps: ε, above 0, in the units of x.
-        points: drawn in addition to x itself, at least 1.
+        eps: ε, in the units of x.
+        points: drawn in addition to x itself.
         steps: of each power iteration; those at the points start from the direction found at x.
         seed: of the draws.
         ids: ids of the samples.
-        norm: of the input.
-        ball: of the draws.
         slope: what :func:`power_iteration` found at x, where that is known.
     """
     ids = _ids(x, ids, eps)
-    centre = slope or power_iteration(f, x, steps=steps, seed=seed, ids=ids, norm=norm)
+    centre = slope or power_iteration(f, x, steps=steps, seed=seed, ids=ids)
     total = torch.zeros_like(centre.value)
     best = Rows(value=centre.value, direction=torch.zeros_like(x))
     for draw in range(points):
-        moved = _draw_point(x, eps, ball, seed, ids, draw)
-        value = power_iteration(
-            f, moved, steps=steps, seed=seed, ids=ids, norm=norm, start=centre.direction
-        ).value
+        moved = _draw_point(x, eps, seed, ids, draw)
+        value = power_iteration(f, moved, steps=steps, seed=seed, ids=ids, start=centre.direction).value
         total += value
         _keep(best, value, moved - x)
     return Sampled(best["value"], total / points, best["direction"])
@@ -387,56 +322,49 @@ def gradient_ascent(
     power_steps: Count = 50,
     seed: Seed = 0,
     ids: Ids = None,
-    norm: Norm = "l2",
-    ball: Norm = "linf",
     slope: OperatorNorm | None = None,
     sampled: Sampled | None = None,
 ) -> Ascended:
-    """Climb log ‖f(x + ξ) − f(x)‖₂ − log ‖ξ‖ within the ball, and keep the steepest chord ever seen.
+    """Climb log ‖f(x + ξ) − f(x)‖ − log ‖ξ‖ within the ball, and keep the steepest chord ever seen.
 
-    ξ = r·w with ‖w‖ = 1 in ``norm``: w moves along the gradient and back onto the sphere, log r by its own
-    derivative, and a step that does not rise is taken back and halved. The first start is the best of
-    ±v at several radii, v from :func:`power_iteration`, the second the best uniform sample, all others are uniform
-    samples. The value is at least ‖J(x)·v‖ (r = 0, the limit), and at least the largest of :func:`uniform_sampling`
-    with the same seed and no more ``samples``. In float32 f's own rounding hangs on the batch and grows as it climbs:
-    10⁻⁴ of the value at most on the specimens.
+    ξ = r·w with ‖w‖ = 1: w moves along the gradient and back onto the sphere, log r by its own derivative, and a step
+    that does not rise is taken back and halved. The first start is the best of ±v at several radii, v from
+    :func:`power_iteration`, the second the best uniform sample, all others are uniform samples. The value is at least
+    ‖J(x)·v‖ (r = 0, the limit), and at least the largest of :func:`uniform_sampling` with the same seed and no more
+    ``samples``. In float32 f's own rounding hangs on the batch and grows as it climbs: 10⁻⁴ of the value at most on the
+    specimens.
 
     Args:
         f: the function.
         x: where.
-        eps: ε, above 0, in the units of x; where f works in float32 no less than about 10⁻³ of them.
-        steps: T, at least 1, of a forward and a backward pass each.
-        samples: uniform samples that compete with the rest, at least 1.
-        restarts: starts that are climbed from, and of the power iteration, at least 1.
+        eps: ε, in the units of x; where f works in float32 no less than about 10⁻³ of them.
+        steps: T, of a forward and a backward pass each.
+        samples: uniform samples that compete with the rest.
+        restarts: starts that are climbed from, and of the power iteration.
         power_steps: of the power iteration.
         seed: of the draws.
         ids: ids of the samples.
-        norm: of ξ in the quotient.
-        ball: in which ξ stays.
-        slope: what power iteration found at x, where that is known.
+        slope: what :func:`power_iteration` found at x, where that is known.
         sampled: what :func:`uniform_sampling` found, where that is known.
-
-    Raises:
-        UserError: also where x + ξ = x in x's precision.
     """
     ids = _ids(x, ids, eps)
-    options: dict[str, Any] = {"seed": seed, "ids": ids, "norm": norm}
-    power = slope or power_iteration(f, x, steps=power_steps, restarts=restarts, **options)
-    uniform = sampled or uniform_sampling(f, x, eps, samples=samples, ball=ball, **options)
+    keyed: dict[str, Any] = {"seed": seed, "ids": ids}
+    power = slope or power_iteration(f, x, steps=power_steps, restarts=restarts, **keyed)
+    uniform = sampled or uniform_sampling(f, x, eps, samples=samples, **keyed)
     best = Rows(value=power.value, direction=torch.zeros_like(x))
     _keep(best, uniform.largest, uniform.perturbation)
     with eager_attention(), torch.no_grad():
-        climb = _Climb(f, x, eps, norm, ball)
+        climb = _Climb(f, x, eps)
         direct = Rows(value=torch.full_like(power.value, -1.0), direction=torch.zeros_like(x))
         for radius in _RADII:
             for v in (power.direction, -power.direction):
-                delta = climb.inside(v, radius * eps / row_norm(v, ball))
+                delta = climb.inside(v, radius * eps / row_norm(v, "linf"))
                 _keep(direct, climb.quotient(delta), delta)
         for restart in range(restarts):
-            other = _draw_point(x, eps, ball, seed, ids, samples + restart) - x  # none of the samples above
+            other = _draw_point(x, eps, seed, ids, samples + restart) - x  # none of the samples above
             delta = (direct["direction"], uniform.perturbation, other)[min(restart, 2)]
             # a draw that x rounds off has no direction
-            delta = torch.where(per_row(row_norm(delta, norm) > 0, x), delta, direct["direction"])
+            delta = torch.where(per_row(_length(delta) > 0, x), delta, direct["direction"])
             summit = climb.run(delta, steps)
             _keep(best, summit["quotient"], summit["delta"])
     return Ascended(best["value"], best["direction"])
@@ -445,20 +373,18 @@ def gradient_ascent(
 class _Climb:
     """Ascent of the quotient from a start, each sample at its own pace."""
 
-    def __init__(self, f: Function, x: Tensor, eps: float, norm: Norm, ball: Norm) -> None:
+    def __init__(self, f: Function, x: Tensor, eps: float) -> None:
         self.f, self.x, self.eps = f, x, eps
-        self.norm: Norm = norm
-        self.ball: Norm = ball
         self.clean = _checked(f(x.clone()), x)
 
     def inside(self, w: Tensor, radius: Tensor) -> Tensor:
         """Return r·w, r the nearest to ``radius`` that the ball and the least radius leave."""
-        greatest = self.eps / row_norm(w, self.ball)
+        greatest = self.eps / row_norm(w, "linf")
         return w * per_row(torch.minimum(torch.maximum(radius, _LEAST_RADIUS * greatest), greatest), w)
 
     def quotient(self, delta: Tensor) -> Tensor:
         moved = self.x + delta
-        return _chord(_checked(self.f(moved.clone()), self.x) - self.clean, moved - self.x, self.norm)
+        return _chord(_checked(self.f(moved.clone()), self.x) - self.clean, moved - self.x)
 
     def slope(self, delta: Tensor) -> Rows:
         """Return the quotient at ξ, the gradient g of ½‖f(x + ξ) − f(x)‖², and ⟨g, ξ⟩/‖f(x + ξ) − f(x)‖² − 1."""
@@ -468,20 +394,17 @@ class _Climb:
         gradient = tangents.vjp(change)
         rate = (gradient * delta).flatten(1).double().sum(1) / change.double().square().sum(1)
         rate = (rate - 1.0).nan_to_num(0.0).clamp(-1.0, 1.0).to(delta.dtype)
-        quotient = _chord(change, moved - self.x, self.norm)
-        return Rows(quotient=quotient, delta=delta, gradient=gradient, rate=rate)
+        return Rows(quotient=_chord(change, moved - self.x), delta=delta, gradient=gradient, rate=rate)
 
     def run(self, delta: Tensor, steps: int) -> Rows:
         now = self.slope(delta)
         stride = torch.ones_like(now["quotient"])
         for _ in range(steps):
-            radius = row_norm(now["delta"], self.norm)
+            radius = _length(now["delta"])
             w = now["delta"] / per_row(radius, delta)
-            w = w + per_row(stride, w) * unit(now["gradient"], self.norm, w)
-            if self.norm == "linf":  # a point of the cube first, lest numbers at the wrong end rule the scale
-                w = w.clamp(-1.0, 1.0)
-            length = row_norm(w, self.norm)
-            w = torch.where(per_row(length > 0, w), w / per_row(length, w), now["delta"])
+            w = w + per_row(stride, w) * unit(now["gradient"], w)
+            length = per_row(_length(w), w)
+            w = torch.where(length > 0, w / length, now["delta"])
             new = self.slope(self.inside(w, radius * (stride * now["rate"]).exp()))
             rose = new["quotient"] > now["quotient"]
             for name in new:

@@ -87,16 +87,17 @@ def attention_of(
     hooks = [module.register_forward_hook(note) for module, kind in by_class.items() if kind == "unknown"]
     try:
         with torch.no_grad():
-            observation = observe(model, inputs, call or model, None, watch=True)
+            calls, left_out = observe(model, inputs, call or model, None, watch=True)
     finally:
         for hook in hooks:
             hook.remove()
     known = [module for module, kind in by_class.items() if kind != "unknown"]
     kinds: set[AttentionKind] = {by_class[module] for module in known}
     parts_of_known = {part for module in known for part in module.modules() if not is_subtracted(part)}
-    refused = [module for _, module in observation.unknown] + [one.module for one, _ in observation.others]
+    pooled = [one.module for one in left_out if one.why == "pooling"]
+    refused = [one.module for one in left_out if one.why != "pooling"]
     lambdas = []
-    for one in observation.calls:
+    for one in calls:
         try:
             with gradients(enabled=False):
                 lam = take_apart(one).lam
@@ -105,12 +106,11 @@ def attention_of(
             continue
         kinds.add("softmax" if lam is None else "differential")
         lambdas += [] if lam is None else [float(lam.mean())]
-    examined = [*(module for _, module in observation.pooling), *(one.module for one in observation.calls)]
-    inside = {part for module in examined for part in module.modules()}
+    inside = {part for module in [*pooled, *(one.module for one in calls)] for part in module.modules()}
     refused += [
-        module for module, pooled in pooling.items() if not pooled and inside.isdisjoint(module.modules())
+        module for module, pools in pooling.items() if not pools and inside.isdisjoint(module.modules())
     ]
-    if not parts_of_known.issuperset(refused) or (not kinds and (pooling or observation.pooling)):
+    if not parts_of_known.issuperset(refused) or (not kinds and (pooling or pooled)):
         kinds.add("unknown")
     return strongest(kinds), tuple(lambdas)
 
@@ -226,11 +226,3 @@ def all_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def _flat(layer: Layer) -> Tensor:
     return layer.maps.combined.flatten(1) * layer.heads**-0.5
-
-
-def unrecognised(
-    model: nn.Module, inputs: Inputs, call: Callable[..., Any] | None = None
-) -> dict[str, nn.Module]:
-    """Return by name the modules that compute softmax maps or are named after attention, but are not recognised."""
-    observation = observe(model, inputs, call or model, None, watch=True)
-    return dict(observation.unknown) | {one.name: one.module for one, _ in observation.others}

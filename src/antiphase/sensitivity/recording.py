@@ -6,9 +6,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,12 @@ from torch.overrides import TorchFunctionMode
 from antiphase.errors import UserError, one_line
 from antiphase.models.kinds import is_own_code, named_attention
 from antiphase.sensitivity.attention_adapters import block_ends, find_adapter, is_known
-from antiphase.sensitivity.detection import (
-    NotAttention,
-    examine,
-    is_detected,
-    is_differential,
-    remember,
-    softmax_rows,
-    subtraction,
-)
+from antiphase.sensitivity.detection import DETECTIONS, NotAttention, examine, softmax_rows, subtraction
 from antiphase.sensitivity.layers import Call, eager_attention, gradients, is_cross, prepare_forward_mode
 
 Inputs = Tensor | Mapping[str, Any]
+Exit = tuple[Call, set[int]]
+"""A call, in the order in which modules return, and numbers of the softmax maps in it if it is not known."""
 HOW = (
     "write an adapter and call antiphase.sensitivity.register(its class, adapter), or register(its class, None) "
     "to ignore it"
@@ -73,20 +67,17 @@ def record(
     way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
     watch = way not in _WATCHED.setdefault(model, set())
     with torch.set_grad_enabled(graph):
-        observation = observe(model, inputs, call or model, tangent, watch)
-    for name, module in observation.unknown:
-        raise unknown_attention(name, module)
-    left_out = [(one.module, _not_recognised(one, reason)) for one, reason in observation.others]
-    left_out += [(module, _no_self_attention(name, module)) for name, module in observation.pooling]
-    if left_out and not observation.calls:
-        raise left_out[0][1]
+        calls, left_out = observe(model, inputs, call or model, tangent, watch)
+    for one in left_out:
+        if one.why == "unknown" or not calls:
+            raise one.error
     _WATCHED[model].add(way)
-    for kind, error in {type(module): error for module, error in reversed(left_out) if watch}.items():
+    for kind, error in {type(one.module): one.error for one in reversed(left_out) if watch}.items():
         warnings.warn(f"{error}; {kind.__name__} is left out of the measurement", stacklevel=2)
-    if not observation.calls:
+    if not calls:
         name = getattr(getattr(model, "card", None), "name", type(model).__name__)
         raise UserError(f"{name} has no known attention module; if it has attention, {HOW}")
-    return observation.calls
+    return calls
 
 
 def unknown_attention(name: str, module: nn.Module) -> UserError:
@@ -108,35 +99,30 @@ def _not_recognised(call: Call, reason: str) -> UserError:
     )
 
 
-@dataclass(frozen=True)
-class Observation:
-    """What one run of a model showed.
+class LeftOut(NamedTuple):
+    """A module that is no self-attention that is known or found.
 
     Attributes:
-        calls: calls of self-attention.
-        others: other calls that compute softmax maps, with the reason why they are no attention; if they were watched.
-        unknown: names and modules that are named after attention, but neither known nor found to be attention.
-        pooling: names and modules that are known or named after attention, but are no self-attention.
+        why: ``"unknown"``: named after attention, but without an adapter; ``"other"``: computes softmax maps, but is
+            not recognised; ``"pooling"``: attends to or for other tokens.
     """
 
-    calls: list[Call]
-    others: list[tuple[Call, str]]
-    unknown: list[tuple[str, nn.Module]]
-    pooling: list[tuple[str, nn.Module]]
+    module: nn.Module
+    why: Literal["unknown", "other", "pooling"]
+    error: UserError
 
 
 def observe(
     model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
-) -> Observation:
-    """Run a model once; with ``watch`` look for attention that is not known, too."""
+) -> tuple[list[Call], list[LeftOut]]:
+    """Run a model once and return the calls of self-attention; with ``watch`` look for unknown attention, too."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise UserError(
             f"{type(model).__name__} holds TorchScript, whose attention cannot be observed; expected the module that "
             "it was made from"
         )
-    exits: list[_Exit] = []
-    unknown: list[tuple[str, nn.Module]] = []
-    pooling: list[tuple[str, nn.Module]] = []
+    exits: list[Exit] = []
+    left_out: list[LeftOut] = []
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
 
@@ -147,12 +133,14 @@ def observe(
         if block_ends(module):
             args, output = (ends[-2], *args[1:]), ends[-1]
             ends.clear()
-        if not is_known(module):
-            (pooling if pools((*args, *kwargs.values()), output) else unknown).append((name, module))
-        elif is_cross(one := make_call(name, module, args, kwargs, output)):
-            pooling.append((name, module))
+        known = is_known(module)
+        call = make_call(name, module, args, kwargs, output) if known else None
+        if call is not None and not is_cross(call):
+            exits.append((call, set()))
+        elif known or pools((*args, *kwargs.values()), output):
+            left_out.append(LeftOut(module, "pooling", _no_self_attention(name, module)))
         else:
-            exits.append(_Exit(one))
+            left_out.append(LeftOut(module, "unknown", unknown_attention(name, module)))
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -186,11 +174,9 @@ def observe(
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]
     calls = [one for one in calls if one.module not in _SUBTRACTED]
     inner = {id(part) for one in calls for part in one.module.modules()}
-    unknown, pooling = (
-        [(name, module) for name, module in named if id(module) not in inner and not _holds_known(module)]
-        for named in (unknown, pooling)
-    )
-    return Observation(_numbered(calls), others, unknown, pooling)
+    left_out = [one for one in left_out if id(one.module) not in inner and not _holds_known(one.module)]
+    refused = [LeftOut(one.module, "other", _not_recognised(one, reason)) for one, reason in others]
+    return _numbered(calls), refused + left_out
 
 
 def is_subtracted(module: nn.Module) -> bool:
@@ -257,18 +243,10 @@ def make_call(
     return Call(name, module, dual.primal, tangent, args[1:], rest, forward_ad.unpack_dual(first).primal)
 
 
-@dataclass
-class _Exit:
-    """A call, in the order in which modules return, and numbers of the softmax maps in it if it is not known."""
-
-    call: Call
-    maps: set[int] = field(default_factory=set)
-
-
 class _Watch(TorchFunctionMode):
     """Note the calls of modules that compute square softmax maps outside of known attention."""
 
-    def __init__(self, exits: list[_Exit]) -> None:
+    def __init__(self, exits: list[Exit]) -> None:
         super().__init__()
         self.exits = exits
         self.stack: list[set[int]] = [set()]
@@ -293,51 +271,43 @@ class _Watch(TorchFunctionMode):
         self.stack[-1] |= maps
         if maps:
             try:
-                self.exits.append(_Exit(make_call(name, module, args, kwargs, output), maps))
+                self.exits.append((make_call(name, module, args, kwargs, output), maps))
             except (UserError, AttributeError, IndexError):  # its arguments are no tokens
                 return
 
 
-def _attention_calls(exits: list[_Exit]) -> tuple[list[Call], list[tuple[Call, str]]]:
+def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, str]]]:
     """Return the calls of attention, and the other innermost ones that compute softmax maps, with the reason.
 
     Attention are known modules and the innermost ones that are found to be attention. Several modules that are found to
     be standard attention belong to one that holds them if that is found to be differential.
     """
-    claimed: dict[int, _Exit] = {}
+    claimed: dict[int, int] = {}  # from maps to exits
     reasons: dict[int, str] = {}
-    for exit in exits:
-        module = exit.call.module
-        rivals = {id(claimed[number]): claimed[number].call for number in exit.maps & claimed.keys()}
-        parts = len(rivals) + bool(exit.maps - claimed.keys())
-        if not exit.maps or (rivals and not 1 < parts <= _PARTS):
+    for number, (call, maps) in enumerate(exits):
+        rivals = {claimed[one] for one in maps & claimed.keys()}
+        parts = len(rivals) + bool(maps - claimed.keys())
+        if not maps or (rivals and not 1 < parts <= _PARTS):
             continue
-        if not is_detected(module):
+        if call.module not in DETECTIONS:
             try:
-                detection = examine(exit.call)
+                detection = examine(call)
             except NotAttention as reason:
-                reasons[id(exit)] = str(reason)
+                reasons[number] = str(reason)
                 continue
             if rivals and not detection.negative:
                 continue
-            remember(module, detection)
-        if not any(is_differential(rival.module) for rival in rivals.values()):
-            claimed |= dict.fromkeys(exit.maps, exit)
-    chosen = {id(exit) for exit in claimed.values()}
+            DETECTIONS[call.module] = detection
+        found = [DETECTIONS.get(exits[rival][0].module) for rival in rivals]
+        if not any(detection and detection.negative for detection in found):
+            claimed |= dict.fromkeys(maps, number)
+    chosen, explained = set(claimed.values()), set(claimed)
     others: list[tuple[Call, str]] = []
-    explained = set(claimed)
-    for exit in exits:
-        if exit.maps - explained and not type(exit.call.module).__module__.startswith("torch.nn."):
-            others.append((exit.call, reasons.get(id(exit), "it holds attention that is recognised")))
-            explained |= exit.maps
-    return [exit.call for exit in exits if not exit.maps or id(exit) in chosen], others
-
-
-class _Sum(NamedTuple):
-    left: Tensor
-    right: Tensor
-    total: Tensor
-    minus: bool
+    for number, (call, maps) in enumerate(exits):
+        if maps - explained and not type(call.module).__module__.startswith("torch.nn."):
+            others.append((call, reasons.get(number, "it holds attention that is recognised")))
+            explained |= maps
+    return [call for number, (call, maps) in enumerate(exits) if not maps or number in chosen], others
 
 
 class _Sums(TorchFunctionMode):
@@ -345,7 +315,7 @@ class _Sums(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums: list[_Sum] = []
+        self.sums: list[tuple[Tensor, Tensor, Tensor, bool]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         sides = subtraction(func, args)
@@ -354,7 +324,7 @@ class _Sums(TorchFunctionMode):
             sides = args[0].clone(), args[1]
         output = func(*args, **(kwargs or {}))
         if sides is not None and output.requires_grad:
-            self.sums.append(_Sum(*sides, output, minus))
+            self.sums.append((*sides, output, minus))
         return output
 
 
@@ -375,10 +345,10 @@ def _subtracted_outputs(modules: Sequence[nn.Module], run: Callable[[], Any]) ->
         run()
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     subtracted = set[nn.Module]()
-    for one in mode.sums:
-        left, right = _leaves_of(one.left, numbers), _leaves_of(one.right, numbers)
+    for one, two, total, minus in mode.sums:
+        left, right = _leaves_of(one, numbers), _leaves_of(two, numbers)
         sides = [leaves[number] for number in left - right], [leaves[number] for number in right - left]
-        if all(sides) and (one.minus or _opposed(one.total, *sides)):
+        if all(sides) and (minus or _opposed(total, *sides)):
             subtracted |= {owners[number] for number in left ^ right}
     return subtracted
 

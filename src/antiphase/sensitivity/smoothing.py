@@ -36,7 +36,6 @@ from antiphase.progress import progress_bar
 ABSTAIN = -1
 """The prediction if the vote is too close to certify a class."""
 
-_TIMED = 3  # batches whose time says how long the run takes
 # numbers drawn at once, to fit the processor's cache, and noisy copies per batch; larger was slower
 _SIZES = {"cpu": (2**15, 64)}
 _ELSEWHERE = (2**24, 2**12)
@@ -187,40 +186,15 @@ def smooth(
     """
     began = time.monotonic()
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
+    ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
     verdicts: list[dict[str, Any]] = []
     with attacked(model, precision) as oracle, progress_bar(progress, len(images), bool(progress)) as advance:
-        copies = _Copies(oracle, images, ids, settings, batch_size)
-        for votes in copies.votes(lambda cast: advance(cast / settings.draws)):
+        for votes in _votes(oracle, images, ids, settings, batch_size, advance):
             verdicts.append(_certify(votes, settings))
             if on_finished is not None:
                 on_finished(len(verdicts) - 1, verdicts[-1])
-    columns = {
-        name: torch.tensor(
-            [verdict[name] for verdict in verdicts], dtype=torch.float64 if name == "radius" else torch.int64
-        )
-        for name in ("prediction", "radius", "top", "count")
-    }
-    return Smoothed(copies.ids, **columns, smoothing=settings, seconds=time.monotonic() - began)
-
-
-def expected_seconds(
-    model: Classifier,
-    images: Float[Tensor, "samples channels height width"],
-    smoothing: Smoothing,
-    *,
-    count: int,
-    batch_size: int | None = None,
-) -> float:
-    """Estimate the time in which :func:`smooth` takes ``count`` images, from a few timed batches after a warm-up."""
-    with attacked(model, smoothing.precision) as oracle:
-        copies = _Copies(oracle, images, None, smoothing, batch_size)
-        rows = range(min(copies.size, copies.total))
-        copies.classes(rows)
-        began = time.perf_counter()
-        for _ in range(_TIMED):
-            copies.classes(rows)
-        seconds = (time.perf_counter() - began) / (_TIMED * len(rows))
-    return seconds * smoothing.draws * count
+    columns = {name: torch.from_numpy(np.array([one[name] for one in verdicts])) for name in verdicts[0]}
+    return Smoothed(ids, **columns, smoothing=settings, seconds=time.monotonic() - began)
 
 
 def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, Any]:
@@ -232,50 +206,37 @@ def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, 
     return verdict | {"prediction": ABSTAIN, "radius": 0.0} if math.isnan(radius) else verdict
 
 
-class _Copies:
-    """The noisy copies of all images, numbered image by image, and their classes."""
-
-    def __init__(
-        self, oracle: Oracle, images: Tensor, ids: Tensor | None, smoothing: Smoothing, size: int | None
-    ) -> None:
-        self.oracle, self.images, self.smoothing = oracle, images, smoothing
-        self.ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
-        self.pixels = max(1, math.prod(images.shape[1:]))
-        block, batch = _SIZES.get(oracle.device.type, _ELSEWHERE)
-        self.block = max(1, block // self.pixels)
-        self.size = size or min(batch, max(QUANTUM, _BATCH_NUMBERS // self.pixels))
-        self.total = len(images) * smoothing.draws
-        self.keys = {
-            name: streams.sample_keys(streams.key(smoothing.seed, "smoothing", name), self.ids)
-            for name in ("select", "samples")
-        }
-
-    def votes(self, cast: Callable[[int], object]) -> Iterator[Int64[Tensor, " draws"]]:
-        """Yield the classes of each image's copies in turn; ``cast`` is called with the size of each batch."""
-        draws, waiting = self.smoothing.draws, list[Tensor]()
-        for first in range(0, self.total, self.size):
-            rows = range(first, min(first + self.size, self.total))
-            waiting.append(self.classes(rows))
-            cast(len(rows))
-            if rows.stop // draws > first // draws:
-                parts = torch.cat(waiting).split(draws)
-                waiting = [part for part in parts if len(part) < draws]
-                yield from (part for part in parts if len(part) == draws)
-
-    def classes(self, rows: range) -> Int64[Tensor, " rows"]:
-        """Return the predicted classes of consecutive copies."""
-        number = torch.arange(rows.start, rows.stop)
-        position, draw = number // self.smoothing.draws, number % self.smoothing.draws
-        first, last = int(position[0]), int(position[-1])
-        near = self.images[first : last + 1].to(self.oracle.device)  # each image is copied once
-        clean = near[(position - first).to(near.device)]
-        noisy = clean + self.smoothing.sigma * self._noise(position, draw).view_as(clean).to(clean.dtype)
-        return self.oracle.logits(noisy).argmax(1).cpu()
-
-    def _noise(self, position: Tensor, draw: Tensor) -> Float[Tensor, "rows pixels"]:
-        selects = draw < self.smoothing.select
-        keys = torch.where(selects, self.keys["select"][position], self.keys["samples"][position])
-        offset = torch.where(selects, draw, draw - self.smoothing.select) * self.pixels
-        keys, offset = keys.to(self.oracle.device), offset.to(self.oracle.device)
-        blocks = zip(keys.split(self.block), offset.split(self.block), strict=True)
-        return torch.cat([streams.normal(key, self.pixels, start) for key, start in blocks])
+def _votes(
+    oracle: Oracle,
+    images: Tensor,
+    ids: Tensor,
+    smoothing: Smoothing,
+    size: int | None,
+    advance: Callable[[float], object],
+) -> Iterator[Int64[Tensor, " draws"]]:
+    """Yield the classes of each image's noisy copies in turn; copies are numbered image by image."""
+    draws, pixels = smoothing.draws, math.prod(images.shape[1:])
+    block, batch = _SIZES.get(oracle.device.type, _ELSEWHERE)
+    size = size or min(batch, max(QUANTUM, _BATCH_NUMBERS // pixels))
+    keys = [
+        streams.sample_keys(streams.key(smoothing.seed, "smoothing", name), ids)
+        for name in ("select", "samples")
+    ]
+    waiting: list[Tensor] = []
+    for first in range(0, len(images) * draws, size):
+        number = torch.arange(first, min(first + size, len(images) * draws))
+        position, draw = number // draws, number % draws
+        selects = draw < smoothing.select
+        noise_keys = torch.where(selects, keys[0][position], keys[1][position]).to(oracle.device)
+        offset = torch.where(selects, draw, draw - smoothing.select).to(oracle.device) * pixels
+        blocks = zip(*(part.split(max(1, block // pixels)) for part in (noise_keys, offset)), strict=True)
+        noise = torch.cat([streams.normal(key, pixels, start) for key, start in blocks])
+        near = images[position[0] : position[-1] + 1].to(oracle.device)  # each image is copied once
+        clean = near[(position - position[0]).to(near.device)]
+        noisy = clean + smoothing.sigma * noise.view_as(clean).to(clean.dtype)
+        waiting.append(oracle.logits(noisy).argmax(1).cpu())
+        advance(len(number) / draws)
+        if (first + len(number)) // draws > first // draws:
+            parts = torch.cat(waiting).split(draws)
+            waiting = [part for part in parts if len(part) < draws]
+            yield from (part for part in parts if len(part) == draws)
