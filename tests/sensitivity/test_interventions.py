@@ -156,7 +156,7 @@ def test_what_cannot_be_intervened_on_is_refused(model, images):
 
 @pytest.fixture(scope="module")
 def doubles():
-    return load_data("specimen-fashion-mnist", limit=4).doubles(range(4)).double()
+    return load_data("specimen-fashion-mnist", limit=4).images(range(4)).double()
 
 
 def test_a_linear_model_has_a_closed_form():
