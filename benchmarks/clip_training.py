@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from antiphase.heap import keep_freed_memory
 from antiphase.models import clip_vit_b16, diffclip_vit_b16
-from antiphase.training.contrastive_step import Share, accumulate
+from antiphase.training.contrastive import Share, accumulate
 
 Step = Callable[[], None]
 

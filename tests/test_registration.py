@@ -26,7 +26,7 @@ from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit
 from antiphase.studies.paper_settings import facts_of
 from antiphase.training import make_recipe, train_classifier
-from antiphase.training.clip_recipe import make_clip_recipe
+from antiphase.training.recipe import make_clip_recipe
 
 SIZES = {"dim": 16, "num_heads": 4, "depth": 2, "patch_size": 4}
 

@@ -17,7 +17,7 @@ from antiphase.studies.cells import Attack, Given
 
 ATTACK = '''
 from antiphase.attacks import fab
-from antiphase.attacks.spec import AttackSpec
+from antiphase.attacks.catalogue import AttackSpec
 
 
 def brighten(model, images, labels, threat, *, steps=2, pull=0.5, **run):

@@ -113,6 +113,24 @@ def validated(public: Public) -> Public:
     return cast(Public, call)
 
 
+_CALL = validated(lambda: None).__code__
+
+
+def unchecked(function: Public) -> Public:
+    """Return a validated function without its checks, for a caller that has made them; any other as it is."""
+    return cast(Any, function).__wrapped__ if getattr(function, "__code__", None) is _CALL else function
+
+
+def check_argument(function: Callable[..., Any], name: str, value: Any) -> Any:
+    """Return the value of one argument of a validated function, checked as a call would."""
+    plain = unchecked(function)
+    return (
+        value
+        if plain is function
+        else _checked(name, value, _kinds(plain, inspect.signature(plain))[name], {})
+    )
+
+
 class _OneLine(type(BaseModel)):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # unlike __init__, not called by pydantic for a model in a model

@@ -14,7 +14,7 @@ Table = dict[str, Any]
 ATTACKS: Table = {
     "pgd": "antiphase.attacks.pgd:PGD",
     "patch": "antiphase.attacks.patch:PATCH",
-    "fgsm": "antiphase.attacks.fgsm:FGSM",
+    "fgsm": "antiphase.attacks.pgd:FGSM",
     "apgd-ce": "antiphase.attacks.apgd:APGD_CE",
     "apgd-dlr": "antiphase.attacks.apgd:APGD_DLR",
     "apgd-t": "antiphase.attacks.apgd:APGD_T",

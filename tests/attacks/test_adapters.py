@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from antiphase.attacks import Threat, adapters, pgd
-from antiphase.attacks.adapters import run_foolbox, run_foreign, run_torchattacks
+from antiphase.attacks import Threat, pgd
+from antiphase.attacks import other_libraries as adapters
+from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
 from antiphase.errors import UserError
 from tests import needs
 from tests.attacks import toys

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from antiphase.attacks import Threat, objectives
 from antiphase.attacks.apgd import apgd, checkpoints
-from antiphase.attacks.projections import random_point
+from antiphase.attacks.threat import random_point
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 from tests.attacks import toys

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from antiphase.attacks import Threat, sweep
-from antiphase.attacks.catalogue import find_attack, find_spec, passes_of, settings_of
-from antiphase.attacks.spec import keywords
+from antiphase.attacks.catalogue import find_attack, find_spec, keywords, passes_of, settings_of
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS
 from tests.attacks import toys

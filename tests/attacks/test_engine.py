@@ -131,7 +131,7 @@ def test_low_precision_loses_no_success(attack, budget, monkeypatch):
     assert 0.2 < exact.asr < 0.8
     result = attack(model, images, None, threat, precision="bf16", **budget)
     assert not (exact.success & ~result.success).any()
-    monkeypatch.setattr("antiphase.attacks.engine.work._ROUNDINGS", -torch.inf)  # nothing is near enough
+    monkeypatch.setattr("antiphase.attacks.engine.run._ROUNDINGS", -torch.inf)  # nothing is near enough
     once = attack(model, images, None, threat, precision="bf16", **budget)
     assert (exact.success & ~once.success).any()
     assert (result.forwards >= once.forwards).all()

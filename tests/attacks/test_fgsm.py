@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.attacks import Threat
-from antiphase.attacks.fgsm import fgsm
+from antiphase.attacks.pgd import fgsm
 from tests.attacks.toys import images, network
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, fgsm, noise, pgd, square, sweep
+from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, noise, pgd, square, sweep
+from antiphase.attacks import pgd as fgsm
 from antiphase.errors import UserError
 from tests.attacks import toys
 

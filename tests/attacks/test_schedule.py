@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphase.attacks.engine.schedule import Schedule
+from antiphase.attacks.engine.scheduling import Schedule
+
+
+def _end(schedule, position, item, success):
+    return schedule.end(position, item, success, item)
 
 
 def _schedule(positions, items, early_stop):
@@ -26,7 +30,7 @@ def _play(outcomes, early_stop, room, spare, likely, pick):
         if not running:
             return counted, decided
         item, position = running.pop(pick(len(running)))
-        items, over = schedule.end(position, item, outcomes[position][item])
+        items, over = _end(schedule, position, item, outcomes[position][item])
         counted[position] += items
         if over:
             decided.add(position)
@@ -56,17 +60,17 @@ def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room
 def test_a_sample_that_has_begun_goes_on_before_others_begin():
     schedule = _schedule([3, 1], range(2), early_stop=True)
     assert schedule.next(1) == [(0, 1)]
-    assert schedule.end(1, 0, False) == ([0], False)
+    assert _end(schedule, 1, 0, False) == ([0], False)
     assert schedule.next(2) == [(1, 1), (0, 3)]
 
 
 def test_spare_rows_run_items_ahead_of_their_turn_the_least_advanced_sample_first():
     schedule = _schedule([4, 7], range(3), early_stop=True)
     assert schedule.next(8, 5) == [(0, 4), (0, 7), (1, 4), (1, 7), (2, 4)]
-    assert schedule.end(4, 2, True) == ([], False)
-    assert schedule.end(4, 0, False) == ([0], False)
-    assert schedule.end(4, 1, False) == ([1, 2], True)
-    assert schedule.end(4, 1, True) == ([], False)  # decided already
+    assert _end(schedule, 4, 2, True) == ([], False)
+    assert _end(schedule, 4, 0, False) == ([0], False)
+    assert _end(schedule, 4, 1, False) == ([1, 2], True)
+    assert _end(schedule, 4, 1, True) == ([], False)  # decided already
     assert schedule.next(8, 0) == []
 
 
@@ -77,9 +81,9 @@ def test_items_need_be_neither_all_nor_in_a_row():
     assert schedule.next(1) == [(0, 2)]
     assert len(schedule) == 1
     assert schedule.next(4, 3) == [(1, 5), (3, 2), (6, 5)]
-    assert schedule.end(5, 6, True) == ([], False)
-    assert schedule.end(5, 1, False) == ([1, 6], True)
-    assert schedule.end(2, 0, False) == ([0], False)
+    assert _end(schedule, 5, 6, True) == ([], False)
+    assert _end(schedule, 5, 1, False) == ([1, 6], True)
+    assert _end(schedule, 2, 0, False) == ([0], False)
     assert schedule.next(2) == []
 
 
@@ -88,10 +92,10 @@ def test_items_that_are_likely_to_count_run_ahead_of_their_turn():
     assert len(schedule.next(16, likely=6)) == 6  # nothing has succeeded yet: all are likely
     for position in (4, 7):
         for item in range(3):
-            schedule.end(position, item, False)
+            _end(schedule, position, item, False)
     schedule.add(1, range(9))
     assert schedule.next(1) == [(0, 1)]
-    schedule.end(1, 0, True)
+    _end(schedule, 1, 0, True)
     # one of seven has succeeded: 7/8 to the power of 5 is more than a half, to the power of 6 it is not
     assert len(schedule.next(16, likely=16)) == 12
     assert schedule.next(16, likely=16) == []
@@ -101,5 +105,5 @@ def test_items_that_are_likely_to_count_run_ahead_of_their_turn():
 def test_where_all_items_count_all_run_ahead():
     schedule = _schedule([4], range(5), early_stop=False)
     assert schedule.next(1) == [(0, 4)]
-    schedule.end(4, 0, True)
+    _end(schedule, 4, 0, True)
     assert schedule.next(16, likely=16) == [(1, 4), (2, 4), (3, 4), (4, 4)]

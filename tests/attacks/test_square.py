@@ -11,8 +11,7 @@ from torch.testing import assert_close
 from antiphase.attacks import Threat, objectives
 from antiphase.attacks.catalogue import find_attack, settings_of
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.attacks.square import rescales, square
-from antiphase.attacks.square_moves import bump, window_size, windows
+from antiphase.attacks.square import bump, rescales, square, window_size, windows
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 from tests.attacks.toys import Coarse, Linear, images, least, network

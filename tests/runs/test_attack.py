@@ -11,8 +11,8 @@ from polars.testing import assert_frame_equal
 
 from antiphase import store
 from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
-from antiphase.attacks.adapters import run_foreign
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.attacks.other_libraries import run_foreign
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save

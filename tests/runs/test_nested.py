@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from antiphase.attacks import Threat, apgd, catalogue, pgd, sweep
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.ensemble import Ensemble, Stage
-from antiphase.attacks.spec import AttackSpec
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from antiphase.training.contrastive_loss import feature_gradients
-from antiphase.training.contrastive_step import accumulate
+from antiphase.training.contrastive import accumulate, feature_gradients
 from tests.processes import together
 from tests.training.tiny_pairs import COUNT, gradients, model_of, share_of
 
@@ -120,7 +119,7 @@ WORKER = """
 import sys
 import torch
 from safetensors.torch import save_file
-from antiphase.training.contrastive_step import Share, accumulate
+from antiphase.training.contrastive import Share, accumulate
 from antiphase.processes import start_processes
 sys.path.insert(0, sys.argv[3])
 from tiny_pairs import gradients, model_of, share_of

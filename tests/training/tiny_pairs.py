@@ -9,8 +9,8 @@ from PIL import Image
 
 from antiphase.data.pairs import ArrayPairs
 from antiphase.models.clip import build_clip, configure_clip, tokenize
-from antiphase.training.clip_recipe import make_clip_recipe
-from antiphase.training.contrastive_step import Share
+from antiphase.training.contrastive import Share
+from antiphase.training.recipe import make_clip_recipe
 
 WORDS = [
     "red",

@@ -1,15 +1,14 @@
 """Attacks: functions of (model, images, labels, threat) that return an ``AttackResult``."""
 
-from antiphase.attacks.adapters import run_foolbox, run_foreign, run_torchattacks
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.autoattack import autoattack
 from antiphase.attacks.carlini_wagner import carlini_wagner
 from antiphase.attacks.fab import fab
-from antiphase.attacks.fgsm import fgsm
 from antiphase.attacks.minimal_norm import asr_by_eps, eps_at
 from antiphase.attacks.noise import noise
+from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
 from antiphase.attacks.patch import patch_pgd
-from antiphase.attacks.pgd import pgd
+from antiphase.attacks.pgd import fgsm, pgd
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.square import square
 from antiphase.attacks.sweep import sweep

@@ -1,5 +1,7 @@
 """Auto-PGD: projected gradient ascent with an adaptive step size."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -8,19 +10,16 @@ from torch import Tensor
 
 from antiphase.arguments import Count, Probability, Share, validated
 from antiphase.attacks import objectives
-from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import Classifier, Oracle
-from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Rows, RunOptions
 from antiphase.attacks.objectives import Objective, TargetedObjective
-from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec, Settings
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Threat, per_row, project, random_point, steepest
 from antiphase.errors import UserError
 
-_NAMES = {"cross_entropy": "apgd-ce", "dlr": "apgd-dlr", "margin": "apgd-margin", "cosine": "apgd-cosine"}
-_TARGETED_NAMES = {"cross_entropy": "apgd-t-ce", "dlr": "apgd-t", "margin": "apgd-t-margin"}
+_SHORT = {"cross_entropy": "ce", "dlr": "dlr", "margin": "margin", "cosine": "cosine"}
 
 
 @validated
@@ -68,24 +67,22 @@ def apgd(
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
         budgets: one ε per sample, at most the threat's.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
-    if threat.eps == float("inf"):
+    if threat.eps == math.inf:
         raise UserError("eps inf: APGD needs a finite ε; use FAB to minimise the perturbation")
-    objective = objective or ("dlr" if targets else "cross_entropy")
-    search = _Apgd(threat, objective, steps, targets, restarts, rho, momentum)
     settings: dict[str, Any] = {
         "steps": steps,
-        "objective": objective if isinstance(objective, str) else "custom",
+        "objective": objective or ("dlr" if targets else "cross_entropy"),
         "targets": targets,
         "restarts": restarts,
         "rho": rho,
         "momentum": momentum,
     }
-    return run_search(model, images, labels, threat, search, settings, run, budgets)
+    return run_search(model, images, labels, threat, _Apgd(threat, **settings), settings, run, budgets)
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -105,65 +102,50 @@ def checkpoints(steps: int) -> list[int]:
     return sorted(set(after))
 
 
+@dataclass
 class _Apgd:
     """APGD.
 
-    State of a row: the iterate ``x`` and the one before (``previous``), the number of steps (``t``), the step size; the
-    iterate of highest loss, from which the search restarts when η is halved (``peak``, with its gradient and loss);
-    since the last checkpoint how often the loss ``rises``, its value at the checkpoint, and whether η was halved there.
+    State of a row: the iterate ``x`` and the one before (``previous``), the step size; the iterate of highest loss,
+    from which the search restarts when η is halved (``peak``, with its gradient and loss); since the last checkpoint
+    how often the loss ``rises``, its value at the checkpoint, and whether η was halved there.
     """
 
+    threat: Threat
+    steps: int
+    objective: str | Objective | TargetedObjective
+    targets: int | None
+    restarts: int
+    rho: float
+    momentum: float
     decides_in_float32 = False
 
-    def __init__(
-        self,
-        threat: Threat,
-        objective: str | Objective | TargetedObjective,
-        steps: int,
-        targets: int | None,
-        restarts: int,
-        rho: float,
-        momentum: float,
-    ) -> None:
-        self.threat, self.steps, self.rho, self.momentum = threat, steps, rho, momentum
-        self.targets, self.restarts = targets or 0, restarts
-        if targets:
-            self.objective = objectives.resolve_targeted(objective)  # pyright: ignore[reportArgumentType]
-        else:
-            plain = objectives.resolve(objective)  # pyright: ignore[reportArgumentType]
-            self.objective = lambda logits, labels, targets: plain(logits, labels)
-        names, custom = (_TARGETED_NAMES, "apgd-t-custom") if targets else (_NAMES, "apgd-custom")
-        self.name = names[objective] if isinstance(objective, str) else custom
-        after = checkpoints(steps)
-        self.interval = torch.zeros(steps + 1, dtype=torch.int64)  # steps before each checkpoint; 0 elsewhere
+    def __post_init__(self) -> None:
+        self.loss = objectives.resolve_targeted(self.objective, self.targets)
+        short = _SHORT[self.objective] if isinstance(self.objective, str) else "custom"
+        self.name = f"apgd-t-{short}".removesuffix("-dlr") if self.targets else f"apgd-{short}"
+        after = checkpoints(self.steps)
+        self.interval = torch.zeros(
+            self.steps + 1, dtype=torch.int64
+        )  # steps before each checkpoint; 0 elsewhere
         self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))
 
     def start(self, rows: Rows) -> None:
-        clean, eps, threat = rows["clean"], rows["eps"], self.threat
-        x = random_point(clean, eps, threat.norm, threat.bounds, rows["key"])
-        for name in ("x", "previous", "peak", "best"):
+        x = random_point(rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds, rows["key"])
+        for name in ("x", "previous", "peak"):
             rows[name] = x.clone()
         rows["peak_gradient"] = torch.zeros_like(x)
-        for name in ("loss", "start_loss", "last_loss", "peak_loss", "checkpoint_loss"):
-            rows[name] = torch.full_like(eps, -torch.inf)
-        rows["step_size"] = 2.0 * eps
-        for name in ("t", "rises"):
-            rows[name] = torch.zeros_like(rows["label"])
-        for name in ("halved", "found", "done"):
-            rows[name] = torch.zeros_like(rows["label"], dtype=torch.bool)
+        rows.fill(-torch.inf, "start_loss", "last_loss", "peak_loss", "checkpoint_loss")
+        rows["step_size"] = 2.0 * rows["eps"]
+        rows["rises"], rows["halved"] = torch.zeros_like(rows["t"]), torch.zeros_like(rows["found"])
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Judge the iterate and the step size, then move."""
         (loss,), logits, (gradient,) = oracle.gradients(
-            rows, rows["x"], [lambda logits: self.objective(logits, rows["label"], rows["target"])]
+            rows, rows["x"], [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         )
         rows.put("start_loss", rows["t"] == 0, loss)
-        adversarial = logits.argmax(1) != rows["label"]
-        # prefer adversarial iterates, then the higher loss
-        better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))
-        rows.put("best", better, rows["x"])
-        rows.put("loss", better, loss)
-        rows["found"] = rows["found"] | adversarial
+        rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])
         rows["done"] = rows["t"] == self.steps
 
         rows["rises"] = rows["rises"] + ((loss > rows["last_loss"]) & (rows["t"] > 0))

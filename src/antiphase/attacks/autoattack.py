@@ -1,22 +1,21 @@
 """AutoAttack: an ensemble of complementary attacks, each run on the samples that are still robust."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack
 
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from antiphase.arguments import Count, validated
+from antiphase.arguments import Count, unchecked, validated
 from antiphase.attacks.apgd import apgd
-from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier
+from antiphase.attacks.engine.search import RunOptions
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.square import square
-from antiphase.attacks.sweep import sweep
+from antiphase.attacks.sweep import sweep_ensemble
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -61,13 +60,13 @@ def autoattack(
         steps: steps of APGD and FAB, at least 1.
         queries: queries of Square, at least 1.
         targets: target classes of APGD-T and FAB-T, at most the number of other classes.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: The version is unknown, the number of classes does not suit it, or an image is out of range.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
-    return sweep(ensemble, model, images, labels, threat, [threat.eps], nested="off", **run)[0]
+    return sweep_ensemble(ensemble, model, images, labels, threat, [threat.eps], "off", run)[0]
 
 
 def autoattack_ensemble(
@@ -81,19 +80,22 @@ def autoattack_ensemble(
     if version not in _LEAST_CLASSES:
         raise UserError(f"AutoAttack version {version!r}: expected one of {', '.join(_LEAST_CLASSES)}")
     restarts = 5 if version == "plus" else 1
-    ce = Stage("apgd-ce", apgd, {"steps": steps, "restarts": restarts})
-    dlr = Stage("apgd-dlr", apgd, {"steps": steps, "restarts": restarts, "objective": "dlr"})
-    apgd_t = Stage("apgd-t", apgd, {"steps": steps, "targets": targets})
+    averaged = {"passes": _PASSES} if version == "rand" else {}
+    gradient, boundary = unchecked(apgd), unchecked(fab)  # this function's caller has checked them
+    ce = Stage("apgd-ce", gradient, {"steps": steps, "restarts": restarts, **averaged})
+    dlr = Stage("apgd-dlr", gradient, {"steps": steps, "restarts": restarts, "objective": "dlr", **averaged})
+    apgd_t = Stage("apgd-t", gradient, {"steps": steps, "targets": targets})
     # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
-    plain_fab = Stage("fab", fab, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
-    fab_t = Stage("fab-t", fab, {"steps": steps, "targets": targets}, nearest=True)
+    plain_fab = Stage("fab", boundary, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
+    fab_t = Stage("fab-t", boundary, {"steps": steps, "targets": targets}, nearest=True)
     # with the official schedule for any number of queries; not one of the settings, which name stored rows
-    blind = Stage("square", partial(square, rescale_schedule=False), {"queries": queries}, black_box=True)
+    official = partial(unchecked(square), rescale_schedule=False)
+    blind = Stage("square", official, {"queries": queries}, black_box=True)
     stages = {
         "standard": (ce, apgd_t, fab_t, blind),
         "2020": (ce, dlr, plain_fab, blind),
         "plus": (ce, dlr, plain_fab, blind, apgd_t, fab_t),
-        "rand": tuple(replace(stage, settings=stage.settings | {"passes": _PASSES}) for stage in (ce, dlr)),
+        "rand": (ce, dlr),
     }[version]
     name = "autoattack" if version == "standard" else f"autoattack-{version}"
     return Ensemble(name, stages, _LEAST_CLASSES[version], _MOST_CLASSES.get(version))

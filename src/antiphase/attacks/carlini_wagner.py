@@ -1,6 +1,7 @@
 """Carlini and Wagner's attack: the minimal L2 perturbation by Adam, in unbounded coordinates."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -8,14 +9,13 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
-from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
-from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Rows, RunOptions
 from antiphase.attacks.objectives import margin, targeted_margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec
-from antiphase.attacks.threat import Threat, row_norm
+from antiphase.attacks.threat import Threat, per_row, row_norm
 from antiphase.errors import UserError
 
 # Scale of clean pixels in tanh space. Adam moves all coordinates of w by similar amounts, and tanh is flat near ±1: at
@@ -84,7 +84,7 @@ def carlini_wagner(
         initial_const: first value of c, above 0.
         confidence: κ in units of the logits, at least 0.
         abort_early: end runs that make no progress.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` defaults
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults
             to False if ε is infinite. The attack is deterministic.
 
     Raises:
@@ -107,6 +107,7 @@ def carlini_wagner(
     return run_search(model, images, labels, threat, _CarliniWagner(threat, **settings), settings, run)
 
 
+@dataclass
 class _CarliniWagner:
     """Carlini and Wagner's attack.
 
@@ -116,47 +117,33 @@ class _CarliniWagner:
     ``enough``; ``best_w``, the w of ``best``. ``loss`` is −distance.
     """
 
-    name = "carlini-wagner"
-    restarts = 1
-    decides_in_float32 = False
+    threat: Threat
+    steps: int
+    search_steps: int
+    targets: int | None
+    learning_rate: float
+    initial_const: float
+    confidence: float
+    abort_early: bool
+    name, restarts, decides_in_float32 = "carlini-wagner", 1, False
 
-    def __init__(
-        self,
-        threat: Threat,
-        steps: int,
-        search_steps: int,
-        targets: int | None,
-        learning_rate: float,
-        initial_const: float,
-        confidence: float,
-        abort_early: bool,
-    ) -> None:
-        self.threat, self.steps, self.search_steps = threat, steps, search_steps
-        self.targets = targets or 0
-        self.learning_rate, self.initial_const = learning_rate, initial_const
-        self.confidence, self.abort_early = confidence, abort_early
-        self.interval = math.ceil(steps / _CHECKS)
-        self.middle = 0.5 * (threat.bounds[0] + threat.bounds[1])
-        self.half = 0.5 * (threat.bounds[1] - threat.bounds[0])
-        clock = torch.arange(1, steps + 1, dtype=torch.float64)
+    def __post_init__(self) -> None:
+        low, high = self.threat.bounds
+        self.middle, self.half = 0.5 * (low + high), 0.5 * (high - low)
+        self.interval = math.ceil(self.steps / _CHECKS)
+        clock = torch.arange(1, self.steps + 1, dtype=torch.float64)
         self.corrections = [1.0 - beta**clock for beta in _BETAS]
 
     def start(self, rows: Rows) -> None:
         """Start at the clean image."""
-        clean, eps = rows["clean"], rows["eps"]
+        clean = rows["clean"]
         w = torch.atanh(_ROOM * (clean.double() - self.middle) / self.half).to(clean.dtype)
-        rows["w"], rows["best_w"] = w, w.clone()
-        rows["origin"] = _tanh(w)
-        rows["best"] = clean.clone()
-        rows["loss"] = torch.full_like(eps, -torch.inf)
-        rows["const"] = torch.full_like(eps, self.initial_const)
-        rows["rate"] = torch.full_like(eps, self.learning_rate)
-        rows["lower"] = torch.zeros_like(eps)
-        for name in ("upper", "clean_hinge"):
-            rows[name] = torch.full_like(eps, torch.inf)
-        rows["trial"] = torch.zeros_like(rows["label"])
-        for name in ("found", "done"):
-            rows[name] = torch.zeros_like(rows["label"], dtype=torch.bool)
+        rows["w"], rows["best_w"], rows["origin"] = w, w.clone(), _tanh(w)
+        rows.fill(self.initial_const, "const")
+        rows.fill(self.learning_rate, "rate")
+        rows.fill(0.0, "lower")
+        rows.fill(torch.inf, "upper", "clean_hinge")
+        rows["trial"] = torch.zeros_like(rows["t"])
         self._start_run(rows, torch.ones_like(rows["found"]))
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
@@ -168,13 +155,8 @@ class _CarliniWagner:
         rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
         over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target
         adversarial = (logits.argmax(1) != rows["label"]) & over
-        distance = self.threat.distance(x, clean)
-        nearer = adversarial & (-distance > rows["loss"])
-        rows.put("best", nearer, x)
+        distance, nearer = rows.keep_nearest(x, adversarial, self.threat)
         rows.put("best_w", nearer, rows["w"])
-        rows.put("loss", nearer, -distance)
-        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.slack(x)))
-
         ended = self._judge(rows, distance.square(), hinge, adversarial)
         pull = per_row(rows["const"] * (value <= self.confidence), x) * slope
         gradient = (2.0 * (x - clean) - pull) * self.half * (1.0 - tanh * tanh)

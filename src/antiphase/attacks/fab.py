@@ -1,6 +1,7 @@
 """FAB: the fast adaptive boundary attack, which minimises the norm of the perturbation."""
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Unpack
 
 import torch
@@ -8,15 +9,13 @@ from jaxtyping import Float, Float64, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, Must, Probability, at_least, validated
-from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.catalogue import AttackSpec, Settings, passes_by_steps
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
-from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Rows, RunOptions
 from antiphase.attacks.objectives import targeted_margin
-from antiphase.attacks.projections import random_point
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec, Settings, passes_by_steps
-from antiphase.attacks.threat import Norm, Threat, row_norm
+from antiphase.attacks.threat import Norm, Threat, per_row, random_point, row_norm
 from antiphase.errors import UserError
 
 MOST_CLASSES = 100  # untargeted FAB takes one backward pass per other class at every step
@@ -27,7 +26,7 @@ _LEAST_EXACT = 15
 _RESTART_SCALE: dict[Norm, float] = {
     "linf": 0.3,
     "l2": 1.0,
-}  # radius of random starts for an infinite ε: FAB's default
+}  # of random starts for an infinite ε: FAB's default
 
 
 @validated
@@ -75,7 +74,7 @@ def fab(
         eta: overshoot η of a step, at least 1.
         beta: β, in (0, 1).
         budgets: one ε per sample, at most the threat's.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` defaults
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults
             to False if ε is infinite.
 
     Raises:
@@ -83,9 +82,6 @@ def fab(
             targets.
     """
     run.setdefault("early_stop", math.isfinite(threat.eps))
-    search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
-    if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
-        run["precision"] = "float32"
     settings: dict[str, Any] = {
         "steps": steps,
         "targets": targets,
@@ -94,6 +90,9 @@ def fab(
         "eta": eta,
         "beta": beta,
     }
+    search = _Fab(threat, **settings)
+    if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
+        run["precision"] = "float32"
     return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
@@ -142,40 +141,31 @@ def step_onto_plane(
         stopped = more
 
 
+@dataclass
 class _Fab:
-    """FAB; the state of a row holds the iterate ``x`` and the number of steps (``t``); ``loss`` is −distance."""
+    """FAB; the state of a row holds the iterate ``x``; ``loss`` is −distance."""
 
+    threat: Threat
+    steps: int
+    targets: int | None
+    restarts: int
+    alpha_max: float
+    eta: float
+    beta: float
     decides_in_float32 = False
 
-    def __init__(
-        self,
-        threat: Threat,
-        steps: int,
-        targets: int | None,
-        restarts: int,
-        alpha_max: float,
-        eta: float,
-        beta: float,
-    ) -> None:
-        self.threat, self.steps = threat, steps
-        self.targets, self.restarts = targets or 0, restarts
-        self.alpha_max, self.eta, self.beta = alpha_max, eta, beta
-        self.exact_from = min(int(_ROUGH * steps), max(0, steps - _LEAST_EXACT))
+    def __post_init__(self) -> None:
+        self.exact_from = min(int(_ROUGH * self.steps), max(0, self.steps - _LEAST_EXACT))
         self.classes: int | None = None  # known once the model has been asked
-        self.name = "fab-t" if targets else "fab"
+        self.name = "fab-t" if self.targets else "fab"
 
     def start(self, rows: Rows) -> None:
         """Start at the clean image, from the first restart on at a random point near it."""
         clean, eps, threat = rows["clean"], rows["eps"], self.threat
         radius = 0.5 * eps.clamp(max=_RESTART_SCALE[threat.norm]) if math.isinf(threat.eps) else 0.5 * eps
         near = random_point(clean, radius, threat.norm, threat.bounds, rows["key"])
-        restart = rows["restart"] > 0
-        rows["x"] = torch.where(per_row(restart, clean), near, clean)
-        rows["best"] = clean.clone()
-        rows["loss"] = torch.full_like(eps, -torch.inf)
-        rows["t"] = torch.zeros_like(rows["label"])
-        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
-        rows["done"], rows["exact"] = rows["found"].clone(), rows["found"].clone()
+        rows["x"] = torch.where(per_row(rows["restart"] > 0, clean), near, clean)
+        rows["exact"] = rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Note the iterate where it has crossed the boundary, then step onto the boundary seen from it."""
@@ -183,11 +173,7 @@ class _Fab:
         x, clean = rows["x"], rows["clean"]
         values, logits, gradients = oracle.gradients(rows, x, self._differences(rows, oracle))
         adversarial = logits.argmax(1) != rows["label"]
-        distance = self.threat.distance(x, clean)
-        nearer = adversarial & (-distance > rows["loss"])
-        rows.put("best", nearer, x)
-        rows.put("loss", nearer, -distance)
-        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.slack(x)))
+        rows.keep_nearest(x, adversarial, self.threat)
         rows["done"] = rows["t"] == self.steps
         rows.put("x", adversarial, clean + self.beta * (x - clean))
         value, gradient = _nearest(values, gradients, rows["x"] - x, self.threat.norm)

@@ -89,18 +89,13 @@ def eps_at(
     """
     ordered = _ordered(distance, success)
     n = len(ordered)
-
-    def kth(k: int) -> float:
-        return float(ordered[min(max(k, 1), n) - 1])
-
     rows = []
     for level in levels:
         k = math.ceil(level * n - 1e-9)  # 0.07 · 100 is just above 7
-        low, high = (
-            math.ceil(n * stats.beta.ppf(tail, k, n - k + 1))
-            for tail in ((1 - confidence) / 2, (1 + confidence) / 2)
-        )
-        rows.append(NormAt(level, kth(k), kth(low), kth(high), n))
+        tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+        ranks = np.ceil(n * stats.beta.ppf(tails, k, n - k + 1)).astype(int)
+        eps, low, high = (float(ordered[min(max(rank, 1), n) - 1]) for rank in (k, *ranks))
+        rows.append(NormAt(level, eps, low, high, n))
     return rows
 
 

@@ -1,26 +1,24 @@
 """Random noise within ε: the baseline for an attack."""
 
-from typing import Any, Literal, Unpack
+import math
+from dataclasses import dataclass
+from typing import Literal, Unpack
 
-import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, validated
-from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
-from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Rows, RunOptions
 from antiphase.attacks.objectives import margin
-from antiphase.attacks.projections import project, random_point
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Threat, per_row, project, random_point
 from antiphase.errors import UserError
 from antiphase.streams import normal, sample_keys, uniform
 
 NoiseKind = Literal["uniform", "gaussian", "sign"]
-_KINDS = ("uniform", "gaussian", "sign")
 
 
 @validated
@@ -49,34 +47,32 @@ def noise(
         threat: norm, finite ε and bounds.
         kind: kind of noise.
         draws: draws per sample, at least 1; stops at the first that changes the prediction.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: A parameter or image is out of range.
     """
-    if threat.eps == float("inf"):
+    if threat.eps == math.inf:
         raise UserError("eps inf: noise needs a finite ε")
-    settings: dict[str, Any] = {"kind": kind, "draws": draws}
+    settings = {"kind": kind, "draws": draws}
     return run_search(model, images, labels, threat, _Noise(threat, kind, draws), settings, run)
 
 
+@dataclass
 class _Noise:
-    """Noise; the state of a row holds the number of draws (``t``) and the draw of largest margin."""
+    """Noise; a step is a draw."""
 
-    targets = 0
-    restarts = 1
-    decides_in_float32 = False
+    threat: Threat
+    kind: NoiseKind
+    draws: int
+    targets, restarts, decides_in_float32 = None, 1, False
 
-    def __init__(self, threat: Threat, kind: NoiseKind, draws: int) -> None:
-        self.threat, self.kind, self.draws = threat, kind, draws
-        self.name = f"noise-{kind}"
+    @property
+    def name(self) -> str:
+        return f"noise-{self.kind}"
 
     def start(self, rows: Rows) -> None:
-        rows["t"] = torch.zeros_like(rows["label"])
-        rows["best"] = rows["clean"].clone()
-        rows["loss"] = torch.full_like(rows["eps"], -torch.inf)
-        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
-        rows["done"] = rows["found"].clone()
+        """Need no other state."""
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         x = self._draw(rows)

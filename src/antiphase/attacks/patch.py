@@ -1,5 +1,6 @@
 """Adversarial patches: PGD within a square at a random position."""
 
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -7,15 +8,13 @@ from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, Positive, validated
-from antiphase.attacks import objectives
-from antiphase.attacks.engine.options import RunOptions
-from antiphase.attacks.engine.oracle import Classifier, Oracle
-from antiphase.attacks.engine.rows import Rows
+from antiphase.attacks.catalogue import AttackSpec
+from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Rows, RunOptions
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import sample_keys, uniform
@@ -53,7 +52,7 @@ def patch_pgd(
         step_size: α; ε/4 by default.
         restarts: random restarts per sample, each with another square, at least 1.
         objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: The square is larger than the image, the norm is not linf, or a parameter or image is out of range.
@@ -64,36 +63,30 @@ def patch_pgd(
         )
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
-    alpha = threat.eps / 4 if step_size is None else step_size
-    inner = PgdSearch(
-        threat, objectives.resolve(objective), steps, alpha, restarts=restarts, name=f"patch-{width}"
-    )
     settings: dict[str, Any] = {
-        "width": width,
         "steps": steps,
-        "step_size": alpha,
+        "step_size": threat.eps / 4 if step_size is None else step_size,
         "restarts": restarts,
-        "objective": objective if isinstance(objective, str) else "custom",
+        "objective": objective,
     }
-    return run_search(model, images, labels, threat, _PatchPgd(inner, width), settings, run)
+    search = _PatchPgd(PgdSearch(threat, **settings, name=f"patch-{width}"), width)
+    return run_search(model, images, labels, threat, search, {"width": width, **settings}, run)
 
 
+@dataclass
 class _PatchPgd:
     """PGD that changes only the pixels of ``mask``."""
 
-    targets = 0
-    decides_in_float32 = False
+    inner: PgdSearch
+    width: int
+    targets, decides_in_float32 = None, False
 
-    def __init__(self, inner: PgdSearch, width: int) -> None:
-        self.inner, self.width = inner, width
-        self.name, self.restarts = inner.name, inner.restarts
+    def __post_init__(self) -> None:
+        self.name, self.restarts, self.step = self.inner.name, self.inner.restarts, self.inner.step
 
     def start(self, rows: Rows) -> None:
         rows["mask"] = squares(rows["clean"].shape, self.width, rows["key"])
         self.inner.start(rows)
-
-    def step(self, rows: Rows, oracle: Oracle) -> None:
-        self.inner.step(rows, oracle)
 
 
 def squares(

@@ -1,7 +1,8 @@
-"""Projected gradient descent."""
+"""Projected gradient descent, and its special case of one step, the fast gradient sign method."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 import torch
@@ -10,15 +11,13 @@ from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
 from antiphase.attacks import objectives
-from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
-from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Rows, RunOptions
 from antiphase.attacks.objectives import Objective
-from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.spec import AttackSpec
-from antiphase.attacks.threat import Threat, row_norm
+from antiphase.attacks.threat import Threat, per_row, project, random_point, row_norm, steepest
 from antiphase.errors import UserError
 
 StepSchedule = Literal["constant", "linear", "cosine"]
@@ -67,9 +66,9 @@ def pgd(
         random_start: draw x₀ at random; otherwise start at the clean image.
         momentum: μ, at least 0; with μ > 0, d_t uses g_t = μ·g_{t−1} + ∇loss/‖∇loss‖₁ in place of the gradient
             (Y. Dong et al., *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
-        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"`` or a callable of (logits, labels)
-            that returns one number per sample.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
+        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"cosine"`` or a callable of
+            (logits, labels) that returns one number per sample.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: A parameter or image is out of range.
@@ -78,93 +77,99 @@ def pgd(
         raise UserError("eps inf: PGD needs a finite ε; use FAB to minimise the perturbation")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
-    alpha = threat.eps / 4 if step_size is None else step_size
-    search = PgdSearch(
-        threat,
-        objectives.resolve(objective),
-        steps,
-        alpha,
-        schedule=schedule,
-        restarts=restarts,
-        random_start=random_start,
-        momentum=momentum,
-    )
     settings: dict[str, Any] = {
         "steps": steps,
-        "step_size": alpha,
+        "step_size": threat.eps / 4 if step_size is None else step_size,
         "schedule": schedule,
         "restarts": restarts,
         "random_start": random_start,
         "momentum": momentum,
-        "objective": objective if isinstance(objective, str) else "custom",
+        "objective": objective,
     }
-    return run_search(model, images, labels, threat, search, settings, run)
+    return run_search(model, images, labels, threat, PgdSearch(threat, **settings), settings, run)
 
 
+@validated
+def fgsm(
+    model: Classifier,
+    images: Float[Tensor, "samples ..."],
+    labels: Integer[Tensor, " samples"] | None,
+    threat: Threat = Threat(),  # noqa: B008 (frozen)
+    *,
+    objective: str | Objective = "cross_entropy",
+    **run: Unpack[RunOptions],
+) -> AttackResult:
+    """Take one step of length ε from the clean image: x + ε·sign(∇loss) in linf, x + ε·∇loss/‖∇loss‖ in l2.
+
+    This is :func:`~antiphase.attacks.pgd.pgd` with one step and no random start.
+
+    Source: I. Goodfellow, J. Shlens, C. Szegedy, *Explaining and Harnessing Adversarial Examples*, ICLR 2015.
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε and bounds.
+        objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
+
+    Raises:
+        UserError: An image is out of range.
+    """
+    search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
+    return run_search(model, images, labels, threat, search, {"objective": objective}, run)
+
+
+@dataclass
 class PgdSearch:
-    """PGD; the state of a row holds the iterate ``x``, the number of steps (``t``) and the best iterate so far."""
+    """PGD; the state of a row holds the iterate ``x``, and ``mask`` if only some pixels may change."""
 
-    targets = 0
+    threat: Threat
+    steps: int
+    step_size: float
+    schedule: StepSchedule = "constant"
+    restarts: int = 1
+    random_start: bool = True
+    momentum: float = 0.0
+    objective: str | Objective = "cross_entropy"
+    name: str = "pgd"
+    targets = None
     decides_in_float32 = False
 
-    def __init__(
-        self,
-        threat: Threat,
-        objective: Objective,
-        steps: int,
-        step_size: float,
-        *,
-        schedule: StepSchedule = "constant",
-        restarts: int = 1,
-        random_start: bool = True,
-        momentum: float = 0.0,
-        name: str = "pgd",
-    ) -> None:
-        self.name, self.momentum = name, momentum
-        self.threat, self.objective = threat, objective
-        self.steps, self.restarts, self.random_start = steps, restarts, random_start
-        progress = torch.arange(steps, dtype=torch.float64) / steps
-        self.step_sizes = step_size * _SCHEDULES[schedule](progress)
+    def __post_init__(self) -> None:
+        self.loss = objectives.resolve(self.objective)
+        progress = torch.arange(self.steps, dtype=torch.float64) / self.steps
+        self.step_sizes = self.step_size * _SCHEDULES[self.schedule](progress)
 
     def start(self, rows: Rows) -> None:
         clean, threat = rows["clean"], self.threat
         rows["x"] = clean.clone()
         if self.random_start:
-            rows["x"] = random_point(clean, rows["eps"], threat.norm, threat.bounds, rows["key"])
-            if "mask" in rows:  # of the pixels that may change
-                rows["x"] = torch.where(rows["mask"], rows["x"], clean)
+            x = random_point(clean, rows["eps"], threat.norm, threat.bounds, rows["key"])
+            rows["x"] = torch.where(rows["mask"], x, clean) if "mask" in rows else x
         if self.momentum:
             rows["velocity"] = torch.zeros_like(clean)
-        rows["t"] = torch.zeros_like(rows["label"])
-        rows["best"] = rows["x"].clone()
-        for name in ("loss", "start_loss"):
-            rows[name] = torch.full_like(rows["eps"], -torch.inf)
-        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
-        rows["done"] = rows["found"].clone()
+        rows.fill(-torch.inf, "start_loss")
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
+        norm, bounds, t = self.threat.norm, self.threat.bounds, rows["t"]
         (loss,), logits, (gradient,) = oracle.gradients(
-            rows, rows["x"], [lambda logits: self.objective(logits, rows["label"])]
+            rows, rows["x"], [lambda logits: self.loss(logits, rows["label"])]
         )
+        rows.put("start_loss", t == 0, loss)
+        rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])
+        rows["done"] = t == self.steps
         if "mask" in rows:
             gradient = gradient * rows["mask"]
-        rows.put("start_loss", rows["t"] == 0, loss)
-        adversarial = logits.argmax(1) != rows["label"]
-        # prefer adversarial iterates, then the higher loss
-        better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))
-        rows.put("best", better, rows["x"])
-        rows.put("loss", better, loss)
-        rows["found"] = rows["found"] | adversarial
-        rows["done"] = rows["t"] == self.steps
         if self.momentum:
             length = row_norm(gradient, "l1").clamp_min(1e-12)
             gradient = self.momentum * rows["velocity"] + gradient / per_row(length, gradient)
             rows["velocity"] = gradient
-        alpha = self.step_sizes.to(loss.device, loss.dtype)[rows["t"].clamp(max=self.steps - 1)]
-        stride = per_row(alpha, gradient) * steepest(gradient, self.threat.norm)
-        moved = rows["x"] + stride
-        rows["x"] = project(moved, rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds)
-        rows["t"] = rows["t"] + 1
+        alpha = self.step_sizes.to(loss.device, loss.dtype)[t.clamp(max=self.steps - 1)]
+        moved = rows["x"] + per_row(alpha, gradient) * steepest(gradient, norm)
+        rows["x"] = project(moved, rows["clean"], rows["eps"], norm, bounds)
+        rows["t"] = t + 1
 
 
 PGD = AttackSpec(pgd, "PGD", unset=lambda settings: {"step_size": "ε/4"})
+FGSM = AttackSpec(fgsm, "FGSM", passes=lambda settings: 1.0)

@@ -61,8 +61,14 @@ class AttackResult:
         """Attack success rate: successes over samples, in [0, 1]."""
         return float(self.success.double().mean())
 
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """What it holds for each sample, but for the ids, by name."""
+        return {name: getattr(self, name) for name in (*_COLUMNS, "adversarial")}
+
     def __repr__(self) -> str:
-        warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        count = len(self.warnings)
+        warned = f", {count} warning{'s' * (count > 1)}" if count else ""
         return (
             f"<AttackResult {self.attack}, {self.threat.norm}, ε = {eps_label(self.threat.eps)}: "
             f"{int(self.success.sum())} of {len(self):,} samples broken, {self.seconds:.1f} s{warned}>"

@@ -1,15 +1,17 @@
-"""The threat model of an attack: norm, perturbation budget ε and pixel range."""
+"""The threat model of an attack (norm, ε and pixel range), and the geometry of its ball, with one ε per row."""
 
 import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import Annotated, Literal
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import ANY_NUMBER, OWN_WORDS, Must, validated
 from antiphase.errors import UserError, shown
+from antiphase.streams import normal, uniform
 
 Norm = Literal["linf", "l2"]
 _BUDGET = Must("of at least 0, in units of the pixel range", lambda eps: eps >= 0)
@@ -38,7 +40,7 @@ class Threat:
 
     def __post_init__(self) -> None:
         try:
-            low, high = map(_number, self.bounds)
+            low, high = (float(bound) if isinstance(bound, Real) else math.nan for bound in self.bounds)
         except (TypeError, ValueError):
             low = high = math.nan
         if not -math.inf < low < high < math.inf:
@@ -77,26 +79,19 @@ class Threat:
         clean: Float[Tensor, "batch *shape"],
         eps: Float[Tensor, " batch"] | float | None = None,
     ) -> Bool[Tensor, " batch"]:
-        """Return whether each sample is within ``eps`` + :meth:`slack` of its clean image and within the bounds.
+        """Return whether each sample is within ε + :meth:`slack` of its clean image and within the bounds.
 
-        Images with a NaN are not.
-
-        Args:
-            adversarial: perturbed images.
-            clean: clean images.
-            eps: one ε per sample instead of the threat's.
+        Images with a NaN are not. ``eps`` holds one ε per sample; None: the threat's.
         """
         flat = adversarial.flatten(1)
         inside = ((flat >= self.bounds[0]) & (flat <= self.bounds[1])).all(1)
-        return inside & (
-            self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + self.slack(adversarial)
-        )
+        reach = (self.eps if eps is None else eps) + self.slack(adversarial)
+        return inside & (self.distance(adversarial, clean) <= reach)
 
 
-def _number(value: object) -> float:
-    if not isinstance(value, Real):
-        raise TypeError
-    return float(value)
+def per_row(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape one value per row so that it broadcasts over ``like``."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def row_norm(
@@ -113,3 +108,53 @@ def row_norm(
     if norm == "l1":
         return flat.double().abs().sum(1).to(delta.dtype)
     return flat.double().square().sum(1).sqrt().to(delta.dtype)
+
+
+def project(
+    x: Float[Tensor, "batch *shape"],
+    clean: Float[Tensor, "batch *shape"],
+    eps: Float[Tensor, " batch"],
+    norm: Norm,
+    bounds: tuple[float, float],
+) -> Float[Tensor, "batch *shape"]:
+    """Project onto the ε-ball, then clip to the bounds.
+
+    For linf this is the nearest point of the intersection. Clipping to bounds that contain the clean image never
+    increases the norm of the change.
+    """
+    eps = per_row(eps, x)
+    if norm == "linf":
+        return torch.minimum(torch.maximum(x, clean - eps), clean + eps).clamp(*bounds)
+    delta = x - clean
+    length = per_row(row_norm(delta, "l2"), x)
+    return (clean + delta * (eps / length.clamp_min(1e-12)).clamp(max=1.0)).clamp(*bounds)
+
+
+def steepest(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
+    """Return the direction of unit norm that raises the loss fastest: the sign (linf) or g/‖g‖₂ (l2)."""
+    if norm == "linf":
+        return gradient.sign()
+    return gradient / per_row(row_norm(gradient, "l2"), gradient).clamp_min(1e-12)
+
+
+def random_point(
+    clean: Float[Tensor, "batch *shape"],
+    eps: Float[Tensor, " batch"],
+    norm: Norm,
+    bounds: tuple[float, float],
+    keys: Int64[Tensor, " batch"],
+) -> Float[Tensor, "batch *shape"]:
+    """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds.
+
+    ``keys`` holds one random stream per row (see :mod:`antiphase.streams`).
+    """
+    size = clean[0].numel()
+    if norm == "linf":
+        delta = 2.0 * uniform(keys, size) - 1.0
+    else:
+        delta = normal(keys, size)
+        # in float64: the last bit of torch's powers depends on the position in the tensor
+        radius = (uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
+        delta = delta / row_norm(delta, "l2")[:, None] * radius
+    x = clean + delta.to(clean.dtype).view_as(clean) * per_row(eps, clean)
+    return project(x, clean, eps, norm, bounds)

@@ -23,7 +23,6 @@ KINDS: Table = {
     "look": "antiphase.api.looked:KIND",
     "train": "antiphase.api.trained:KIND",
     "train-clip": "antiphase.api.trained:KIND",
-    "train-vlm": "antiphase.api.trained:KIND",
     "study run": "antiphase.api.studied:KIND",
 }
 

@@ -14,6 +14,7 @@ from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder
 from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
@@ -23,7 +24,6 @@ from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.training import TrainOptions
-from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 
@@ -195,15 +195,12 @@ def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
         stage: 1 or 2.
         data: source of conversations.
         out: directory to write, which ``antiphase.vlm.load_vlm`` takes.
-        **options: fields of :class:`~antiphase.runs.options.vlm_training.TrainVlmOptions`.
+        **options: fields of :class:`~antiphase.commands.train_vlm.options.TrainVlmOptions`.
 
     Raises:
         UserError: an option is not known or not valid, or the data do not fit the stage.
     """
-    from antiphase.runs.train_vlm import run
-
-    values = {"stage": str(stage), "data": data, "out": out, **options}
-    return _run("train-vlm", TrainVlmOptions, values, lambda chosen, _: run(chosen))
+    return _command_of("train-vlm", {"stage": str(stage), "data": data, "out": out, **options})
 
 
 def study(names: Any, **options: Any) -> Result:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import find_attack, find_spec
+from antiphase.attacks.engine.search import RunOptions
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.sweep import Nesting, check_nesting, sweep
+from antiphase.attacks.sweep import Nesting, check_nesting, sweep_ensemble
 from antiphase.attacks.threat import Norm, Threat
 from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
@@ -134,9 +135,8 @@ def measure(
     cells = _Cells(name, model, data, plan, out, process, progress, context)
     stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
     no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
-    results = sweep(
-        stored, model, no_pixels, None, Threat(plan.norm), plan.eps, nested=plan.nested, ids=data.ids
-    )
+    threat, run = Threat(plan.norm), RunOptions(ids=data.ids)
+    results = sweep_ensemble(stored, model, no_pixels, None, threat, plan.eps, plan.nested, run)
     said = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     return _described(_rows(results), name, model, data, plan), list(dict.fromkeys(said))
 

@@ -12,9 +12,8 @@ from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.models import CLIP
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.terminal import say
-from antiphase.training.clip_recipe import make_clip_recipe
 from antiphase.training.contrastive import train_clip
-from antiphase.training.recipe import fastest_precision
+from antiphase.training.recipe import fastest_precision, make_clip_recipe
 from antiphase.training.tracking import check_trackers
 
 

@@ -20,9 +20,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import UNIQUE, Count, NonNegative, Positive, Seed, validated
-from antiphase.attacks.engine.rows import Rows, per_row
-from antiphase.attacks.projections import random_point
-from antiphase.attacks.threat import row_norm
+from antiphase.attacks.engine.search import Rows
+from antiphase.attacks.threat import per_row, random_point, row_norm
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.streams import key, normal, sample_keys

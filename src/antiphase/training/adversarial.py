@@ -19,11 +19,14 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, Device, Fields, NonNegative, Seed, Size, validated
+from antiphase.attacks.pgd import pgd
+from antiphase.attacks.threat import Threat, project, random_point, steepest
 from antiphase.data import ImageSet
-from antiphase.streams import key, sample_keys, uniform
+from antiphase.streams import key, sample_keys
 
 Variant = Literal["pgd", "fast", "free"]
-Logits = Callable[[Tensor], Tensor]  # of images (batch, C, H, W)
+Images = Float[Tensor, "batch channels height width"]
+Labels = Int64[Tensor, " batch"]
 
 _TAKEN_BY: dict[str, Variant] = {"steps": "pgd", "replays": "free"}
 _EVALUATION_IMAGES = 500
@@ -67,7 +70,7 @@ class Adversary(Fields):
 
     @field_validator("steps", "replays")
     @classmethod
-    def _refuse_what_has_no_effect(cls, value: int, info: ValidationInfo) -> int:
+    def _refuse_without_effect(cls, value: int, info: ValidationInfo) -> int:
         # two recipes that train the same weights must have one identity
         name = info.field_name or ""
         variant = info.data.get("variant", _TAKEN_BY[name])
@@ -99,14 +102,29 @@ def start_keys(seed: int, sweep: int, ids: Int64[Tensor, " batch"]) -> Int64[Ten
     return sample_keys(key(seed, "adversary", sweep), ids)
 
 
+class _Ball:
+    """The ball of each image in L∞ and [0, 1]; ``climb`` takes a step of sign(gradient) in it."""
+
+    def __init__(self, images: Images, adversary: Adversary, eps: float) -> None:
+        self.images, self.step_size = images, adversary.step_size_at(eps)
+        self.eps = torch.full((len(images),), eps, dtype=images.dtype, device=images.device)
+
+    def random_point(self, keys: Int64[Tensor, " batch"]) -> Images:
+        return random_point(self.images, self.eps, "linf", (0.0, 1.0), keys)
+
+    def climb(self, x: Images, gradient: Images) -> Images:
+        moved = x + self.step_size * steepest(gradient, "linf")
+        return project(moved, self.images, self.eps, "linf", (0.0, 1.0))
+
+
 def perturb(
-    logits: Logits,
-    images: Float[Tensor, "batch channels height width"],
-    labels: Int64[Tensor, " batch"],
+    logits: Callable[[Images], Tensor],
+    images: Images,
+    labels: Labels,
     adversary: Adversary,
     eps: float,
     keys: Int64[Tensor, " batch"],
-) -> Float[Tensor, "batch channels height width"]:
+) -> Images:
     """Return the perturbed images of ``"pgd"`` or ``"fast"``.
 
     x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)) with x₀ uniform in the ball around x and Π the projection onto
@@ -122,17 +140,19 @@ def perturb(
         eps: ε of this update, at most the adversary's, in units of the [0, 1] pixel range.
         keys: random stream of each sample, see :func:`start_keys`; on the images' device.
     """
-    step_size = adversary.step_size_at(eps)
-    x = _random_start(images, eps, keys)
+    ball = _Ball(images, adversary, eps)
+    x = ball.random_point(keys)
     for _ in range(adversary.steps if adversary.variant == "pgd" else 1):
-        x = _climb(x, _ask(logits, x, labels)[1], images, eps, step_size)
+        x.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)
+        x = ball.climb(x.detach(), gradient)
     return x
 
 
 def replay(
-    backward: Callable[[Tensor], Tensor],
+    backward: Callable[[Images], Tensor],
     update: Callable[[], None],
-    images: Float[Tensor, "batch channels height width"],
+    images: Images,
     adversary: Adversary,
     eps: float,
     keys: Int64[Tensor, " batch"],
@@ -157,7 +177,8 @@ def replay(
     Raises:
         RuntimeError: if ``backward`` does not set the images' gradient.
     """
-    x, losses = _random_start(images, eps, keys), []
+    ball, losses = _Ball(images, adversary, eps), []
+    x = ball.random_point(keys)
     for turn in range(count):
         if turn:
             update()
@@ -165,7 +186,7 @@ def replay(
         losses.append(backward(x))
         if x.grad is None:
             raise RuntimeError("the images have no gradient after backward: the loss must depend on them")
-        x = _climb(x.detach(), x.grad, images, eps, adversary.step_size_at(eps))
+        x = ball.climb(x.detach(), x.grad)
     return torch.stack(losses).mean()
 
 
@@ -179,58 +200,31 @@ def robust_accuracy(
     seed: Seed = 0,
     batch_size: Size = 128,
 ) -> float:
-    """Return the fraction of images that are classified correctly and stay so under PGD.
+    """Return the fraction of images that are classified correctly and stay so under PGD, in [0, 1].
 
     Uses at most 500 images (``data.subset(500, 0)``, since folders are sorted by class) and 10 L∞ steps of ε/4 from
-    one random start, maximising the cross-entropy at the true label, in float32. An image is broken as soon as one
-    point is misclassified. The verdicts equal those of
-    ``attacks.pgd(model, images, labels, Threat(eps=eps), steps=10, seed=seed, ids=data.ids)``. Meant for monitoring:
-    a stronger attack gives a lower value.
+    one random start, maximising the cross-entropy at the true label, in float32. Meant for monitoring: a stronger
+    attack gives a lower value. The model is left in evaluation mode.
 
     Args:
-        model: a classifier; left in evaluation mode.
+        model: a classifier.
         data: images with true labels.
         eps: ε in units of the [0, 1] pixel range.
         device: device of the model.
         seed: random seed of the starting points.
         batch_size: images per forward pass.
-
-    Returns:
-        The robust accuracy, in [0, 1].
     """
     model.eval()
-    chosen = data.subset(_EVALUATION_IMAGES, 0)
-    robust = 0
-    for ids, images, labels in chosen.batches(batch_size):
-        images, labels = images.to(device), labels.to(device)
-        x = _random_start(images, eps, sample_keys(key(seed, "pgd", 0), ids).to(device))
-        with torch.no_grad():
-            right = model(images).argmax(1) == labels
-        images, labels, x = images[right], labels[right], x[right]
-        for _ in range(_EVALUATION_STEPS + 1):
-            if not len(x):
-                break
-            found, gradient = _ask(model, x, labels)
-            right = found.argmax(1) == labels
-            x = _climb(x, gradient, images, eps, eps / 4)
-            images, labels, x = images[right], labels[right], x[right]
-        robust += len(x)
-    return robust / len(chosen)
-
-
-def _ask(logits: Logits, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits without a graph, and the gradient of each image's loss."""
-    x = x.detach().requires_grad_(True)
-    found = logits(x)
-    (gradient,) = torch.autograd.grad(F.cross_entropy(found, labels, reduction="sum"), x)
-    return found.detach(), gradient
-
-
-def _random_start(images: Tensor, eps: float, keys: Tensor) -> Tensor:
-    delta = (2.0 * uniform(keys, images.shape[1:].numel()) - 1.0).view_as(images)
-    return (images + eps * delta).clamp(0.0, 1.0)
-
-
-def _climb(x: Tensor, gradient: Tensor, images: Tensor, eps: float, step_size: float) -> Tensor:
-    moved = x + step_size * gradient.sign()
-    return torch.minimum(torch.maximum(moved, images - eps), images + eps).clamp(0.0, 1.0)
+    some, steps = data.subset(_EVALUATION_IMAGES, 0), _EVALUATION_STEPS
+    images = some.images(range(len(some))).to(device)
+    result = pgd(
+        model,
+        images,
+        some.labels,
+        Threat(eps=eps),
+        steps=steps,
+        seed=seed,
+        ids=some.ids,
+        batch_size=batch_size,
+    )
+    return int((~result.success).sum()) / len(some)

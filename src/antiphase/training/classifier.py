@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from antiphase.arguments import NOT_EMPTY, Device, Size, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.files import digest, write_json
+from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.kinds import mean_lambdas
 from antiphase.models.vit import build
 from antiphase.precision import autocast
-from antiphase.processes import start_processes
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
 from antiphase.training.recipe import Recipe, learning_rate
-from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
+from antiphase.training.tracking import Tracker
 
 
 @validated
@@ -50,7 +49,7 @@ def train_classifier(
         train: training images.
         validation: images on which accuracy is logged.
         out: output directory, created if missing.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -66,16 +65,11 @@ def train_classifier(
         raise UserError(
             f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
         )
-    identity = digest(recipe.model_dump_json())
-    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
+    fields, names = recipe.model_dump(mode="json"), {checkpoints.CLASS_NAMES: list(train.class_names)}
+    if (log := loop.finished(fields, out)) is not None:
         return log
-    stored = recipe.model_dump(mode="json") | {checkpoints.CLASS_NAMES: list(train.class_names)}
     model = build(recipe.model, recipe.seed)  # fails on incompatible sizes before anything is written
-    check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
-    if accelerator.is_main_process:
-        write_json(out / checkpoints.RECIPE_FILE, stored)
-    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
+    accelerator, track = loop.start(fields, out, trackers, **names)
     model, optimizer = accelerator.prepare(model, _optimizer(model, recipe))
     bare = accelerator.unwrap_model(model)
     adversary = recipe.adversarial
@@ -122,17 +116,17 @@ def train_classifier(
         return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
     def evaluate() -> dict[str, Any]:
-        found: dict[str, Any] = {"accuracy": accuracy(bare, validation, accelerator.device)}
+        numbers: dict[str, Any] = {"accuracy": accuracy(bare, validation, accelerator.device)}
         if adversary is not None:
-            found["robust_accuracy"] = adversarial.robust_accuracy(
+            numbers["robust_accuracy"] = adversarial.robust_accuracy(
                 bare, validation, adversary.eps, accelerator.device, seed=recipe.seed
             )
-        return found | {"lambda": mean_lambdas(bare)}
+        return numbers | {"lambda": mean_lambdas(bare)}
 
     task = loop.Task(
         model,
         optimizer,
-        identity,
+        digest(recipe.model_dump_json()),
         recipe.epochs,
         steps.per_epoch,
         lambda step: learning_rate(recipe, steps.first_update(step), steps.batches),
@@ -141,10 +135,7 @@ def train_classifier(
         track=track,
     )
     metrics = loop.run(task, out, accelerator, progress=progress)
-    if accelerator.is_main_process:
-        checkpoints.save(bare, stored, out, getattr(torch, recipe.store))
-        (out / loop.STATE_FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
+    loop.finish(bare, fields, out, accelerator, **names)
     if trackers:
         accelerator.end_training()
     return metrics
@@ -189,11 +180,6 @@ class _Steps:
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """Return Adam or AdamW, with weight decay on matrices and convolutions only."""
-    matrices = [p for p in model.parameters() if p.ndim in (2, 4)]
-    others = [p for p in model.parameters() if p.ndim not in (2, 4)]
+    groups = loop.decayed(model, recipe.weight_decay, lambda parameter: parameter.ndim in (2, 4))
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
     return kind(groups, lr=recipe.learning_rate, fused=True)

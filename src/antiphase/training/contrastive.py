@@ -1,32 +1,37 @@
-"""Contrastive training of CLIP and its differential variants."""
+"""Contrastive training of CLIP and its differential variants: the loss, the exact gradient of a batch, the run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
+from jaxtyping import Bool, Float, Int64, UInt8
+from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
 from antiphase.attention import outputs_only
 from antiphase.data.decoding import in_threads
 from antiphase.data.pairs import PairBatch, PairSource
 from antiphase.errors import UserError
-from antiphase.files import digest, write_json, write_text
-from antiphase.models import checkpoints
+from antiphase.files import digest, write_text
 from antiphase.models.clip import CLIP, build_clip, tokenize
 from antiphase.models.kinds import mean_lambdas
-from antiphase.processes import start_processes
+from antiphase.precision import Precision, autocast
+from antiphase.processes import rank_and_count, sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
-from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
-from antiphase.training.contrastive_step import Share, accumulate
-from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
+from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
+from antiphase.training.tracking import Tracker
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
 Evaluate = Callable[[CLIP], dict[str, Any]]
+Embeddings = Float[Tensor, "batch embed"]
+Number = Float[Tensor, ""]
 
 
 def train_clip(
@@ -57,7 +62,7 @@ def train_clip(
             result only by rounding.
         compiled: run the towers with torch.compile.
         checkpointing: recompute each block in the backward pass, to save memory.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -67,27 +72,23 @@ def train_clip(
         UserError: if ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
             whole epoch) are unreadable, or the loss is not finite.
     """
-    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
+    fields = recipe.model_dump(mode="json")
+    if (log := loop.finished(fields, out)) is not None:
         return log
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
-    check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
-    world = accelerator.num_processes
+    world = rank_and_count()[1]
     if recipe.batch_size % world:
         raise UserError(
             f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
         )
-    model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
+    model = build_clip(recipe.model, recipe.seed)
+    accelerator, track = loop.start(fields, out, trackers)
+    model.to(accelerator.device)
     model.visual.checkpointing = model.text.checkpointing = checkpointing
-    if accelerator.is_main_process:
-        write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
-    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
     if compiled:
         model.visual.compile()
         model.text.compile(dynamic=True)
-    bad = _BadSamples(out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}")
-    bad.add(getattr(pairs, "skipped", ()))
-    stream = _Stream(recipe, pairs, accelerator, model, bad)
+    stream = _Stream(recipe, pairs, model, accelerator, out)
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         share = stream.at(epoch, within)
@@ -102,9 +103,9 @@ def train_clip(
         model.logit_scale.clamp_(0.0, MAX_LOGIT_SCALE)
 
     def measure() -> dict[str, Any]:
-        found = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
-        found |= {"bad_samples": len(bad.lines)} if bad.lines else {}
-        return found | (evaluate(model) if evaluate and accelerator.is_main_process else {})
+        numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
+        numbers |= {"bad_samples": len(stream.bad)} if stream.bad else {}
+        return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
     def note() -> str:
         lambdas = mean_lambdas(model)
@@ -125,103 +126,229 @@ def train_clip(
         track,
     )
     metrics = loop.run(task, out, accelerator, progress=progress)
-    if accelerator.is_main_process:
-        checkpoints.save(model, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
-        (out / loop.STATE_FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
+    loop.finish(model, fields, out, accelerator)
     accelerator.end_training()
     return metrics
 
 
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay only on parameters with at least two axes."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = loop.decayed(model, recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon, fused=True
     )
-
-
-class _BadSamples:
-    """Unusable samples, written to a file at once, without duplicates."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines = dict.fromkeys(path.read_text(encoding="utf-8").splitlines()) if path.exists() else {}
-
-    def add(self, lines: tuple[str, ...]) -> None:
-        known = len(self.lines)
-        self.lines |= dict.fromkeys(lines)
-        if len(self.lines) > known:
-            write_text(self.path, "".join(f"{line}\n" for line in self.lines))
 
 
 class _Stream:
     """This process's share of each step; a request for a step other than the next restarts the stream there."""
 
     def __init__(
-        self, recipe: ClipRecipe, pairs: PairSource, accelerator: Accelerator, model: CLIP, bad: _BadSamples
+        self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
     ) -> None:
-        self.recipe, self.pairs, self.bad = recipe, pairs, bad
+        self.recipe, self.pairs = recipe, pairs
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.size = model.image_shape[1]
         self.patches = model.visual.pos_embed.shape[1] - 1
         self.context_length = model.text.context_length
+        self.places = recipe.batch_size // self.world
+        self.patience = min(_PATIENCE, pairs.steps_per_epoch(recipe.batch_size) * self.places)
         self.unread = 0  # unreadable samples in a row, counted in whole shares
-        epoch = pairs.steps_per_epoch(recipe.batch_size) * (recipe.batch_size // self.world)
-        self.patience = min(_PATIENCE, epoch)
         self.next: tuple[int, int] | None = None
         self.shares: Iterator[tuple[Share, tuple[str, ...]]] = iter(())
+        self.path = out / f"{self.rank or ''}{BAD_SAMPLES_FILE}"
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        self.bad = dict.fromkeys(lines)  # lines of the file, each once
+        self._note_bad(getattr(pairs, "skipped", ()))
 
-    def at(self, epoch: int, within: int) -> Share:
+    def _note_bad(self, lines: Iterable[str]) -> None:
+        known = len(self.bad)
+        self.bad |= dict.fromkeys(lines)
+        if len(self.bad) > known:
+            write_text(self.path, "".join(f"{line}\n" for line in self.bad))
+
+    def at(self, epoch: int, within: int) -> "Share":
         if self.next != (epoch, within):
+            size, seed = self.recipe.batch_size, self.recipe.seed
             batches = self.pairs.batches(
-                self.recipe.batch_size,
-                seed=self.recipe.seed,
-                epoch=epoch,
-                first=within,
-                rank=self.rank,
-                world=self.world,
+                size, seed=seed, epoch=epoch, first=within, rank=self.rank, world=self.world
             )
             self.shares = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
         share, bad = next(self.shares)
         self.next = (epoch, within + 1)
-        self.bad.add(bad)
+        self._note_bad(bad)
         self.unread = 0 if share.valid.any() else self.unread + len(share.valid)
         if self.unread >= self.patience:
             raise UserError(
                 f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, training stopped; see "
-                f"{self.bad.path}, and download the images again"
+                f"{self.path}, and download the images again"
             )
         return share
 
-    def prepare(self, epoch: int, batch: PairBatch) -> Share:
+    def prepare(self, epoch: int, batch: PairBatch) -> "Share":
         """Crop images, choose captions and patches, all keyed by (seed, epoch, sample)."""
-        recipe, places = self.recipe, self.recipe.batch_size // self.world
-        good = len(batch.images)
-        crop_keys = sample_keys(key(recipe.seed, "crop", epoch), batch.ids)
+        recipe, places, ids, good = self.recipe, self.places, batch.ids, len(batch.images)
+
+        def keys(name: str, ids: Tensor = ids) -> Tensor:
+            return sample_keys(key(recipe.seed, name, epoch), ids)
+
         images = torch.zeros(places, 3, self.size, self.size, dtype=torch.uint8)
         if good:
-            images[:good] = random_crops(batch.images, crop_keys, self.size, recipe.crop)
-        draws = uniform(sample_keys(key(recipe.seed, "caption", epoch), batch.ids), 1)[:, 0]
-        chosen = [
+            images[:good] = random_crops(batch.images, keys("crop"), self.size, recipe.crop)
+        draws = uniform(keys("caption"), 1)[:, 0].tolist()
+        captions = [
             several[int(draw * len(several)) if recipe.captions == "any" else 0]
-            for several, draw in zip(batch.captions, draws.tolist(), strict=True)
+            for several, draw in zip(batch.captions, draws, strict=True)
         ]
-        chosen += [""] * (places - good)
-        tokens = tokenize(chosen, self.context_length)
-        return Share(
-            images, tokens, torch.arange(places) < good, self._keep(epoch, batch.ids, places), batch.size
-        )
+        tokens = tokenize([*captions, *[""] * (places - good)], self.context_length)
+        keep = None
+        if recipe.patch_dropout:
+            count = max(1, round(self.patches * (1.0 - recipe.patch_dropout)))
+            padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
+            keep = uniform(keys("patches", padded), self.patches).argsort(1)[:, :count].sort(1).values
+        return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
 
-    def _keep(self, epoch: int, ids: Tensor, places: int) -> Tensor | None:
-        if not self.recipe.patch_dropout:
-            return None
-        kept = max(1, round(self.patches * (1.0 - self.recipe.patch_dropout)))
-        ids = torch.cat([ids, ids.new_zeros(places - len(ids))])
-        draws = uniform(sample_keys(key(self.recipe.seed, "patches", epoch), ids), self.patches)
-        return draws.argsort(1)[:, :kept].sort(1).values
+
+class FeatureGradients(NamedTuple):
+    """Loss of a batch, and its gradients with respect to each input; None for an absent bias."""
+
+    loss: Number
+    image: Embeddings
+    text: Embeddings
+    logit_scale: Number
+    logit_bias: Number | None
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Convert x to float32 unless it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def feature_gradients(
+    image: Embeddings,
+    text: Embeddings,
+    logit_scale: Number,
+    logit_bias: Number | None = None,
+    kind: Kind = "clip",
+) -> FeatureGradients:
+    """Compute the loss of a batch of embeddings and its gradients with respect to them.
+
+    Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al.,
+    *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache).
+
+    Args:
+        image: image embeddings, not normalised.
+        text: caption embeddings in the same order, not normalised.
+        logit_scale: natural logarithm of the factor on the cosines.
+        logit_bias: added to the logits; for ``"siglip"``.
+        kind: ``"clip"``: symmetric cross-entropy (CLIP, Figure 3); ``"siglip"``: X. Zhai et al., *Sigmoid
+            Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy with constant keys, as
+            SLIP's training code computes it on several devices, since its gather stops gradients.
+    """
+    inputs = [image, text, logit_scale, *([] if logit_bias is None else [logit_bias])]
+    with torch.enable_grad():
+        leaves = [at_least_float32(one.detach()).requires_grad_() for one in inputs]
+        if len(image):
+            directions = [F.normalize(leaf, dim=-1) for leaf in leaves[:2]]
+            loss = _loss(kind, *directions, leaves[2].exp(), leaves[3] if len(leaves) > 3 else None)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        else:  # all samples of the batch were unreadable
+            loss, gradients = image.new_zeros(()), [None] * len(leaves)
+    own = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
+    return FeatureGradients(loss.detach(), own[0], own[1], own[2], own[3] if len(own) > 3 else None)
+
+
+def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the loss of directions of images and texts."""
+    if kind == "clip":
+        return ClipLoss()(image, text, scale, bias)
+    if kind == "siglip":
+        return SigLipLoss()(image, text, scale, 0.0 if bias is None else bias)
+    own = torch.arange(len(image), device=image.device)
+    by_image = F.cross_entropy(scale * image @ text.detach().T, own)
+    by_text = F.cross_entropy(scale * text @ image.detach().T, own)
+    return (by_image + by_text) / 2
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's share of a batch.
+
+    Attributes:
+        images: 8-bit pixels at the model's size.
+        tokens: token ids of one caption per image.
+        valid: False for padding in place of an unreadable sample; all processes have shares of equal length.
+        keep: indices of the patches that are not dropped; None: all.
+        size: samples in the whole batch.
+    """
+
+    images: UInt8[Tensor, "share 3 height width"]
+    tokens: Int64[Tensor, "share length"]
+    valid: Bool[Tensor, " share"]
+    keep: Int64[Tensor, "share kept"] | None
+    size: int
+
+
+def accumulate(
+    model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, precision: Precision, part: int | None
+) -> Number:
+    """Add the gradient of the whole batch's loss to the parameters, and return the loss.
+
+    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part.
+    2. All processes gather all embeddings and compute the loss and its gradient with respect to them.
+    3. Each process backpropagates its own rows through the towers, part by part; the parameter gradients are summed
+       over the processes.
+
+    The result does not depend on ``part`` or the number of processes, except for rounding. Memory is that of one part
+    plus all embeddings.
+
+    Args:
+        model: the model, not wrapped for distributed training.
+        share: this process's samples.
+        accelerator: accelerator of the run.
+        kind: the loss.
+        precision: precision of the towers.
+        part: samples per part; None: one part.
+    """
+    count, device = len(share.images), accelerator.device
+    size = part or count
+    starts = range(0, count, size)
+
+    def features(start: int) -> tuple[Tensor, Tensor]:
+        rows = slice(start, start + size)  # copied to the device now, to hold one part at a time there
+        keep = None if share.keep is None else share.keep[rows].to(device)
+        images = share.images[rows].to(device, non_blocking=True).to(model.logit_scale.dtype) / 255
+        with autocast(device, precision):
+            image, text = model(images, share.tokens[rows].to(device), keep)
+        return at_least_float32(image), at_least_float32(text)
+
+    kept = features(0) if len(starts) == 1 else None
+    if kept is not None:
+        image, text = kept
+    else:
+        with torch.no_grad():
+            pairs = [features(start) for start in starts]
+        image, text = (torch.cat(side) for side in zip(*pairs, strict=True))
+    all_image, all_text, valid = (
+        _gathered(one, accelerator) for one in (image.detach(), text.detach(), share.valid.to(device))
+    )
+    used = valid.nonzero().squeeze(1)
+    whole = feature_gradients(all_image[used], all_text[used], model.logit_scale, model.logit_bias, kind)
+    first = accelerator.process_index * count
+    own_image, own_text = (
+        torch.zeros_like(every).index_copy_(0, used, gradient)[first : first + count]
+        for every, gradient in ((all_image, whole.image), (all_text, whole.text))
+    )
+    for start, *gradients in zip(starts, own_image.split(size), own_text.split(size), strict=True):
+        torch.autograd.backward(kept if kept is not None else features(start), gradients)
+    sum_gradients(model.parameters(), accelerator)
+    for name, gradient in (("logit_scale", whole.logit_scale), ("logit_bias", whole.logit_bias)):
+        if gradient is not None:
+            getattr(model, name).grad = gradient.to(device)
+    return whole.loss
+
+
+def _gathered(part: Tensor, accelerator: Accelerator) -> Tensor:
+    if accelerator.num_processes == 1:
+        return part
+    every: Any = accelerator.gather(part)
+    return every

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError
-from antiphase.files import replacing, write_text
+from antiphase.files import replacing, write_json, write_text
 from antiphase.models import checkpoints
+from antiphase.processes import start_processes
 from antiphase.progress import status_bar
 from antiphase.reading import as_json, read_json_lines
-from antiphase.training.sharding import divided, is_sharded
+from antiphase.training.tracking import Send, Tracker, check_trackers, log_options, start_tracking
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -60,7 +61,39 @@ class Task:
     evaluate: Callable[[], dict[str, Any]]
     after_step: Callable[[], None] = lambda: None
     note: Callable[[], str] = lambda: ""
-    track: Callable[[dict[str, Any], int], None] = lambda numbers, step: None
+    track: Send = lambda numbers, step: None
+
+
+def start(
+    recipe: dict[str, Any], out: Path, trackers: Sequence[Tracker], **stored: Any
+) -> tuple[Accelerator, Send]:
+    """Start the processes and trackers of a run, and write its recipe with what is ``stored`` besides."""
+    check_trackers(trackers)
+    accelerator = start_processes(**log_options(trackers, out))
+    if accelerator.is_main_process:
+        write_json(out / checkpoints.RECIPE_FILE, recipe | stored)
+    return accelerator, start_tracking(accelerator, trackers, recipe)
+
+
+def finish(
+    model: nn.Module, recipe: dict[str, Any], out: Path, accelerator: Accelerator, **stored: Any
+) -> None:
+    """Write the weights of a run, delete its saved state, and wait for all processes."""
+    if accelerator.is_main_process:
+        checkpoints.save(model, recipe | stored, out, getattr(torch, recipe["store"]))
+        (out / STATE_FILE).unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+
+
+def decayed(
+    model: nn.Module, weight_decay: float, decays: Callable[[nn.Parameter], bool]
+) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, with weight decay and without."""
+    groups = ([p for p in model.parameters() if decays(p) is decay] for decay in (True, False))
+    return [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in zip(groups, (weight_decay, 0.0), strict=True)
+    ]
 
 
 @dataclass
@@ -70,6 +103,37 @@ class _Standing:
     step: int = 0
     loss_sum: float = 0.0  # over the epoch so far
     metrics: list[dict[str, Any]] = field(default_factory=list)
+
+
+def shard(model: nn.Module, blocks: list[nn.Module], accelerator: Accelerator) -> None:
+    """Divide weights, gradients and optimizer state among the processes, in place, each part on its device.
+
+    A block's weights are put together while it computes; what is in no block stays together throughout a step. All
+    must happen in the model's own ``forward``. Each parameter is replaced by a new one, whose gradient is the mean
+    over the processes. accelerate divides models on GPUs only, by the same function of PyTorch.
+
+    Source: PyTorch, ``torch.distributed.fsdp.fully_shard``.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # not needed by most runs
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether each process has a part of a tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def divided(tensor: Tensor, like: Any) -> Tensor:
+    """Return this process's part of a tensor if ``like`` is divided and of its shape, else the tensor."""
+    if not is_sharded(like) or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = True) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Recipe of a classifier's training: every field that affects the weights, and no others."""
+"""Recipes of training, of classifiers and dual encoders: every field that affects the weights, and no others."""
 
 import math
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
+from antiphase.models.clip import ClipConfig, configure_clip, find_clip
 from antiphase.models.transformer import attention_of
 from antiphase.models.vit import VitConfig, configure
 from antiphase.precision import Precision, multiplies_bf16
@@ -42,7 +43,7 @@ class Recipe(Fields):
     adversarial: Adversary | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_what_is_not_there(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # keeps the identity of recipes written before adversarial training existed
         fields = dump(self)
         if self.adversarial is None:
@@ -54,8 +55,7 @@ class Recipe(Fields):
 def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
     """Build the recipe of a ``vit`` or ``diffvit`` for given training images.
 
-    The model's sizes come from the preset for the image size, its normalisation from the mean and standard deviation
-    of each channel over at most 60,000 images, rounded to three digits.
+    The model's sizes come from the preset for the image size, its normalisation from :func:`pixel_statistics`.
 
     Args:
         kind: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
@@ -78,11 +78,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
 
 
 def check_warmup(name: str, value: float, epochs: int) -> None:
-    """Refuse a warm-up that lasts longer than the training.
-
-    Raises:
-        UserError: naming it.
-    """
+    """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
         raise UserError(
             f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
@@ -90,7 +86,7 @@ def check_warmup(name: str, value: float, epochs: int) -> None:
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, in units of the [0, 1] pixel range, to three digits."""
+    """Return mean and standard deviation per channel of at most ``limit`` images, in [0, 1], to three digits."""
     count, total, squares = 0, torch.zeros(1), torch.zeros(1)
     for _, batch, _ in images.subset(min(limit, len(images))).batches(1000):
         pixels = batch.double().transpose(0, 1).flatten(1)
@@ -118,3 +114,93 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     total = recipe.epochs * steps_per_epoch
     progress = (step - warmup) / max(1.0, total - warmup)
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+Kind = Literal["clip", "siglip", "slip_exact"]
+MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
+
+
+class ClipRecipe(Fields):
+    """Hyperparameters of a dual encoder's training; stored next to its weights.
+
+    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
+    a cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
+    """
+
+    kind: Literal["clip"] = "clip"
+    model: ClipConfig
+    data: str
+    data_fingerprint: str
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    epochs: int = Field(default=40, ge=1)
+    batch_size: int = Field(default=4096, ge=2)
+    learning_rate: float = Field(default=5e-4, gt=0)
+    warmup_epochs: float = Field(default=1.0, ge=0)
+    warmup_start: float = Field(default=1e-6, ge=0)
+    final_learning_rate: float = Field(default=1e-5, ge=0)
+    weight_decay: float = Field(default=0.5, ge=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    epsilon: float = Field(default=1e-8, gt=0)
+    loss: Kind = "clip"
+    crop: tuple[float, float] = (0.5, 1.0)
+    captions: Literal["first", "any"] = "any"
+    patch_dropout: float = Field(default=0.0, ge=0, lt=1)
+    precision: Precision = "float32"
+    store: Literal["float32", "float16"] = "float32"
+
+
+# openmoji: tuned by hand on that set (dev/clip.md), the same for every variant
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "diffclip": {"size": "b16", "recipe": {}},
+    "openmoji": {
+        "size": "small",
+        "recipe": {
+            "epochs": 12,
+            "batch_size": 256,
+            "learning_rate": 1e-3,
+            "warmup_epochs": 3.0,
+            "weight_decay": 0.2,
+        },
+    },
+}
+
+
+def make_clip_recipe(
+    variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
+) -> ClipRecipe:
+    """Build the recipe of a CLIP variant.
+
+    Args:
+        variant: a key of ``antiphase.registry.CLIPS``, such as ``diffclip-depth`` (DiffCLIP*).
+        preset: ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop).
+        data: name of the training pairs.
+        fingerprint: fingerprint of the training pairs.
+        model_fields: arguments of :func:`~antiphase.models.clip.configure_clip` that override the preset.
+        **fields: fields of the recipe that override the preset.
+
+    Raises:
+        UserError: naming the field that is unknown or out of range.
+    """
+    own = find_clip(variant).fields
+    if preset not in TRAINING_PRESETS:
+        raise UserError(f"preset {preset!r}: expected one of {', '.join(TRAINING_PRESETS)}")
+    chosen = TRAINING_PRESETS[preset]
+    sigmoid = fields.get("loss") == "siglip"  # SigLIP, Section 3.1: t' = ln 10, b = −10
+    start = {"logit_scale": math.log(10.0), "logit_bias": -10.0} if sigmoid else {}
+    model = configure_clip(chosen["size"], **{**own, **start, **model_fields})
+    recipe = ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **(chosen["recipe"] | fields))
+    if "warmup_epochs" in fields:  # the preset's may be longer than a short training
+        check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)
+    return recipe
+
+
+def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step (from 0): linear warm-up, then half a cosine."""
+    total = recipe.epochs * steps_per_epoch
+    warmup = min(round(recipe.warmup_epochs * steps_per_epoch), total)
+    if step < warmup:
+        share = step / max(1, warmup - 1)
+        return recipe.warmup_start + share * (recipe.learning_rate - recipe.warmup_start)
+    share = (step - warmup) / max(1, total - warmup)
+    low, high = recipe.final_learning_rate, recipe.learning_rate
+    return low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * share))

@@ -11,23 +11,18 @@ from accelerate.utils import LoggerType
 from antiphase.errors import UserError, first_line, shown
 
 Tracker = str | GeneralTracker
+Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers
 _PACKAGES = {"comet_ml": "comet-ml"}  # where pip knows it by another name
 
 
 def check_trackers(trackers: Sequence[Tracker]) -> None:
-    """Check that trackers exist and are installed.
-
-    Raises:
-        UserError: one is unknown, or its package is missing; says what to install.
-    """
+    """Refuse trackers that are unknown or not installed."""
     available = {str(one.value) for one in get_available_trackers()}
     known = [str(one.value) for one in LoggerType if one is not LoggerType.ALL]
     for name in trackers:
-        if not isinstance(name, str):
-            continue
-        if name not in known:
+        if isinstance(name, str) and name not in known:
             raise UserError(f"track {shown(name)}: expected one of {', '.join(known)}")
-        if name not in available:
+        if isinstance(name, str) and name not in available:
             raise UserError(f"track {name!r}: is not installed; run pip install {_PACKAGES.get(name, name)}")
 
 
@@ -36,17 +31,11 @@ def log_options(trackers: Sequence[Tracker], out: Path) -> dict[str, Any]:
     return {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
 
 
-def start_tracking(
-    accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]
-) -> Callable[[dict[str, Any], int], None]:
+def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]) -> Send:
     """Start the trackers of a run and return what sends numbers and their step to them.
 
-    A list, such as λ by layer, is sent as one number for each element: ``lambda/0``, ``lambda/1`` and so on.
-
-    Args:
-        accelerator: made with :func:`log_options`.
-        trackers: as given to it; without any, nothing is sent.
-        recipe: hyperparameters; single numbers, words and truth values among them are sent once.
+    Single numbers, words and truth values of the recipe are sent once. A list, such as λ by layer, is sent as one
+    number for each element: ``lambda/0``, ``lambda/1`` and so on.
 
     Raises:
         UserError: a tracker cannot be started, for example for want of a login.
@@ -57,16 +46,11 @@ def start_tracking(
     try:
         accelerator.init_trackers("antiphase", config)
     except Exception as error:  # each package has its own
-        reason = first_line(error)
         names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
         raise UserError(
-            f"track {names}: cannot be started ({reason}); set it up or leave out --track"
+            f"track {names}: cannot be started ({first_line(error)}); set it up or leave out --track"
         ) from None
-
-    def send(numbers: dict[str, Any], step: int) -> None:
-        accelerator.log(scalars(numbers), step)
-
-    return send
+    return lambda numbers, step: accelerator.log(scalars(numbers), step)
 
 
 def scalars(numbers: dict[str, Any]) -> dict[str, float]:
@@ -78,7 +62,7 @@ def scalars(numbers: dict[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for name, value in numbers.items():
         if isinstance(value, list):
-            flat |= {f"{name}/{at}": float(one) for at, one in enumerate(value)}
+            flat |= {f"{name}/{index}": float(one) for index, one in enumerate(value)}
         else:
             flat[name] = float(value)
     return flat

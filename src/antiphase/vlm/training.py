@@ -24,7 +24,7 @@ from antiphase.precision import Precision, autocast
 from antiphase.processes import start_processes, sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.sharding import is_sharded, shard
+from antiphase.training.loop import is_sharded, shard
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 from antiphase.vlm.checkpoint import save_vlm
 from antiphase.vlm.language import is_lora
@@ -66,7 +66,7 @@ def train_vlm(
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
         sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
             fit one device; implies checkpointing. Affects the result only by rounding.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
         progress: show a progress bar on stderr.
 
     Returns:

@@ -1,37 +1,115 @@
-"""Checks for gradient masking and other signs that attack results are unreliable.
+"""Checks of an attack's inputs, and of signs that its results are unreliable, such as masked gradients.
 
 Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Sections 3 and 4; F. Croce, M. Hein,
 *Reliable Evaluation of Adversarial Robustness …*, ICML 2020, Section 2.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from antiphase.attacks.engine.oracle import QUANTUM, Oracle
+from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, logits_of
+from antiphase.attacks.engine.search import Run
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
 
+ALL_TARGETS = 9
 _RELATIVE = 1e-3  # tolerated rounding error, relative to the largest logit
 _SHARE = 0.5  # share of failed searches above which to warn
 _FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the count
 _BLACK_BOX_GAIN = 0.01  # share of all samples
 
 
+def check_targets(targets: int | None, classes: int) -> None:
+    """Refuse more target classes than others; AutoAttack's 9 stands for all other classes if there are fewer."""
+    if targets and targets >= classes and targets != ALL_TARGETS:
+        raise UserError(f"targets {targets}: expected at most {classes - 1}, the number of other classes")
+
+
+def check_inputs(
+    images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, context: Tensor | None = None
+) -> Tensor:
+    """Check images, labels, ids and context; return the images, clipped where rounding took them beyond the bounds."""
+    if images.ndim < 2 or not len(images) or images.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"images of shape {tuple(images.shape)} and {images.dtype}: expected (samples, C, H, W) of float32 or "
+            "float64"
+        )
+    count = len(images)
+    for name, values in (("labels", labels), ("ids", ids)):
+        if values is not None and (values.shape != (count,) or values.is_floating_point()):
+            raise UserError(
+                f"{name} of shape {tuple(values.shape)} and {values.dtype}: expected one integer per sample, ({count},)"
+            )
+    if len(ids.unique()) < count:
+        raise UserError("duplicate ids: each sample needs its own, since its random draws are keyed by id")
+    if context is not None and context.shape[:1] != (count,):
+        raise UserError(f"context of shape {tuple(context.shape)}: expected one row per sample, ({count}, …)")
+    low, high = float(images.detach().min()), float(images.detach().max())
+    least, most = threat.bounds
+    room = [threat.tolerance * max(1.0, abs(bound)) for bound in threat.bounds]
+    if not (least - room[0] <= low and high <= most + room[1]):  # also catches NaN
+        raise UserError(
+            f"images have values from {low:.8g} to {high:.8g}: expected {least:g} to {most:g}; "
+            "scale them, and normalise inside the model"
+        )
+    return images.detach() if least <= low and high <= most else images.detach().clamp(least, most)
+
+
+def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:
+    """Refuse the ε of each sample if there are not ``count`` of them, or one is below 0 or above the threat's."""
+    if budgets.shape != (count,) or budgets.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"budgets of shape {tuple(budgets.shape)} and {budgets.dtype}: expected one ε per sample, ({count},), of "
+            "float32 or float64"
+        )
+    if math.isinf(threat.eps):
+        raise UserError("budgets with an infinite ε: expected a finite ε, at least as large as each budget")
+    # float32 may round up; written so that NaN is outside
+    outside = budgets[~((budgets >= 0) & (budgets.double() <= threat.eps * (1 + 1e-6)))]
+    if len(outside):
+        raise UserError(
+            f"budgets {float(outside[0]):g}: expected at least 0 and at most the threat's ε, {threat.eps:g}"
+        )
+
+
+def check_goal(
+    model: Classifier, images: Tensor, labels: Tensor | None, targets: int | None, run: Run
+) -> tuple[Tensor, Tensor]:
+    """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
+    others = {
+        "labels": labels,
+        "context": run.context,
+        "on_finished": run.on_finished,
+        "targets": targets or None,
+    }
+    for name, other in others.items():
+        if other is not None:
+            shown = f" {other}" if name == "targets" else ""
+            raise UserError(f"goal and {name}{shown}: they exclude each other; expected {name}=None")
+    goal, count = torch.as_tensor(run.goal).detach().cpu(), len(images)
+    if goal.dtype not in (torch.int64, torch.int32) or goal.shape not in ((), (count,)):
+        raise UserError(
+            f"goal of shape {tuple(goal.shape)} and {goal.dtype}: expected one class, or one integer per sample, "
+            f"({count},)"
+        )
+    clean, low, high = logits_of(model, images), int(goal.min()), int(goal.max())
+    if not 0 <= low <= high < clean.shape[1]:
+        raise UserError(f"goal from {low} to {high}: the model tells classes 0 to {clean.shape[1] - 1} apart")
+    return goal.long().expand(count).clone(), clean.argmax(1)
+
+
 def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None) -> list[str]:
-    """Return warnings about a model's logits that concern every attack.
+    """Return warnings about a model's logits that concern every attack, and set ``oracle.alike``.
 
     The model is run on at most 16 images: twice on the same batch, then on the first of them alone and among others.
-    Sets ``oracle.alike``.
-
-    Args:
-        oracle: oracle of the model.
-        images: clean images.
-        context: what the model is given with each image, if anything.
     """
     some = images[:QUANTUM].to(oracle.device)
-    asked = None if context is None else context[:QUANTUM].to(oracle.device)
+    given = None if context is None else context[:QUANTUM].to(oracle.device)
     oracle.alike = True
-    first, second = oracle.verdict(some, asked), oracle.verdict(some, asked)
+    first, second = oracle.verdict(some, given), oracle.verdict(some, given)
     scale = _RELATIVE * float(first.abs().amax().clamp_min(1e-6))
     if float((first - second).abs().amax()) > scale:
         oracle.alike = False
@@ -42,18 +120,17 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             'the mean logits (passes=20, autoattack version="rand") or remove the randomness'
         ]
     warnings = []
-    alone = oracle.verdict(some[:1], None if asked is None else asked[:1])
-    inverted = some.amin() + some.amax() - some
-    others = None if asked is None else torch.cat([asked[:1], asked[1 - QUANTUM :]])
-    company = oracle.verdict(torch.cat([some[:1], inverted[1 - QUANTUM :]]), others)[:1]
+    alone = oracle.verdict(some[:1], None if given is None else given[:1])
+    inverted = torch.cat([some[:1], (some.amin() + some.amax() - some)[1 - QUANTUM :]])
+    others = None if given is None else torch.cat([given[:1], given[1 - QUANTUM :]])
+    company = oracle.verdict(inverted, others)[:1]
     if float((alone - first[:1]).abs().amax()) > scale or float((company - first[:1]).abs().amax()) > scale:
         oracle.alike = False
         warnings.append(
             "the logits of an image depend on the other images in its batch, and so do the results; put "
             "layers such as BatchNorm in evaluation mode, or attack with batch_size=1"
         )
-    total = first.sum(1)
-    if bool(((first >= 0).all(1) & ((total - 1.0).abs() < 1e-4)).all()):
+    if bool(((first >= 0).all(1) & ((first.sum(1) - 1.0).abs() < 1e-4)).all()):
         warnings.append(
             "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients; "
             "remove the final softmax of the model"
@@ -62,13 +139,7 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
 
 
 def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
-    """Return warnings about the gradients of a search.
-
-    Args:
-        oracle: oracle that counted the gradients.
-        failed: number of searches that failed.
-        stuck: number of those whose loss never rose above its initial value.
-    """
+    """Return warnings about the gradients of searches: how many failed, and of those, with a loss that never rose."""
     warnings, seen = [], oracle.seen
     if seen["broken"]:
         warnings.append(
@@ -90,11 +161,11 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
 
 
 def black_box_wins(broken: int, black_box: Mapping[str, int], samples: int) -> list[str]:
-    """Return a warning if a black-box attack breaks samples that gradient-based attacks failed to break.
+    """Return a warning if attacks without gradients break samples that those before them failed to break.
 
     Args:
         broken: number of samples broken by any attack.
-        black_box: number of samples broken by each attack without gradients, after the others had failed.
+        black_box: number of samples broken by each attack without gradients.
         samples: number of all samples.
     """
     blind = sum(black_box.values())
@@ -108,12 +179,7 @@ def black_box_wins(broken: int, black_box: Mapping[str, int], samples: int) -> l
 
 
 def falling_asr(eps: list[float], asr: list[float]) -> list[str]:
-    """Return a warning for each ε at which fewer samples were broken than at the one before.
-
-    Args:
-        eps: ε in ascending order.
-        asr: attack success rate at each.
-    """
+    """Return a warning for each ε, in ascending order, at which fewer samples were broken than at the one before."""
     return [
         f"ASR falls from {low:.3f} at ε = {small:.5g} to {high:.3f} at ε = {large:.5g}, though the larger ε allows "
         "every smaller perturbation; use nested budgets, more steps or restarts"

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
@@ -65,7 +64,7 @@ class Oracle:
         passes: int = 1,
         device: torch.device | None = None,
     ) -> None:
-        self.model, self.passes = model, passes
+        self.model, self.passes, self.compiled = model, passes, compile
         self.device = device_of(model, device or "cpu")
         self.precision: Precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
@@ -76,7 +75,7 @@ class Oracle:
     def in_float32(self) -> Self:
         """Return an oracle with a float32 search that is not compiled; both share the counts in ``seen``."""
         exact = copy.copy(self)
-        exact.precision, exact._searched = "float32", self.model
+        exact.precision, exact.compiled, exact._searched = "float32", False, self.model
         return exact
 
     def verdict(
@@ -84,7 +83,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad(), exact_float32(x.device):
-            return self._padded("verdict", x, lambda rows: [self._ask(self.model, x, context, rows)])[0]
+            return self._logits("verdict", self.model, x, context)
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
@@ -94,16 +93,18 @@ class Oracle:
         self, x: Float[Tensor, "batch *shape"], context: Tensor | None = None
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits in the search's precision, without a graph; not counted."""
-        with torch.no_grad(), outputs_only(), self._autocast(x):
-            return self._padded("search", x, lambda rows: [self._ask(self._searched, x, context, rows)])[0]
+        with torch.no_grad(), outputs_only(), autocast(x.device, self.precision):
+            return self._logits("search", self._searched, x, context)
 
-    def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self, rows: dict[str, Tensor], x: Float[Tensor, "batch *shape"]
+    ) -> Float[Tensor, "batch classes"]:
         """Return the logits without a graph; count one forward pass per row."""
         rows["forwards"] = rows["forwards"] + self.passes
         return self.logits(x, rows.get("context"))
 
     def gradients(
-        self, rows: Rows, x: Float[Tensor, "batch *shape"], losses: Sequence[Loss]
+        self, rows: dict[str, Tensor], x: Float[Tensor, "batch *shape"], losses: Sequence[Loss]
     ) -> tuple[
         list[Float[Tensor, " batch"]], Float[Tensor, "batch classes"], list[Float[Tensor, "batch *shape"]]
     ]:
@@ -112,68 +113,67 @@ class Oracle:
         Count for each row one forward pass, and one backward pass for each loss.
         """
         number = len(losses)
-
-        def run(padded: int) -> list[Tensor]:
-            leaf = x.detach().requires_grad_(True)
-            values: list[Tensor] = []
-            gradients: list[Tensor] = []
-            with self._autocast(x):
-                logits = self._ask(self._searched, leaf, rows.get("context"), padded)
-            if torch.is_inference_mode_enabled():
-                raise UserError(
-                    "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
-                )
-            if not logits.requires_grad:
-                raise UserError(
-                    "the logits do not depend differentiably on the images: use square, which needs no gradients"
-                )
-            for index, loss in enumerate(losses):
-                value = one_each(loss(logits), logits)
-                more = index + 1 < number
-                with running(self.model, x):
-                    gradients += torch.autograd.grad(
-                        value.sum(), leaf, retain_graph=more, materialize_grads=True
-                    )
-                values.append(value.detach())
-            return [logits.detach(), *values, *gradients]
-
+        answers: list[list[Tensor]] = []
         with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
-            logits, *rest = self._padded("gradient", x, run)
+            for size in self._sizes("gradient", len(x), answers):
+                with _smaller_may_fail(answers):
+                    leaf = x.detach().requires_grad_(True)
+                    passes: list[Tensor] = []
+                    with autocast(x.device, self.precision), running(self.model, x):
+                        for given in _copies(leaf, rows.get("context"), size, self.passes):
+                            passes.append(checked(self._searched(*given), given[0])[: len(x)])
+                    logits = _mean(passes)
+                    if torch.is_inference_mode_enabled():
+                        raise UserError(
+                            "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
+                        )
+                    if not logits.requires_grad:
+                        raise UserError(
+                            "the logits do not depend differentiably on the images: use square, which needs no "
+                            "gradients"
+                        )
+                    values: list[Tensor] = []
+                    gradients: list[Tensor] = []
+                    for index, loss in enumerate(losses):
+                        values.append(one_each(loss(logits), logits))
+                        more = index + 1 < number
+                        with running(self.model, x):
+                            gradients += torch.autograd.grad(
+                                values[-1].sum(), leaf, retain_graph=more, materialize_grads=True
+                            )
+                    answers.append([one.detach() for one in (logits, *values, *gradients)])
         rows["forwards"] = rows["forwards"] + self.passes
         rows["backwards"] = rows["backwards"] + self.passes * number
+        logits, *rest = answers[0]
         return rest[:number], logits, [self._sound(gradient) for gradient in rest[number:]]
 
-    def _padded(self, kind: str, x: Tensor, run: Callable[[int], list[Tensor]]) -> list[Tensor]:
-        """Run with as many rows as ``QUANTUM`` wants, or with fewer that are known to give bitwise the same."""
-        key = kind, self.precision, 1 << (len(x) - 1).bit_length()
-        if not self.alike or self._searched is not self.model or not 0 < len(x) <= QUANTUM // 2:
-            return run(len(x) + -len(x) % QUANTUM)
-        if self._fits.get(key):
-            return run(key[2])
-        results = run(QUANTUM)
-        if key not in self._fits:
-            try:
-                self._fits[key] = all(map(torch.equal, run(key[2]), results))
-            except UserError:  # such as exported for one size of batch
-                self._fits[key] = False
-        return results
+    def _logits(self, kind: str, model: Classifier, x: Tensor, context: Tensor | None) -> Tensor:
+        answers: list[list[Tensor]] = []
+        for size in self._sizes(kind, len(x), answers):
+            copies = _copies(x, context, size, self.passes)
+            with _smaller_may_fail(answers), running(self.model, x):
+                answers.append([_mean([checked(model(*some), some[0])[: len(x)] for some in copies])])
+        return answers[0][0]
 
-    def _autocast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
-        return autocast(x.device, self.precision)
+    def _sizes(self, kind: str, rows: int, answers: list[list[Tensor]]) -> Iterator[int]:
+        """Yield how many rows to run: as ``QUANTUM`` wants, or fewer where that is known to give bitwise the same.
 
-    def _ask(self, model: Classifier, x: Tensor, context: Tensor | None, rows: int) -> Tensor:
-        answers: list[Tensor] = []
-        for _ in range(self.passes):
-            # copies, which the model may write to
-            given = [_pad(one, rows) for one in ((x,) if context is None else (x, context))]
-            with running(self.model, x):
-                logits = model(*given)
-            answers.append(checked(logits, given[0])[: len(x)])
-        return torch.stack(answers).mean(0) if self.passes > 1 else answers[0]
+        Where it is not known yet, yield both, and compare the answers.
+        """
+        size = 1 << (rows - 1).bit_length()
+        key = kind, self.precision, size
+        if not self.alike or self.compiled or not 0 < rows <= QUANTUM // 2:
+            yield rows + -rows % QUANTUM
+        elif key in self._fits:
+            yield size if self._fits[key] else QUANTUM
+        else:
+            yield QUANTUM
+            yield size
+            self._fits[key] = len(answers) == 2 and all(map(torch.equal, *answers))
 
     def _sound(self, gradient: Tensor) -> Tensor:
         """Count gradients that are zero or not finite."""
-        steepest = gradient.detach().flatten(1).abs().amax(1)  # NaN where any is
+        steepest = gradient.flatten(1).abs().amax(1)  # NaN where any is
         self.seen["asked"] += len(steepest)
         if bool((steepest > 0).logical_and(steepest.isfinite()).all()):
             return gradient
@@ -183,10 +183,28 @@ class Oracle:
         return gradient.nan_to_num(0.0, 0.0, 0.0) if bool(broken.any()) else gradient
 
 
-def _pad(x: Tensor, rows: int) -> Tensor:
-    """Return a copy with this many rows, padded with the first."""
+@contextlib.contextmanager
+def _smaller_may_fail(answers: list[list[Tensor]]) -> Iterator[None]:
+    """Ignore the error of a second, smaller batch: the model may be exported for one size of batch."""
+    try:
+        yield
+    except UserError:
+        if not answers:
+            raise
+
+
+def _copies(x: Tensor, context: Tensor | None, rows: int, count: int) -> Iterator[list[Tensor]]:
+    """Yield copies of images and context, which the model may write to, padded with the first row."""
     missing = rows - len(x)
-    return torch.cat([x, x[:1].detach().expand(missing, *x.shape[1:])]) if missing else x.clone()
+    for _ in range(count):
+        yield [
+            torch.cat([one, one[:1].detach().expand(missing, *one.shape[1:])]) if missing else one.clone()
+            for one in ([x] if context is None else [x, context])
+        ]
+
+
+def _mean(logits: list[Tensor]) -> Tensor:
+    return torch.stack(logits).mean(0) if len(logits) > 1 else logits[0]
 
 
 def checked(logits: Any, images: Tensor) -> Tensor:
@@ -232,3 +250,11 @@ def attacked(
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)
+
+
+def logits_of(model: Classifier, images: Tensor) -> Float[Tensor, "samples classes"]:
+    """Return a model's logits in float32, on the CPU."""
+    with attacked(model, device=images.device) as oracle:
+        return torch.cat(
+            [oracle.verdict(some.to(oracle.device)).cpu() for some in images.detach().split(QUANTUM)]
+        )

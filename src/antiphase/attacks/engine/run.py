@@ -1,22 +1,56 @@
-"""Run a :class:`~antiphase.attacks.engine.search.Search` on every sample."""
+"""Run a search on every sample, in full batches, until every sample is decided.
+
+Searches start from a schedule, leave the batch as soon as they are decided, and are replaced. Since rows are
+independent and random draws are keyed by sample, results depend neither on the batch size nor on the order of the
+samples. Searches in low precision that fail within rounding error are repeated in float32, in a separate batch, before
+the sample counts as robust.
+"""
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
-from antiphase.attacks.engine.checks import inspect_model, inspect_search
-from antiphase.attacks.engine.goal import run_towards
-from antiphase.attacks.engine.inputs import check_budgets, check_inputs
-from antiphase.attacks.engine.options import RunOptions, read_options
-from antiphase.attacks.engine.oracle import Classifier, attacked
-from antiphase.attacks.engine.progress import bar
-from antiphase.attacks.engine.search import Search
-from antiphase.attacks.engine.work import Work
+from antiphase.attacks.engine.checks import (
+    check_budgets,
+    check_goal,
+    check_inputs,
+    check_targets,
+    inspect_model,
+    inspect_search,
+)
+from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
+from antiphase.attacks.engine.scheduling import Lane
+from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
+from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
+from antiphase.progress import status_bar
+from antiphase.streams import key, sample_keys
+
+_ROWS = 128  # default batch size (dev/attack-engine.md)
+_MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
+# A search in low precision is repeated in float32 (dev/low-precision.md) if the margin of its best example is at least
+_ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
+_REACH = 1.02  # times ε
+_SETTLED = (
+    "item",
+    "clean",
+    "best",
+    "prediction",
+    "success",
+    "near",
+    "loss",
+    "start_loss",
+    "forwards",
+    "backwards",
+)
 
 
 def run_search(
@@ -25,7 +59,7 @@ def run_search(
     labels: Tensor | None,
     threat: Threat,
     search: Search,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     options: RunOptions,
     budgets: Tensor | None = None,
 ) -> AttackResult:
@@ -45,29 +79,32 @@ def run_search(
         UserError: Images are outside the bounds, labels or ids do not fit, or the model's logits are not finite.
     """
     began = time.monotonic()
-    chosen = read_options(options, search.name)
-    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
-    if chosen.goal is not None:
-        if search.targets:
-            raise UserError(
-                f"goal and targets {search.targets}: they exclude each other; expected targets=None"
-            )
-
-        def towards(model: Classifier, labels: Tensor, options: RunOptions) -> AttackResult:
-            return run_search(model, images, labels, threat, search, settings, options, budgets)
-
-        return run_towards(towards, model, images, labels, chosen, options)
-    images = check_inputs(images, labels, threat, ids, chosen.context)
+    run = read_options(options, search.name)
+    if run.goal is not None:
+        goal, prediction = check_goal(model, images, labels, search.targets, run)
+        options = {**options, "goal": None, "context": goal}
+        labels = torch.zeros_like(goal)
+        result = run_search(_Towards(model), images, labels, threat, search, settings, options, budgets)
+        return replace(
+            result,
+            label=prediction,
+            clean_prediction=prediction,
+            prediction=logits_of(model, result.adversarial).argmax(1),
+            settings=result.settings | {"goal": goal.tolist()},
+        )
+    ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()
+    images = check_inputs(images, labels, threat, ids, run.context)
+    settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
     else:
         check_budgets(budgets, len(images), threat)
-        settings = settings | {"budgets": budgets.tolist()}
-    ids = ids.cpu()
-    with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
-        warnings = inspect_model(oracle, images, chosen.context)
-        work = Work(oracle, images, labels, threat, budgets, search, chosen, ids)
-        with bar(search.name, len(images), chosen.progress) as show:
+        settings["budgets"] = budgets.tolist()
+    title = run.progress if isinstance(run.progress, str) else search.name
+    with attacked(model, run.precision, run.compile, run.passes, images.device) as oracle:
+        warnings = inspect_model(oracle, images, run.context)
+        work = _Work(oracle, images, labels, threat, budgets, search, run, ids)
+        with status_bar(title, len(images), bool(run.progress)) as bar:
             shown = -1
             while lane := work.next_lane():
                 if len(lane.batch):  # none if all that is left waits to be confirmed
@@ -75,18 +112,221 @@ def run_search(
                 work.collect(lane)
                 if work.resolved != shown:
                     shown = work.resolved
-                    show(shown, work.broken)
+                    bar.show(shown, f"ASR {work.broken / max(1, shown):.3f}")
         warnings += inspect_search(oracle, work.failed, work.stuck)
-    settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
-    settings |= {"precision": chosen.precision} if chosen.precision != "float32" else {}
-    settings |= {"passes": chosen.passes} if chosen.passes > 1 else {}
+    settings |= {"seed": run.seed, "early_stop": run.early_stop}
+    settings |= {"precision": run.precision} if run.precision != "float32" else {}
+    settings |= {"passes": run.passes} if run.passes > 1 else {}
     arrays: dict[str, Any] = work.results
+    seconds = time.monotonic() - began
     return AttackResult(
-        search.name,
-        threat,
-        settings,
-        ids,
-        **arrays,
-        warnings=tuple(warnings),
-        seconds=time.monotonic() - began,
+        search.name, threat, settings, ids, **arrays, warnings=tuple(warnings), seconds=seconds
     )
+
+
+class _Towards(nn.Module):
+    """The largest logit of the classes that are not an image's goal, and the logit of its goal.
+
+    The prediction changes from 0 to 1 if and only if the model predicts the goal.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, images: Float[Tensor, "batch *shape"], goal: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch 2"]:
+        logits = checked(self.model(images), images)
+        others = logits.scatter(1, goal[:, None], -torch.inf).amax(1)
+        return torch.stack([others, logits.gather(1, goal[:, None]).squeeze(1)], 1)
+
+
+class _Work:
+    """The searches of all samples and their results so far."""
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        images: Tensor,
+        labels: Tensor | None,
+        threat: Threat,
+        budgets: Tensor,
+        search: Search,
+        run: Run,
+        ids: Tensor,
+    ) -> None:
+        self.images, self.ids, self.threat, self.search, self.run = images, ids, threat, search, run
+        self.budgets = budgets.cpu().to(images.dtype)
+        size = min(run.batch_size or largest_batch(images[0], oracle.device, _ROWS), _MOST_ROWS)
+        self.main, self.exact = (Lane(one, size, run.early_stop) for one in (oracle, oracle.in_float32()))
+        count = len(images)
+        logits = torch.cat([self._clean_logits(some) for some in torch.arange(count).split(size)])
+        classes = logits.shape[1]
+        if classes < 2:
+            raise UserError(
+                f"the model returned logits of shape {tuple(logits.shape)}: expected at least two classes"
+            )
+        clean = logits.argmax(1)
+        label = clean if labels is None else labels.cpu().long()
+        if int(label.min()) < 0 or int(label.max()) >= classes:
+            low, high = int(label.min()), int(label.max())
+            raise UserError(f"labels from {low} to {high}: the model tells classes 0 to {classes - 1} apart")
+        check_targets(search.targets, classes)
+        others = (
+            logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True).indices
+        )
+        self.targets = others[:, : max(1, min(search.targets or 0, classes - 1))].clone()
+        # as many again of a sample may be tried once more, in float32
+        self.items = self.targets.shape[1] * search.restarts
+        self.results = {
+            "label": label,
+            "clean_prediction": clean,
+            "prediction": clean.clone(),
+            "success": clean != label,  # already wrong: nothing to search for
+            "adversarial": images.cpu().clone(),
+            "distance": torch.zeros(count, dtype=images.dtype),
+            "forwards": torch.full((count,), oracle.passes),
+            "backwards": torch.zeros(count, dtype=torch.int64),
+        }
+        self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
+        self.last = torch.full((count,), self.items - 1)  # no later item of a sample can count
+        self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
+        robust = (~self.results["success"]).nonzero().flatten().tolist()
+        for position in robust:
+            self.main.schedule.add(position, range(self.items))
+        self.near: dict[int, list[int]] = {}  # of samples at work: items that low precision failed by a hair
+        self.resolved = self.broken = 0
+        self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
+        self._resolve(self.results["success"].nonzero().flatten().tolist())
+
+    def _clean_logits(self, positions: Tensor) -> Tensor:
+        device, context = self.main.oracle.device, self.run.context
+        given = None if context is None else context[positions].to(device)
+        return self.main.oracle.verdict(self.images[positions].to(device), given).cpu()
+
+    def next_lane(self) -> Lane | None:
+        """Refill the fuller lane and return it; None once every sample is decided."""
+        self.exact.waiting = self.exact.waiting.join(self.main.leave())
+        lane = max(self.exact, self.main, key=lambda lane: lane.filled)
+        if not lane.filled:
+            return None
+        if chosen := lane.next():
+            item, position = torch.tensor(chosen).unbind(1)
+            index, targets = item % self.items, self.targets.shape[1]
+            rows = Rows(
+                position=position,
+                item=item,
+                key=sample_keys(self.keys[index], self.ids[position]),
+                clean=self.images[position],
+                label=self.results["label"][position],
+                restart=index // targets,
+                target=self.targets[position, index % targets],
+                eps=self.budgets[position],
+                forwards=torch.zeros_like(item),
+                backwards=torch.zeros_like(item),
+            )
+            if self.run.context is not None:
+                rows["context"] = self.run.context[position]
+            lane.start(rows, self.search)
+        return lane
+
+    def collect(self, stepped: Lane) -> None:
+        """Confirm and record the searches that have ended, after a step of one lane."""
+        stepped.set_aside()
+        for lane in (self.main, self.exact):
+            tried = lane.ended()
+            if len(tried):
+                self._confirm(tried, lane)
+
+    def _confirm(self, tried: Rows, lane: Lane) -> None:
+        """Confirm the result of finished searches in float32."""
+        logits = lane.oracle.verdict(tried["best"], tried.get("context"))
+        # failed searches are checked too: in low precision they may have failed by rounding
+        tried["forwards"] = tried["forwards"] + lane.oracle.passes
+        prediction = logits.argmax(1)
+        allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
+        success = (prediction != tried["label"]) & allowed
+        near = torch.zeros_like(success)
+        verdict = Rows(tried, prediction=prediction, success=success, near=near)
+        failed = tried["done"] & ~success & (tried["item"] < self.items)
+        rounded = self.main.oracle.precision != "float32" and not self.search.decides_in_float32
+        if rounded and failed.any():
+            near[failed] = self._near(tried.take(failed), logits[failed])
+            verdict["forwards"] = tried["forwards"] + lane.oracle.passes * failed
+        over = tried["done"] | success
+        if not over.all():  # adversarial only in the precision of the search
+            rows = tried.take(~over)
+            rows["found"] = torch.zeros_like(rows["found"])
+            lane.batch = lane.batch.join(rows)
+        self._settle(verdict.take(over))
+        for lane in (self.main, self.exact):
+            lane.drop(self.last)
+
+    def _near(self, rows: Rows, exact: Tensor) -> Tensor:
+        """Return whether each failed search may have failed by rounding."""
+        rounding = (self.main.oracle.logits(rows["best"], rows.get("context")) - exact).abs().amax(1)
+        close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
+        reach = _REACH * rows["eps"] + self.threat.slack(rows["best"])
+        return close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
+
+    def _settle(self, rows: Rows) -> None:
+        """Take finished rows, and record those that count now, in the order of each sample's items."""
+        position, success = rows["position"].tolist(), rows["success"].tolist()
+        rows = Rows({name: rows[name].cpu() for name in ("position", *_SETTLED) if name in rows})
+        counted: list[Rows] = []
+        decided: list[int] = []
+        for index, item in enumerate(rows["item"].tolist()):
+            sample, lane = position[index], self.main if item < self.items else self.exact
+            row = rows.take(slice(index, index + 1))
+            new, over = lane.schedule.end(sample, item, success[index], row)
+            counted += new
+            if success[index] and self.run.early_stop:
+                self.last[sample] = min(item, int(self.last[sample]))
+            if over:
+                self.last[sample] = -1
+                decided.append(sample)
+        if counted:
+            self._record(Rows.stack(counted))
+        self._resolve([sample for sample in decided if not self._tried_again(sample)])
+
+    def _tried_again(self, position: int) -> bool:
+        """Schedule float32 repeats of the near failures of a robust sample; return whether there are any."""
+        again = [item + self.items for item in self.near.pop(position, [])]
+        if not again or self.results["success"][position]:
+            return False
+        self.exact.schedule.add(position, again)
+        self.last[position] = again[-1]
+        return True
+
+    def _record(self, rows: Rows) -> None:
+        """Count passes; keep of each sample the first of the best rows: successes, then those of the highest loss."""
+        position, results, loss, success = rows["position"], self.results, rows["loss"], rows["success"]
+        for name in ("forwards", "backwards"):
+            results[name].index_add_(0, position, rows[name])
+        for sample, item in zip(
+            position[rows["near"]].tolist(), rows["item"][rows["near"]].tolist(), strict=True
+        ):
+            self.near.setdefault(sample, []).append(item)
+        if "start_loss" in rows:
+            self.failed += int((~success).sum())
+            self.stuck += int((~success & (loss <= rows["start_loss"])).sum())
+        order = torch.from_numpy(np.lexsort((-loss.numpy(), ~success.numpy(), position.numpy())))
+        first = torch.ones_like(success)
+        first[1:] = position[order][1:] != position[order][:-1]
+        rows = rows.take(order[first])
+        position, loss, success = rows["position"], rows["loss"], rows["success"]
+        was = results["success"][position]
+        better = (success & ~was) | ((loss > self.loss[position]) & (success >= was))
+        rows, position = rows.take(better), position[better]
+        self.loss[position] = rows["loss"]
+        results["adversarial"][position] = rows["best"]
+        results["prediction"][position] = rows["prediction"]
+        results["distance"][position] = self.threat.distance(rows["best"], rows["clean"])
+        results["success"][position] |= rows["success"]
+
+    def _resolve(self, positions: list[int]) -> None:
+        self.resolved += len(positions)
+        self.broken += int(self.results["success"][positions].sum())
+        if self.run.on_finished is not None and positions:
+            self.run.on_finished(torch.tensor(positions), self.results)

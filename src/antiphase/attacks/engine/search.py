@@ -1,38 +1,183 @@
-"""The interface of an attack to the engine: a state per row, and a step that advances all rows."""
+"""What an attack is to the engine: rows of state, a search that advances them, and the options of every attack."""
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self, TypedDict
 
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from antiphase.arguments import Count, Seed, Size, validated
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.attacks.engine.rows import Rows
+from antiphase.attacks.threat import Threat, per_row
+from antiphase.precision import Precision
+
+Finished = Callable[[Tensor, dict[str, Tensor]], None]
+
+
+class Rows(dict[str, Tensor]):
+    """The state of a batch under attack: named tensors with one row per search."""
+
+    def __len__(self) -> int:
+        return next(iter(self.values())).shape[0] if super().__len__() else 0
+
+    def take(self, index: Tensor | slice) -> Self:
+        """Return the rows that a boolean mask, a list of positions or a slice selects."""
+        return type(self)({name: tensor[index] for name, tensor in self.items()})
+
+    def join(self, other: Self) -> Self:
+        """Return these rows followed by the other's, which must have the same names unless one is empty."""
+        if not len(self) or not len(other):
+            return self if len(self) else other
+        return type(self)({name: torch.cat([tensor, other[name]]) for name, tensor in self.items()})
+
+    @classmethod
+    def stack(cls, parts: list[Self]) -> Self:
+        """Concatenate parts with the same names."""
+        return cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def put(self, name: str, mask: Tensor, values: Tensor) -> None:
+        """Replace the rows of a tensor selected by ``mask`` with those of ``values``."""
+        old = self[name]
+        self[name] = torch.where(per_row(mask, old), values, old)
+
+    def fill(self, value: float, *names: str) -> None:
+        """Add tensors of one number per row."""
+        for name in names:
+            self[name] = torch.full_like(self["eps"], value)
+
+    def keep_best(
+        self, x: Tensor, loss: Float[Tensor, " batch"], adversarial: Bool[Tensor, " batch"]
+    ) -> None:
+        """Make ``x`` the best image where it is the first adversarial one, or no worse and of higher loss."""
+        better = (adversarial & ~self["found"]) | ((loss > self["loss"]) & (adversarial >= self["found"]))
+        self.put("best", better, x)
+        self.put("loss", better, loss)
+        self["found"] = self["found"] | adversarial
+
+    def keep_nearest(
+        self, x: Tensor, adversarial: Bool[Tensor, " batch"], threat: Threat
+    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+        """Make ``x`` the best image where it is the nearest adversarial one; return its distance and where it is."""
+        distance = threat.distance(x, self["clean"])
+        nearer = adversarial & (-distance > self["loss"])
+        self.put("best", nearer, x)
+        self.put("loss", nearer, -distance)
+        self["found"] = self["found"] | (nearer & (distance <= self["eps"] + threat.slack(x)))
+        return distance, nearer
 
 
 class Search(Protocol):
-    """The search of an attack, for many rows at a time.
+    """The search of an attack, for many rows at a time; rows must be independent of each other.
 
     The engine provides rows with ``clean`` (the image), ``label`` (the attacked class), ``eps``, ``item`` (number of
     the search of this sample: all targets of the first restart, then of the second, …, then the repeats in float32),
     ``restart``, ``target`` (a class, in the order of the clean logits), ``key`` (the random stream of seed, sample,
-    attack and item), ``forwards`` and ``backwards`` (passes so far).
+    attack and item), ``forwards`` and ``backwards`` (passes so far), and with the state that every search has: ``t``
+    (steps so far, 0), ``best`` (the clean image), its ``loss`` (−∞), ``found`` and ``done`` (False).
 
     Attributes:
         name: name of the attack; part of the key of its random streams.
-        targets: number of target classes, at most the number of other classes; 0 if untargeted.
+        targets: number of target classes, at most the number of other classes; None or 0 if untargeted.
         restarts: random restarts per sample (and target class).
         decides_in_float32: whether a search in low precision decides in float32 what it keeps, so that near failures
             are not repeated.
     """
 
-    name: str
-    targets: int
-    restarts: int
-    decides_in_float32: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def targets(self) -> int | None: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    @property
+    def decides_in_float32(self) -> bool: ...
 
     def start(self, rows: Rows) -> None:
-        """Add the state of the search: at least ``best`` (an image), its ``loss``, ``found`` and ``done``."""
+        """Add the rest of the state; ``start_loss`` if a loss that never rises above it is a bad sign."""
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Advance every row by one step.
 
         Set ``found`` if ``best`` is adversarial and ``done`` if the search has ended. A search in low precision may set
-        ``exact`` to continue in float32. Rows must be independent of each other.
+        ``exact`` to continue in float32.
         """
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments of every attack; see :class:`Run` for meaning and defaults."""
+
+    seed: Seed
+    ids: Int64[Tensor, " samples"] | None
+    context: Tensor | None
+    goal: int | Int64[Tensor, " samples"] | None
+    batch_size: Size | None
+    early_stop: bool
+    precision: Precision
+    compile: bool
+    passes: Count
+    progress: bool | str
+    on_finished: Finished | None
+
+
+@validated
+@dataclass(frozen=True)
+class Run:
+    """Set how an attack is executed.
+
+    Attributes:
+        seed: random seed, from 0 to 2⁶³ − 1.
+        ids: one unique int64 per sample, the key of its random stream; positions by default.
+        context: one row per sample that the model takes as its second argument, such as the question asked about each
+            image; None: it takes images alone.
+        goal: attack towards this class, or one for each sample: success is the prediction of the goal. Losses and
+            boundaries are then those of two logits, the largest of the other classes and the goal's. Labels must be
+            None; not for ensembles and sweeps.
+        batch_size: searches run at once; does not affect results. The model sees a multiple of 16 images,
+            or 1, 2, 4 or 8 where it was seen to give bitwise the same for them.
+        early_stop: stop a sample at its first confirmed adversarial example. Otherwise all steps are taken and the best
+            example is kept.
+        precision: precision of the search, ``"float32"`` or ``"bf16"`` (autocast). Successes are confirmed in float32
+            in both, and bf16 searches that fail within rounding error are repeated in float32. FAB takes its last
+            steps in float32, Carlini-Wagner all of them, and Square confirms each possible improvement in float32.
+        compile: run the search on the ``torch.compile``-d model; successes are confirmed on the original.
+        passes: for randomised models, forward passes whose mean logits are attacked (A. Athalye, N. Carlini, D. Wagner,
+            *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
+        progress: show a progress bar on stderr, with this text if one is given.
+        on_finished: called with the positions of newly finished samples and the result arrays so far.
+
+    Raises:
+        UserError: The batch size or number of passes is below 1, or the precision is unknown.
+    """
+
+    seed: Seed = 0
+    ids: Tensor | None = None
+    context: Tensor | None = None
+    goal: int | Tensor | None = None
+    batch_size: Size | None = None
+    early_stop: bool = True
+    precision: Precision = "float32"
+    compile: bool = False
+    passes: Count = 1
+    progress: bool | str = False
+    on_finished: Finished | None = None
+
+
+def read_options(options: Mapping[str, Any], attack: str) -> Run:
+    """Return the options of an attack, checked.
+
+    Raises:
+        TypeError: An option is unknown.
+        UserError: A value is out of range.
+    """
+    known = [field.name for field in fields(Run)]
+    if odd := [name for name in options if name not in known]:
+        raise TypeError(
+            f"attack {attack}: unexpected keyword argument {odd[0]!r}; expected a parameter of the attack or one of "
+            f"{', '.join(known)}"
+        )
+    return Run(**options)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
-from antiphase.attacks.projections import random_point
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Threat, random_point
 from antiphase.budgets import eps_label
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.sense.options import SenseOptions

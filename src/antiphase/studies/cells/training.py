@@ -42,7 +42,7 @@ from antiphase.training import make_recipe, train_classifier
 from antiphase.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from antiphase.training.clip_recipe import ClipRecipe
+    from antiphase.training.recipe import ClipRecipe
 
 # for the plan alone: training images where only reading tells, size and epochs of a preset, pairs of a set and a shard
 _TRAIN_IMAGES = 100_000
@@ -206,7 +206,7 @@ class TrainClip(Training):
         variant: a key of ``antiphase.registry.CLIPS``, such as ``"diffclip-depth"`` (DiffCLIP*).
         preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
         sizes: see ``configure_clip``.
-        recipe: fields of :class:`~antiphase.training.clip_recipe.ClipRecipe`.
+        recipe: fields of :class:`~antiphase.training.recipe.ClipRecipe`.
     """
 
     variant: str
@@ -259,7 +259,7 @@ class TrainClip(Training):
         Raises:
             UserError: A variant, preset or setting is unknown.
         """
-        from antiphase.training.clip_recipe import make_clip_recipe
+        from antiphase.training.recipe import make_clip_recipe
 
         fields = {"seed": self.seed, **self.recipe}
         return make_clip_recipe(self.variant, self.preset, self.data, fingerprint, self.sizes, **fields)

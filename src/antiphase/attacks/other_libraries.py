@@ -1,4 +1,4 @@
-"""Run attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
+"""Attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
 
 import contextlib
 import importlib
@@ -15,10 +15,9 @@ from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 
 from antiphase.arguments import Seed, Size, validated
-from antiphase.attacks.engine.options import Finished, RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
-from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.engine.run import run_search
+from antiphase.attacks.engine.search import Finished, Rows, RunOptions
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -32,10 +31,10 @@ class ForeignOptions(TypedDict, total=False):
     """Options of foreign attacks.
 
     ``name``: name of the attack in the result. ``seed``: random seed of the global generators. ``ids``: one unique
-    int64 per sample; positions by default. ``context``: see :class:`~antiphase.attacks.engine.options.Run`; the attack
+    int64 per sample; positions by default. ``context``: see :class:`~antiphase.attacks.engine.search.Run`; the attack
     has to ask the model about all images of a batch at once, else it needs ``batch_size=1``. ``batch_size``: largest
     batch. ``settings``: parameters of the attack, for the record. ``precision``: must be float32. ``progress``,
-    ``on_finished``: see :class:`~antiphase.attacks.engine.options.Run`.
+    ``on_finished``: see :class:`~antiphase.attacks.engine.search.Run`.
     """
 
     name: str
