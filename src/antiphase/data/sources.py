@@ -3,7 +3,7 @@
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -369,7 +369,7 @@ def load_data(
         ask = Request(source, split, data_root(root), image_size, channels, num_classes, limit, seed)
         images = facts.load(ask)
         if isinstance(images, FileImages):
-            images = replace(images, image_size=image_size or facts.image_size, channels=channels or 3)
+            images = images.altered(image_size=image_size or facts.image_size, channels=channels or 3)
         warn_of_other_counts(source, images.split, len(images), len(images.class_names))
     else:
         images = _own_images(source, labels, class_names, limit, seed)
