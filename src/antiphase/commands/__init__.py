@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.",
     ),
     "certify": (
-        "antiphase.cli.certify",
+        "antiphase.commands.certify",
         "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.",
     ),
     "evaluate": (

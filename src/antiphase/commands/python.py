@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphase.commands import find_command
+from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.live_objects import as_text
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
@@ -19,7 +20,6 @@ from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
-from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
@@ -88,14 +88,12 @@ def certify(model: Any, **options: Any) -> Result:
 
     Args:
         model: specification or module.
-        **options: fields of :class:`~antiphase.runs.options.certify.CertifyOptions`, as for :func:`audit`.
+        **options: fields of :class:`~antiphase.commands.certify.options.CertifyOptions`, as for :func:`audit`.
 
     Raises:
         UserError: an option is not known or not valid, or models and data do not fit each other.
     """
-    from antiphase.runs.certify import run
-
-    return _run("certify", CertifyOptions, {"model": model, **options}, run)
+    return _command_of("certify", {"model": model, **options})
 
 
 def evaluate(models: Any, **options: Any) -> Result:
