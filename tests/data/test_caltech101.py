@@ -81,17 +81,14 @@ def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp
         (lambda rows: rows[:-1], r"no split for 1 images, the first is yin_yang/image_0002\.jpg: add"),
         (
             lambda rows: [*rows, "ant/image_0031.jpg,test"],
-            r"line 103 of .*: ant/image_0031\.jpg is not an image in",
+            r"line 103 of .*, ant/image_0031\.jpg,test: expected",
         ),
-        (lambda rows: [*rows, rows[1]], r"line 103 of .*: duplicate image .*: remove"),
+        (lambda rows: [*rows, rows[1]], r"line 103 of .* that no other line has"),
         (
             lambda rows: [rows[0], rows[1].replace("train", "val"), *rows[2:]],
-            r"line 2 of .* has split 'val', expected one",
+            r"line 2 of .*,val: expected an",
         ),
-        (
-            lambda rows: [rows[0], rows[1] + ",", *rows[2:]],
-            r"line 2 of .* has 3 cells, expected a file and a split",
-        ),
+        (lambda rows: [rows[0], rows[1] + ",", *rows[2:]], r"line 2 of .*,: expected an image"),
         (lambda rows: rows[1:], "expected 'file,split' as the first line"),
         (lambda rows: [], "expected 'file,split' as the first line"),
         (lambda rows: ["\0" + "x" * 200_000], r"antiphase-split\.csv"),

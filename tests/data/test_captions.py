@@ -257,7 +257,7 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
         ("image,caption\nb.png,x\n", "b.png and the next images not found in"),
         (
             "image,caption\nhttps://host/b.png,x\n",
-            "images are URLs, the first is https://.*: download them with img2d",
+            "images are URLs, such as https://.*: download them with img2d",
         ),
         ("image,caption\na.png, \n", r"\(train\): no pairs found"),
         ("image,caption,split\na.png,x,\n", r"\(train\): no pairs found"),

@@ -177,17 +177,15 @@ def test_a_pipe_among_images_is_an_unreadable_image(unsplit):
 def test_missing_and_empty_folders_are_one_line_each(tmp_path, write_image):
     with pytest.raises(UserError, match=r"folder:.*absent: .*absent is not a folder"):
         load_data(f"folder:{tmp_path / 'absent'}")
-    with pytest.raises(UserError, match=r"no images in .* sub-folder named after it"):
+    with pytest.raises(UserError, match=r"no images in .* in a sub-folder"):
         load_data(f"folder:{tmp_path}")
     write_image(tmp_path / "lone.png")
     with pytest.raises(UserError, match="is not a folder"):
         load_data(f"folder:{tmp_path / 'lone.png'}")
-    with pytest.raises(UserError, match=r"no images in .* sub-folder named after it"):
+    with pytest.raises(UserError, match=r"no images in .* in a sub-folder"):
         load_data(f"folder:{tmp_path}")
     (tmp_path / "cat").mkdir()
-    with pytest.raises(
-        UserError, match=r"class folder .*cat has no images \(\.jpg, .*\): add some or remove it"
-    ):
+    with pytest.raises(UserError, match=r"class folder .*cat has no images: add some or remove it"):
         load_data(f"folder:{tmp_path}")
 
 

@@ -112,8 +112,8 @@ def test_data_sets_and_loaders():
         (pixels(0), [], "no images"),
         (pixels(), LABELS[:4], r"labels of shape \(4,\); expected \(5,\)"),
         (pixels(), np.eye(3)[LABELS], r"labels of shape \(5, 3\).*argmax"),
-        (pixels(), [0.5] * 5, "label 0.5; expected the number of each class from 0"),
-        (pixels(), [-1] * 5, "label -1; expected the number of each class from 0"),
+        (pixels(), [0.5] * 5, "label 0.5; expected class numbers from 0"),
+        (pixels(), [-1] * 5, "label -1; expected class numbers from 0"),
         (pixels(), None, r"no labels; give them as the second argument"),
         (
             DataLoader(TensorDataset(torch.zeros(5, 3, 2, 2), torch.zeros(5).long()), shuffle=True),
@@ -188,7 +188,7 @@ def test_the_classes_of_torchvisions_imagenet_are_known_by_wordnet_id():
 
 def test_parts_of_different_classes_are_refused_and_of_unknown_ones_have_numbers():
     with pytest.raises(
-        UserError, match=r"parts of different classes, \('mole', .* and \('zebra', .*; expected the same"
+        UserError, match=r"parts of different classes, \('mole', .* and \('zebra', .*; expected one"
     ):
         load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]))
     both = load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]), class_names=["a", "b", "c"])
@@ -241,7 +241,7 @@ def test_npz_files(tmp_path):
             {"images": pixels().astype(np.float32), "labels": LABELS},
             r"float32 in \[0, 255\]; expected \[0, 1\]",
         ),
-        ({"pictures": pixels()}, "has the arrays pictures; expected images and labels"),
+        ({"pictures": pixels()}, "has the arrays pictures; expected images, labels"),
         ({"train_images": pixels(), "train_labels": LABELS}, "no split 'test': expected one of train"),
         (
             {"images": np.array([None]), "labels": LABELS},
@@ -402,7 +402,7 @@ def test_a_parquet_row_that_is_no_image_can_be_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "named"),
     [
-        ({"a": [1]}, r"has the columns a; expected image \(\{bytes, path\}\) and label"),
+        ({"a": [1]}, r"has the columns a; expected image and label"),
         ({"image": ["a.png"], "label": [0]}, "column image of .* has type String"),
         (
             {"image": [{"bytes": b"", "path": ""}], "label": ["cat"]},

@@ -143,7 +143,7 @@ def test_an_unknown_source_of_pairs_is_one_line_with_the_nearest_names(name, lin
     [
         ("coco", {"limit": 0}, "limit 0: expected an integer of at least 1"),
         ("shards:x.tar", {"samples": 0}, "samples 0: expected an integer of at least 1"),
-        ("shards:x.tar", {"limit": 5}, r"does not apply to shards; for a shorter epoch use --samples 5"),
+        ("shards:x.tar", {"limit": 5}, r"does not apply to shards; use --samples 5"),
         (
             "shards:x.tar",
             {"split": "val"},

@@ -8,6 +8,7 @@ import signal
 import tarfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from antiphase.data.shards import (
     CC12M,
     TITLES,
     RawSample,
-    ShardLane,
     ShardStream,
     _address,
     _StoppedError,
@@ -565,8 +565,8 @@ def test_a_pattern_that_cannot_be_served_is_one_line(tmp_path, monkeypatch, patt
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"lanes": 0}, "lanes 0: expected 1 to 6, the number of shards"),
-        ({"lanes": 7}, "lanes 7: expected 1 to 6, the number of shards"),
+        ({"lanes": 0}, "lanes 0: expected 1 to 6, its shards"),
+        ({"lanes": 7}, "lanes 7: expected 1 to 6, its shards"),
         ({"buffer": 0}, "buffer 0: expected an integer of at least 1"),
         ({"samples": 0}, "samples 0: expected an integer of at least 1"),
     ],
@@ -579,7 +579,7 @@ def test_a_stream_of_impossible_numbers_is_one_line(six, given, line):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"size": 43}, "batch size 43: expected 1 to 42, the number of samples in shards:"),
+        ({"size": 43}, "batch size 43: expected 1 to 42, the samples of shards:"),
         ({"size": 0}, "batch size 0: expected 1 to 42"),
         ({"size": 10}, r"batch size 10: expected a multiple of 4, the lanes of .*: use 8, or --lanes 2"),
         ({"size": 3}, "batch size 3: expected a multiple of 4, .*: use 4, or --lanes 3"),
@@ -614,10 +614,14 @@ def test_a_lane_without_a_usable_sample_is_an_error_and_not_an_endless_loop(tmp_
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
-        ("cc-0000_stats.json", "{}", r"cc-0000_stats\.json: expected a JSON object with a field 'successes'"),
+        (
+            "cc-0000_stats.json",
+            "{}",
+            r"cc-0000_stats\.json: .*expected a JSON object with a field 'successes'",
+        ),
         ("cc-0000_stats.json", '{"successes": "3"}', "a count is not a non-negative integer"),
         ("cc-0000_stats.json", '{"successes"', "correct or delete it"),
-        ("sizes.json", "[3]", r"sizes\.json: expected a JSON object with shard names and counts"),
+        ("sizes.json", "[3]", r"sizes\.json: .*expected a JSON object with shard names and counts"),
         ("sizes.json", '{"cc-0000.tar": -1}', "a count is not a non-negative integer"),
     ],
 )
@@ -648,12 +652,12 @@ def test_a_stream_that_is_left_half_way_leaves_no_thread_and_no_open_file(six):
 
 
 def test_a_long_way_to_the_first_step_can_be_stopped(six):
-    lane = ShardLane("x", 0, find_shards(six), seed=0, epoch=0, buffer=5)
+    stream = ShardStream("x", find_shards(six), samples=10**9, lanes=1, buffer=5)
     stop = threading.Event()
     timer = threading.Timer(0.1, stop.set)
     timer.start()
     with pytest.raises(_StoppedError):
-        next(lane.chunks(7, range(10**9, 10**9 + 1), stop))
+        deque(stream._lane(0, 0, 0, [], stop), maxlen=0)
     timer.join()
 
 

@@ -8,9 +8,10 @@ from PIL import Image
 from antiphase.data import load_data
 from antiphase.data import small_sets as arrays
 from antiphase.data import small_sets as specimens
-from antiphase.data.small_sets import make_specimen_images, specimen_images
+from antiphase.data.small_sets import specimen_images
 from antiphase.errors import UserError
 from tests import needs
+from tests.data.specimen_file import make_specimen_images
 
 FOLDER = files("antiphase") / "specimens"
 
@@ -54,9 +55,8 @@ def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
     tmp_path, monkeypatch, write_fashion_mnist
 ):
     monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path)
-    monkeypatch.setattr(specimens, "PER_CLASS", 3)
     images, labels = write_fashion_mnist(tmp_path, count=101)
-    make_specimen_images(tmp_path / "out" / "made.png")
+    make_specimen_images(tmp_path / "out" / "made.png", per_class=3)
     made = specimen_images(tmp_path / "out" / "made.png")
     assert made.labels.bincount().tolist() == [3] * 10
     assert np.array_equal(made.labels, labels[made.ids])

@@ -90,7 +90,7 @@ def test_the_templates_of_the_folder_are_prompts(classified):
         ("a photo of a snow leopard.", "art of the snow leopard"),
     )
     (classified / "zeroshot_classification_templates.txt").write_text("a photo of a {}.\n")
-    with pytest.raises(UserError, match=r"template 'a photo of a \{\}\.' of .* has no placeholder \{c\}"):
+    with pytest.raises(UserError, match=r"template 'a photo of a \{\}\.' of .* has no \{c\}"):
         load_data(f"wds:{classified}")
 
 
@@ -137,7 +137,7 @@ def test_pairs_have_a_caption_in_each_line(write):
 
 
 def test_a_set_of_the_other_kind_is_one_line(write, classified):
-    with pytest.raises(UserError, match=r"has labels, not captions \(no dataset_type\.txt with 'retrieval'"):
+    with pytest.raises(UserError, match=r"has labels, not captions \(see dataset_type\.txt\)"):
         load_pairs(f"wds:{classified}", split="test")
     assert not has_captions(classified)
     folder = write([{"jpg": picture(1, "jpeg"), "txt": "x"}], dataset_type="retrieval")
@@ -188,12 +188,12 @@ def test_a_set_that_is_not_whole_is_one_line(classified, tmp_path):
         load_pairs(f"wds:{tmp_path / 'absent'}")
     (classified / "test" / "2.tar").unlink()
     with pytest.raises(
-        UserError, match=r"test/2\.tar is not a complete, uncompressed tar file \(.*No such file"
+        UserError, match=r"test/2\.tar is no complete, uncompressed tar file \(.*No such file"
     ):
         load_data(f"wds:{classified}")
     for text in ("three", "0", ""):
         (classified / "test" / "nshards.txt").write_text(text)
-        with pytest.raises(UserError, match=rf"nshards\.txt contains '{text}', expected a number of shards"):
+        with pytest.raises(UserError, match=r"nshards\.txt: .*expected a number of shards"):
             load_data(f"wds:{classified}")
 
 
@@ -211,7 +211,7 @@ def test_a_damaged_tar_file_is_one_line(classified, cut):
     }[cut]
     tar.write_bytes(spoilt)
     with pytest.raises(
-        UserError, match=r"1\.tar is not a complete, uncompressed tar file \(.*\): download it again"
+        UserError, match=r"1\.tar is no complete, uncompressed tar file \(.*\): get it again"
     ) as caught:
         load_data(f"wds:{classified}")
     assert "\n" not in str(caught.value)

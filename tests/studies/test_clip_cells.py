@@ -17,7 +17,7 @@ from antiphase.data.shards import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation import features
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.localisation import mask_average_precision, pointing_game
+from antiphase.evaluation.localisation import localise
 from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
@@ -291,8 +291,7 @@ def test_relevance_is_that_of_the_image_alone_and_stands_beside_its_pixels(lab, 
             assert np.array_equal(shown, image.permute(1, 2, 0).numpy())
             mask = drawn(image)
             assert row["object_share"] == mask.mean()
-            assert row["pointing_game"] == pointing_game(found[None], [mask])[0]
-            assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [mask])[0])
+            assert (row["pointing_game"], row["average_precision"]) == pytest.approx(localise(found, mask))
 
 
 def drawn(image):
@@ -329,7 +328,7 @@ def test_an_image_is_asked_for_its_objects_and_maps_are_scored_on_the_one_that_i
         own, other = (chosen.objects[at // 2][place].mask() for place in (at % 2, 1 - at % 2))
         found = np.array(row["relevance"]).reshape(row["height"], row["width"])
         assert row["object_share"] == own.mean()
-        assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [own])[0])
+        assert row["average_precision"] == pytest.approx(localise(found, own)[1])
         fine = np.array(Image.fromarray(found).resize((64, 64), Image.Resampling.BILINEAR))
         assert row["prefers_own"] == (fine[own].mean() > fine[other].mean())
     rows = lab.store.rows(asked)
@@ -368,7 +367,7 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
     row = rows.row(0, named=True)
     found, mask = np.array(row["relevance"]).reshape(row["height"], row["width"]), np.zeros((20, 20), bool)
     mask[5:15, :10] = True
-    assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [mask])[0])
+    assert row["average_precision"] == pytest.approx(localise(found, mask)[1])
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,7 @@ def _inside(path: Path) -> tuple[Path, Member | int | None]:
 
 
 def read_index(tar: Path) -> dict[str, Member]:
-    """Return the position of each regular file in a tar file, in order; reads only headers, cached per process.
-
-    Raises:
-        UserError: if the tar file is unreadable, compressed, truncated or damaged.
-    """
+    """Return the position of each regular file in a tar file, in order; reads only headers, cached per process."""
     try:
         status = tar.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
@@ -111,9 +107,7 @@ def read_index(tar: Path) -> dict[str, Member]:
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         reason = one_line(error)
-        raise UserError(
-            f"{tar} is not a complete, uncompressed tar file ({reason}): download it again"
-        ) from error
+        raise UserError(f"{tar} is no complete, uncompressed tar file ({reason}): get it again") from error
 
 
 @functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order

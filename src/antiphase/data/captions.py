@@ -13,7 +13,7 @@ import torch
 
 from antiphase import reading
 from antiphase.data.archives import regular
-from antiphase.data.folders import SPLITS, SUFFIXES, choose_split, missing_files
+from antiphase.data.folders import SPLITS, SUFFIXES, choose_split, refuse_missing
 from antiphase.data.objects import ImageObjects, region_of
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
@@ -32,47 +32,16 @@ Row = tuple[str, tuple[str, ...], int | None]
 """File, captions, label."""
 
 
-def listed_pairs(
+def row_pairs(
     name: str,
     split: str,
-    places: Sequence[Path],
+    root: Path,
     rows: Sequence[Row],
     class_names: tuple[str, ...] = (),
-    *,
     lack: str = "has no caption",
-    fix: str = "move them there",
 ) -> FilePairs:
-    """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``.
-
-    Single training images may be missing; they are bad samples during training. Evaluation splits must be complete,
-    so that results are comparable.
-
-    Args:
-        name: name of the source.
-        split: name of the split.
-        places: folders to search for the images.
-        rows: listed files, captions and labels.
-        class_names: names of the labels, if any.
-        lack: message for a row without captions.
-        fix: advice for missing images.
-
-    Raises:
-        UserError: if the images are in none of the folders, or an image of a split other than ``train`` is missing.
-    """
+    """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
     kept = [number for number, (_, captions, _) in enumerate(rows) if captions]
-    files = tuple(rows[number][0] for number in kept)
-    some = files[:100]  # since single files may be missing
-    root = next(
-        (place for place in places if not files or any((place / file).is_file() for file in some)), None
-    )
-    if root is None:
-        searched = ", ".join(dict.fromkeys(map(str, places)))
-        raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
-    if split != "train" and (absent := missing_files(root, files)):
-        raise UserError(
-            f"{name} ({split}): {len(absent):,} of the {len(files):,} listed images are missing in {root}, the first "
-            f"is {absent[0]}: {fix}"
-        )
     return FilePairs(
         name=name,
         split=split,
@@ -82,8 +51,32 @@ def listed_pairs(
         class_names=class_names,
         skipped=tuple(f"{file} {lack}" for file, captions, _ in rows if not captions),
         root=root,
-        files=files,
+        files=tuple(rows[number][0] for number in kept),
     )
+
+
+def listed_pairs(
+    name: str,
+    split: str,
+    places: Sequence[Path],
+    rows: Sequence[Row],
+    *more: Any,
+    fix: str = "move them there",
+) -> FilePairs:
+    """Return :func:`row_pairs` of the first of ``places`` that has the images.
+
+    Single training images may be missing; they are bad samples during training. Evaluation splits must be complete,
+    so that results are comparable.
+    """
+    files = [file for file, captions, _ in rows if captions]
+    some = files[:100]  # since single files may be missing
+    for root in places:
+        if not files or any((root / file).is_file() for file in some):
+            if split != "train":
+                refuse_missing(f"{name} ({split})", root, files, fix)
+            return row_pairs(name, split, root, rows, *more)
+    searched = ", ".join(dict.fromkeys(map(str, places)))
+    raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
 
 
 def read_json(path: Path) -> Any:
@@ -106,16 +99,10 @@ def _layout(path: Path, expected: str) -> Iterator[None]:
 def coco_captions(root: Path, split: str) -> FilePairs:
     """List COCO's images with all their captions, about five each, sorted by image and caption id.
 
-    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000).
+    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000), in
+    ``root`` or ``root/coco``. ``test`` means ``val``, because the captions of the test images are not public.
 
     Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
-
-    Args:
-        root: folder with ``annotations`` and ``train2014`` or similar, or with a sub-folder ``coco`` that has them.
-        split: ``train`` or ``val``; ``test`` means ``val``, because the captions of the test images are not public.
-
-    Raises:
-        UserError: if the annotations or the images are missing or damaged.
     """
     split, path, told = _coco("coco", root, split, "captions")
     with _layout(path, "captions of COCO"):
@@ -128,15 +115,10 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
     """List COCO's images, each labelled with the category of its largest object.
 
     The label of image i is the category of argmax_j area(i, j) over its annotated objects j that are not crowds; ties
-    go to the lower annotation id. Images without such an object are skipped. With one label per image, a zero-shot
-    classifier can be attacked on COCO.
+    go to the lower annotation id. Images without such an object are skipped. Without ``captions_*.json``, the captions
+    are the class names. With one label per image, a zero-shot classifier can be attacked on COCO.
 
-    Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014. Arguments and errors are those
-    of :func:`coco_captions`.
-
-    Returns:
-        The images sorted by COCO id, with the 80 category names sorted by category id. Captions come from
-        ``captions_*.json`` if present; otherwise they are the class names.
+    Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014.
     """
     split, path, told = _coco("coco-single-label", root, split, "instances")
     with _layout(path, "objects of COCO"):
@@ -160,7 +142,7 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
         named = () if label is None else captions.get(image, (class_names[label],))
         rows.append((file, named, label))
     lack = "has no object but crowds"
-    return listed_pairs("coco-single-label", split, [path.parent.parent], rows, class_names, lack=lack)
+    return listed_pairs("coco-single-label", split, [path.parent.parent], rows, class_names, lack)
 
 
 def coco_objects(root: Path, split: str) -> FilePairs:
@@ -168,7 +150,7 @@ def coco_objects(root: Path, split: str) -> FilePairs:
 
     The captions of an image are the names of the two, and ``objects`` holds the masks of all their objects. The area of
     a category is summed over its annotations that are not crowds; crowds belong to its mask. Ties go to the lower
-    category id. Arguments and errors are those of :func:`coco_captions`.
+    category id.
     """
     split, path, told = _coco("coco-objects", root, split, "instances")
     rows: list[Row] = []
@@ -195,7 +177,7 @@ def coco_objects(root: Path, split: str) -> FilePairs:
             seen = zip(largest, regions, strict=True)
             objects.append(tuple(ImageObjects(names[kind], tuple(of), *sizes[image]) for kind, of in seen))
     pairs = listed_pairs(
-        "coco-objects", split, [path.parent.parent], rows, lack="has fewer than two categories"
+        "coco-objects", split, [path.parent.parent], rows, (), "has fewer than two categories"
     )
     return replace(pairs, objects=tuple(objects))
 
@@ -274,18 +256,10 @@ def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
     """List the images and captions of one of Karpathy's splits, in the order of the file.
 
     COCO: 113,287 train (``restval`` counts as train), 5,000 val, 5,000 test. Flickr30k: 29,000 train, 1,014
-    val, 1,000 test. Flickr8k: 6,000 train, 1,000 val, 1,000 test.
+    val, 1,000 test. Flickr8k: 6,000 train, 1,000 val, 1,000 test. Images are searched in ``root`` and in the folder
+    of the list, including sub-folders with the usual names.
 
     Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
-
-    Args:
-        json_path: ``dataset_coco.json``, ``dataset_flickr30k.json`` or ``dataset_flickr8k.json``.
-        root: folder searched for the images, including sub-folders with the usual names; the folder of ``json_path``
-            is searched next.
-        split: ``train``, ``val`` or ``test``.
-
-    Raises:
-        UserError: if the list or the images are missing, or the list is damaged.
     """
     name = f"karpathy:{json_path}"
     split = choose_split(name, split, SPLITS)
@@ -300,9 +274,6 @@ def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
 
     The list is in ``root``, or in its sub-folder ``flickr8k``, ``flickr30k``, ``coco`` or ``karpathy``; the images are
     next to the list, in the set's own folder, or in a folder with the usual name in one of these.
-
-    Raises:
-        UserError: if the list or the images are missing, or the list is damaged.
     """
     known = _KARPATHY[name]
     split = choose_split(name, split, SPLITS)
@@ -344,14 +315,6 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     table's folder); ``caption``, ``title`` or ``text``; optionally ``label`` (a class name) and ``split`` (without
     it, the table is one split). Rows of the same image become one pair with several captions. Pairs are in the order
     of their first rows; classes are sorted, over all splits.
-
-    Args:
-        path: as for :func:`table_rows`.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the table has no ``test``.
-
-    Raises:
-        UserError: if the table or the images are missing, a column is missing, an image has no label or several, or a
-            double quote is unpaired or within a cell that is not quoted.
     """
     name = f"csv:{path}"
     table = table_rows(path, name)
@@ -399,24 +362,17 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     if unlabelled is not None:
         raise UserError(f"{name}: {unlabelled} has no label: add it, or remove the label column")
     if files and files[0].startswith(("http://", "https://")):
-        raise UserError(
-            f"{name}: its images are URLs, the first is {files[0]}: download them with img2dataset, and use shards:"
-        )
+        raise UserError(f"{name}: its images are URLs, such as {files[0]}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}
     rows = [(file, tuple(said), numbers.get(labels.get(file, ""))) for file, said in captions.items()]
     return replace(listed_pairs(name, split, [path.parent], rows, class_names), skipped=tuple(skipped))
 
 
 def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
-    """Return the rows of a table that are not empty, with line numbers and stripped cells.
+    """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells.
 
-    Args:
-        path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas. With commas, cells may
-            be in double quotes; with tabs, quotes are characters like any other.
-        name: of the source, for messages.
-
-    Raises:
-        UserError: if the file is unreadable, or naming the line of a quote that does not fit.
+    Cells are separated by tabs if the header line contains one, otherwise by commas. With commas, cells may be in
+    double quotes; with tabs, quotes are characters like any other.
     """
     where = f"{name}: " if name else ""
     try:
@@ -443,9 +399,7 @@ def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
                 "cell in double quotes, and double those within it"
             ) from error
     except OSError as error:
-        raise UserError(
-            f"{where}cannot read {path} ({error.strerror}): give an existing, readable file"
-        ) from error
+        raise UserError(f"{where}cannot read {path} ({error.strerror}): give a readable file") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{where}{path} is not a UTF-8 table ({error}): save it as CSV in UTF-8") from error
     return rows

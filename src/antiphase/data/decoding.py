@@ -93,16 +93,8 @@ class Square:
 def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "channels size size"]:
     """Decode an image, resize and crop it.
 
-    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders.
-
-    Args:
-        path: any file that Pillow reads, with 8 or 16 bits per channel; also in an uncompressed tar file,
-            ``X.tar/FILE``.
-        square: resizes and crops; an integer n stands for ``Square(n)``.
-        channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
-
-    Raises:
-        UserError: naming the file that cannot be decoded.
+    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders. The path may lead
+    into an archive. An integer n stands for ``Square(n)``; channels are 3 (RGB) or 1 (grey, ITU-R 601-2 luma).
     """
     fix = "repair it, or use --skip-bad to skip such files"
     square = Square(square) if isinstance(square, int) else square
@@ -112,16 +104,7 @@ def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "ch
 def decode_whole(
     file: Path | bytes, name: str | None = None, fix: str = "repair it, or remove it from the data"
 ) -> UInt8[Tensor, "3 height width"]:
-    """Decode a file to RGB at its own size; otherwise like :func:`decode`.
-
-    Args:
-        file: a path, or the bytes of the file.
-        name: name in error messages; None: the path.
-        fix: what an error message advises.
-
-    Raises:
-        UserError: naming the file that cannot be decoded.
-    """
+    """Decode a path, or the bytes of a file, to RGB at its own size; otherwise like :func:`decode`."""
     source = file if isinstance(file, Path) else io.BytesIO(file)
     return pil_to_tensor(
         _read(source, 3, name or (printable(str(file)) if isinstance(file, Path) else "in memory"), fix)
@@ -134,15 +117,7 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
 
 
 def flat(image: Image.Image, mode: str) -> Image.Image:
-    """Convert an image to 8 bits per channel, without its alpha channel; 16 bits are scaled.
-
-    Args:
-        image: any image of Pillow.
-        mode: ``"L"`` or ``"RGB"``.
-
-    Raises:
-        ValueError: if the range of its pixels is unknown; Pillow would clip them.
-    """
+    """Convert an image to 8 bits per channel in mode "L" or "RGB", without its alpha channel; 16 bits are scaled."""
     bits = getattr(image, "tag_v2", {}).get(258, (16,))  # of a TIFF file
     if bits == (16,) and (image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")):
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))

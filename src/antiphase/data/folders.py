@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-import torch
-
-from antiphase.data.images import FileImages
+from antiphase.data.images import FileImages, file_set
 from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import printable
 
@@ -56,30 +54,6 @@ def split_named(word: str) -> str | None:
     return next((split for split, words in _SPLIT_WORDS.items() if word.casefold() in words), None)
 
 
-def file_images(
-    name: str,
-    split: str,
-    root: Path,
-    class_names: Sequence[str],
-    files: Sequence[str],
-    labels: Sequence[int],
-    prompts: tuple[tuple[str, ...], ...] | None = None,
-) -> FileImages:
-    """Return a full split of image files, with ids counted from 0; ``load_data`` sets its size and channels."""
-    return FileImages(
-        name=name,
-        split=split,
-        class_names=tuple(class_names),
-        ids=torch.arange(len(files)),
-        labels=torch.tensor(labels, dtype=torch.int64),
-        prompts=prompts,
-        root=root,
-        files=tuple(files),
-        image_size=224,
-        channels=3,
-    )
-
-
 def class_folder(name: str, folder: Path, split: str) -> FileImages:
     """List the images of ``folder``, one sub-folder per class, with classes and files sorted.
 
@@ -87,14 +61,9 @@ def class_folder(name: str, folder: Path, split: str) -> FileImages:
     ``Testing``, are splits if they contain sub-folders. The classes are then those of all splits together, so that a
     label has the same meaning in each. A folder without such splits has only the split ``test``, so that a model is
     not tested on its training images.
-
-    Raises:
-        UserError: if the folder or the split is missing, a class has no images, or it is unclear what the classes are.
     """
     if not folder.is_dir():
-        raise UserError(
-            f"{name}: {folder} is not a folder: give one with a sub-folder of images for each class"
-        )
+        raise UserError(f"{name}: {folder} is not a folder: give one with a sub-folder for each class")
     below = sub_folders(folder)
     inside = {entry: sub_folders(folder / entry) for entry in below if split_named(entry)}
     parts = {entry: split_named(entry) for entry in inside if inside[entry]}
@@ -163,9 +132,7 @@ def list_classes(
     for label, folder in enumerate(folders):
         images = sorted(_images_below(name, root, folder, listed, left_out))
         if not images and (root / folder).is_dir():
-            raise UserError(
-                f"{name}: class folder {root / folder} has no images ({', '.join(SUFFIXES)}): add some or remove it"
-            )
+            raise UserError(f"{name}: class folder {root / folder} has no images: add some or remove it")
         files += images
         labels += [label] * len(images)
     if left_out:
@@ -174,10 +141,8 @@ def list_classes(
             f"{name}: left out files that Pillow cannot read, {counts}; convert them to PNG", stacklevel=2
         )
     if not files:
-        raise UserError(
-            f"{name}: no images in {root}: put the images of each class in a sub-folder named after it"
-        )
-    return file_images(name, split, root, class_names, files, labels)
+        raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
+    return file_set(name, split, root, class_names, files, labels)
 
 
 def missing_files(root: Path, files: Iterable[str]) -> list[str]:
@@ -192,6 +157,15 @@ def missing_files(root: Path, files: Iterable[str]) -> list[str]:
         return set(os.listdir(root / folder)) if (root / folder).is_dir() else set()
 
     return [file for file in files if os.path.basename(file) not in names(os.path.dirname(file))]
+
+
+def refuse_missing(name: str, root: Path, files: Sequence[str], fix: str) -> None:
+    """Refuse a list of files of which some do not exist."""
+    if absent := missing_files(root, files):
+        raise UserError(
+            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {root}, the first is "
+            f"{absent[0]}: {fix}"
+        )
 
 
 def sub_folders(folder: Path) -> list[str]:

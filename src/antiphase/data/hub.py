@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -22,8 +21,9 @@ from huggingface_hub.errors import (
 )
 
 from antiphase.data.archives import IMAGE_COLUMNS, members_by_key, read_index, regular, scan
-from antiphase.data.folders import SPLITS, choose_split, file_images, split_named
-from antiphase.data.images import FileImages
+from antiphase.data.captions import row_pairs
+from antiphase.data.folders import SPLITS, choose_split, split_named
+from antiphase.data.images import FileImages, file_set
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError, first_line, one_line
@@ -98,17 +98,11 @@ class _Sample(NamedTuple):
 def wds_images(path: Path, split: str) -> FileImages:
     """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
 
-    Images are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
-    Templates in ``zeroshot_classification_templates.txt``, if present, give the prompts, with ``{c}`` for the name.
+    ``path`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. Images
+    are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
+    Templates in ``zeroshot_classification_templates.txt`` give the prompts, with ``{c}`` for the name.
 
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
-
-    Args:
-        path: folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the set has only that.
-
-    Raises:
-        UserError: if the set is missing, has another layout, or has a missing or damaged shard or an invalid sample.
     """
     name, path = f"wds:{path}", _local_or_hub(path)
     split, samples = _samples(name, path, split, "cls")
@@ -130,36 +124,19 @@ def wds_images(path: Path, split: str) -> FileImages:
     templates = _lines(listed)
     for template in templates:
         if "{c}" not in template:
-            raise UserError(
-                f"{name}: template {template!r} of {listed} has no placeholder {{c}} for the class name: add it"
-            )
+            raise UserError(f"{name}: template {template!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
     files = [sample.file for sample in samples]
-    return file_images(name, split, path / split, names, files, labels, prompts if templates else None)
+    return file_set(name, split, path / split, names, files, labels, prompts if templates else None)
 
 
 def wds_pairs(path: Path, split: str) -> FilePairs:
-    """List a retrieval set, such as clip-benchmark/wds_flickr8k: KEY.txt has a caption on each line.
-
-    Arguments, errors and layout are otherwise those of :func:`wds_images`.
-    """
+    """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
     name, path = f"wds:{path}", _local_or_hub(path)
     split, samples = _samples(name, path, split, "txt")
-    captions = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
-    kept = [row for row, several in enumerate(captions) if several]
-    return FilePairs(
-        name=name,
-        split=split,
-        ids=torch.tensor(kept, dtype=torch.int64),
-        captions=tuple(filter(None, captions)),
-        root=path / split,
-        skipped=tuple(
-            f"{sample.file} has no caption"
-            for sample, several in zip(samples, captions, strict=True)
-            if not several
-        ),
-        files=tuple(samples[row].file for row in kept),
-    )
+    lines = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
+    rows = [(sample.file, captions, None) for sample, captions in zip(samples, lines, strict=True)]
+    return row_pairs(name, split, path / split, rows)
 
 
 def has_captions(path: Path) -> bool:
@@ -180,14 +157,10 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
     if has_captions(path) and suffix != "txt":
         raise UserError(f"{name} has captions, not labels (see dataset_type.txt): use it for retrieval")
     if not has_captions(path) and suffix == "txt":
-        raise UserError(
-            f"{name} has labels, not captions (no dataset_type.txt with 'retrieval'): use it for classification"
-        )
+        raise UserError(f"{name} has labels, not captions (see dataset_type.txt): use it for classification")
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
-        raise UserError(
-            f"{path / split / 'nshards.txt'} contains {shards!r}, expected a number of shards: download it again"
-        )
+        raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
     samples: list[_Sample] = []
     for number in range(int(shards)):
         tar = path / split / f"{number}.tar"
@@ -197,9 +170,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
                 image = next((kinds[kind] for kind in _WDS_IMAGES if kind in kinds), None)
                 if image is None or suffix not in kinds:
                     lack = f".{suffix}" if image else f"image (.{', .'.join(_WDS_IMAGES)})"
-                    raise UserError(
-                        f"{name}: {key} in {tar} has no {lack}: download it again, or use another set"
-                    )
+                    raise UserError(f"{name}: {key} in {tar} has no {lack}: download it again")
                 member = index[kinds[suffix]]
                 file.seek(member.offset)
                 text = file.read(member.size).decode(errors="replace")
@@ -223,19 +194,11 @@ def _lines(path: Path) -> list[str]:
 def parquet_images(pattern: str, split: str) -> FileImages:
     """List the images of Parquet files with a column ``image`` (or ``img``) of ``{bytes, path}`` and one ``label``.
 
-    The name of a file, or of its folders, tells its split: ``train``, ``test``, ``validation`` (``val``). If no file
-    names one, all are ``test``; otherwise those that name none, such as ``extra``, are left out with a warning. Class
-    names come from the hub's own metadata, or are the numbers. Images are read when they are needed.
+    The pattern is a file, a folder or a glob. The name of a file, or of its folders, tells its split: ``train``,
+    ``test``, ``validation`` (``val``). If no file names one, all are ``test``; otherwise those that name none, such as
+    ``extra``, are left out with a warning. Class names come from the hub's own metadata, or are the numbers.
 
     Source: Hugging Face ``datasets``, features ``Image`` and ``ClassLabel`` in the schema's key ``huggingface``.
-
-    Args:
-        pattern: a file, a folder, or a glob such as ``data/test-*.parquet``.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if there is only that.
-
-    Raises:
-        UserError: if there is no such file, a column is missing or has another type, or the files are of several
-            configurations or of several splits that are not known.
     """
     name, place = f"parquet:{pattern}", Path(pattern).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
@@ -260,7 +223,7 @@ def parquet_images(pattern: str, split: str) -> FileImages:
     if len(several) > 1:
         raise UserError(f"{name} ({split}): files with different class names; give those of one data set")
     names = several.pop() or list(map(str, range(max(labels) + 1)))
-    return file_images(name, split, root, names, files, labels)
+    return file_set(name, split, root, names, files, labels)
 
 
 def _labels(name: str, path: Path) -> list[int]:
@@ -276,15 +239,11 @@ def _labels(name: str, path: Path) -> list[int]:
     image = next((column for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
     if image is None or label is None:
-        raise UserError(
-            f"{name}: {path} has the columns {', '.join(schema)}; expected image ({{bytes, path}}) and label"
-        )
+        raise UserError(f"{name}: {path} has the columns {', '.join(schema)}; expected image and label")
     kind: Any = schema[image]
     fields = [field.name for field in kind.fields] if isinstance(kind, pl.Struct) else []
     if kind != pl.Binary and "bytes" not in fields:
-        raise UserError(
-            f"{name}: column {image} of {path} has type {kind}; expected a struct of bytes and path"
-        )
+        raise UserError(f"{name}: column {image} of {path} has type {kind}; expected bytes and path")
     where = f"{name}: column {label} of {path}"
     if not (schema[label].is_numeric() or schema[label] == pl.Boolean):
         raise UserError(f"{where} has type {schema[label]}; expected integers")

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -19,9 +19,34 @@ from antiphase.errors import UserError
 from antiphase.files import digest, printable
 from antiphase.progress import progress_bar
 
+_OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
+
+
+class Samples(ABC):
+    """Samples with stable ids, of which some may be taken."""
+
+    ids: Int64[Tensor, " samples"]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, positions: Sequence[int] | Tensor) -> Self:
+        """Return the samples at ``positions``, in that order, with all that belongs to each."""
+        rows = _index(positions, len(self))
+        chosen = {
+            name: value[rows] if isinstance(value, Tensor) else tuple(value[row] for row in rows.tolist())
+            for name, value in vars(self).items()
+            if name in _OF_EACH_SAMPLE and value is not None
+        }
+        return replace(self, **chosen)  # pyright: ignore[reportArgumentType]
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of images, ids and what belongs to them; equal on all machines."""
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ImageSet(ABC):
+class ImageSet(Samples):
     """Labelled images with stable ids.
 
     Attributes:
@@ -59,17 +84,6 @@ class ImageSet(ABC):
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
         """Return the images at ``positions`` (0 to ``len(self) - 1``) as float32 in [0, 1]."""
 
-    @abstractmethod
-    def take(self, positions: Sequence[int] | Tensor) -> "ImageSet":
-        """Return the samples at ``positions``, in that order, with their ids and labels."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of images, labels and ids; equal on all machines."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.image_shape))
         skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
@@ -84,20 +98,16 @@ class ImageSet(ABC):
         """Yield ``(ids, images, labels)`` in order, ``size`` at a time; the last batch may be smaller."""
         if size < 1:
             raise UserError(f"batch size {size}: expected an integer of at least 1")
-        for start in range(0, len(self), size):
-            rows = torch.arange(start, min(start + size, len(self)))
+        for rows in torch.arange(len(self)).split(size):
             yield self.ids[rows], self.images(rows), self.labels[rows]
 
-    def subset(self, limit: int | None, seed: int | None = None) -> "ImageSet":
+    def subset(self, limit: int | None, seed: int | None = None) -> Self:
         """Return at most ``limit`` samples in their own order.
 
         Args:
             limit: number of samples, at least 1; None: all.
             seed: None: the first ``limit`` samples; otherwise the first ``limit`` of the seed's permutation, so that
                 a larger limit contains a smaller one.
-
-        Raises:
-            UserError: if ``limit`` is less than 1 or ``seed`` is negative.
         """
         if limit is None:
             return self
@@ -105,10 +115,8 @@ class ImageSet(ABC):
             raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
         if seed is not None and seed < 0:
             raise UserError(f"seed {seed}: expected an integer of at least 0")
-        if seed is None:
-            return self.take(torch.arange(min(limit, len(self))))
-        order = np.random.default_rng(seed).permutation(len(self))[:limit]
-        return self.take(torch.from_numpy(np.sort(order)))
+        order = np.arange(len(self)) if seed is None else np.random.default_rng(seed).permutation(len(self))
+        return self.take(torch.from_numpy(np.sort(order[:limit])))
 
 
 @final
@@ -131,9 +139,7 @@ class ArrayImages(ImageSet):
             raise UserError(f"pixels of type {self.pixels.dtype}: expected uint8 or float32")
         outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # includes NaN
         if len(outside):
-            raise UserError(
-                f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images to [0, 1] first"
-            )
+            raise UserError(f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images first")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -141,20 +147,14 @@ class ArrayImages(ImageSet):
         return channels, height, width
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        """Return the images at ``positions`` as float32 in [0, 1]; uint8 is divided by 255."""
         chosen = self.pixels[_index(positions, len(self))]
         return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
 
-    def take(self, positions: Sequence[int] | Tensor) -> "ArrayImages":
-        rows = _index(positions, len(self))
-        return replace(self, ids=self.ids[rows], labels=self.labels[rows], pixels=self.pixels[rows])
-
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the array's type, shape and bytes, the labels and the ids."""
         pixels = self.pixels.numpy()
         little = pixels.astype(pixels.dtype.newbyteorder("<"), copy=False)
         kind = f"array {self.pixels.dtype} {tuple(self.pixels.shape)}"
-        return digest(kind, little.tobytes(), _little(self.labels), _little(self.ids))
+        return digest(kind, little.tobytes(), little_endian(self.labels), little_endian(self.ids))
 
 
 @final
@@ -187,22 +187,13 @@ class FileImages(ImageSet):
         return self.channels, self.image_size, self.image_size
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1].
-
-        Raises:
-            UserError: naming the first unreadable file.
-        """
+        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1]."""
         rows = _index(positions, len(self)).tolist()
         if not rows:
             return torch.empty(0, *self.image_shape)
         decoded = [pixels.numpy() for pixels in in_threads(self._decode, rows)]
         # torch.stack synchronises its threads for each image, which on a busy machine took longer than decoding
         return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place to save memory
-
-    def take(self, positions: Sequence[int] | Tensor) -> "FileImages":
-        rows = _index(positions, len(self))
-        files = tuple(self.files[row] for row in rows.tolist())
-        return replace(self, ids=self.ids[rows], labels=self.labels[rows], files=files)
 
     def resized(self, square: Square, channels: int | None = None) -> "FileImages":
         """Return the same files, resized and cropped in another way."""
@@ -214,18 +205,13 @@ class FileImages(ImageSet):
         try:
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         except OSError as error:
-            raise UserError(
-                f"{self.name}: {error.filename} was removed after the folder was listed"
-            ) from error
-        return digest(kind, *names, _little(self.labels), _little(self.ids))
+            raise UserError(f"{self.name}: {error.filename} was removed after it was listed") from error
+        return digest(kind, *names, little_endian(self.labels), little_endian(self.ids))
 
     def without_unreadable(self, *, progress: bool = True) -> "FileImages":
         """Decode every file once and return the set without unreadable files, which are listed in ``skipped``.
 
         The other samples keep their ids.
-
-        Raises:
-            UserError: if no file is readable.
         """
         good: list[int] = []
         bad: list[str] = []
@@ -237,9 +223,8 @@ class FileImages(ImageSet):
                     bad.append(printable(self.files[row]))
                 advance(1)
         if not good:
-            raise UserError(
-                f"{self.name}: none of its {len(self)} images can be read, the first is {self.files[0]}"
-            )
+            first = self.files[0]
+            raise UserError(f"{self.name}: none of its {len(self)} images can be read, the first is {first}")
         return replace(self.take(good), skipped=(*self.skipped, *bad))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
@@ -253,19 +238,62 @@ class FileImages(ImageSet):
         return True
 
 
+def array_set(
+    name: str,
+    split: str,
+    class_names: Sequence[str],
+    pixels: Tensor | np.ndarray,
+    labels: Tensor | np.ndarray,
+    ids: Tensor | None = None,
+) -> ArrayImages:
+    """Return a full split in memory; ids are counted from 0 unless given."""
+    return ArrayImages(
+        name=name,
+        split=split,
+        class_names=tuple(class_names),
+        ids=torch.arange(len(labels)) if ids is None else ids,
+        labels=torch.as_tensor(labels, dtype=torch.int64),
+        pixels=torch.as_tensor(pixels),
+    )
+
+
+def file_set(
+    name: str,
+    split: str,
+    root: Path,
+    class_names: Sequence[str],
+    files: Sequence[str],
+    labels: Sequence[int],
+    prompts: tuple[tuple[str, ...], ...] | None = None,
+) -> FileImages:
+    """Return a full split of image files, with ids counted from 0; ``load_data`` sets its size and channels."""
+    return FileImages(
+        name=name,
+        split=split,
+        class_names=tuple(class_names),
+        ids=torch.arange(len(files)),
+        labels=torch.tensor(labels, dtype=torch.int64),
+        prompts=prompts,
+        root=root,
+        files=tuple(files),
+        image_size=224,
+        channels=3,
+    )
+
+
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
     """Return ``positions`` as an index tensor; masks, floats and positions outside 0..length-1 are refused."""
     index = torch.as_tensor(positions)
     if index.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     if index.ndim != 1 or index.dtype == torch.bool or index.is_floating_point():
-        raise TypeError(
-            f"positions of type {index.dtype} and shape {tuple(index.shape)}: expected a list of integers"
-        )
+        kind = f"type {index.dtype} and shape {tuple(index.shape)}"
+        raise TypeError(f"positions of {kind}: expected a list of integers")
     if index.min() < 0 or index.max() >= length:
         raise IndexError(f"positions {index.min()} to {index.max()}: expected positions in 0..{length - 1}")
     return index.to(device="cpu", dtype=torch.int64)
 
 
-def _little(values: Int64[Tensor, " n"]) -> bytes:
+def little_endian(values: Int64[Tensor, " n"]) -> bytes:
+    """Return the bytes of integers, equal on all machines."""
     return values.numpy().astype("<i8").tobytes()

@@ -17,7 +17,7 @@ from antiphase.data.archives import regular
 from antiphase.data.decoding import flat
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.imagenets import prompt_names
-from antiphase.data.images import ArrayImages
+from antiphase.data.images import ArrayImages, array_set
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import printable
 
@@ -32,18 +32,7 @@ _NAMES = (("images", "labels"), ("x", "y"))  # of the arrays in an .npz file
 def array_images(
     name: str, images: Any, labels: Any, split: str = "test", class_names: Sequence[str] | None = None
 ) -> ArrayImages:
-    """Return labelled images held in arrays.
-
-    Args:
-        name: name of the set, for messages and records.
-        images: as for :func:`checked_pixels`.
-        labels: as for :func:`class_numbers`.
-        split: name of the split.
-        class_names: one for each class; None: the numbers.
-
-    Raises:
-        UserError: naming the range, layout or type that is not as expected.
-    """
+    """Return labelled images held in arrays, see :func:`checked_pixels` and :func:`class_numbers`."""
     pixels = checked_pixels(name, images)
     numbers = class_numbers(name, labels, len(pixels))
     last = int(numbers.max())
@@ -52,14 +41,7 @@ def array_images(
         raise UserError(f"{name}: class names {shown(class_names)}; expected a name for each class in order")
     if last >= len(names):
         raise UserError(f"{name}: label {last}, but {len(names)} class names; expected one for each")
-    return ArrayImages(
-        name=name,
-        split=split,
-        class_names=names,
-        ids=torch.arange(len(pixels)),
-        labels=numbers,
-        pixels=pixels,
-    )
+    return array_set(name, split, names, pixels, numbers)
 
 
 def dataset_images(
@@ -67,15 +49,8 @@ def dataset_images(
 ) -> ArrayImages:
     """Read a data set or loader of torch into memory.
 
-    Args:
-        data: a map-style ``Dataset`` whose items begin with (image, label), or a ``DataLoader`` of such batches that
-            does not shuffle.
-        limit: at most this many images; others are not read.
-        seed: which images of a ``Dataset`` are taken, see ``ImageSet.subset``. A ``DataLoader`` gives the first.
-        class_names: one for each class; None: the data set's ``classes``, or the numbers.
-
-    Raises:
-        UserError: if a loader shuffles, an item is no pair, images differ in size, or as :func:`array_images`.
+    ``data`` is a map-style ``Dataset`` whose items begin with (image, label), or a ``DataLoader`` of such batches that
+    does not shuffle. Only ``limit`` images are read: the first, or those of ``ImageSet.subset`` with a ``seed``.
     """
     name = f"dataset:{type(data).__name__}"
     if isinstance(data, torch_data.DataLoader):
@@ -95,9 +70,7 @@ def dataset_images(
     shapes = sorted({image.shape for image in images})
     if len(shapes) > 1:
         several = ", ".join(str(tuple(shape)) for shape in shapes[:3])
-        raise UserError(
-            f"{name}: images of different shapes, {several}; expected one; resize them in the transform"
-        )
+        raise UserError(f"{name}: images of different shapes, {several}; expected one; resize them")
     names = dataset_class_names(data) if class_names is None else class_names
     labelled = array_images(name, torch.stack(images), [label for _, label in pairs], class_names=names)
     return replace(labelled, ids=rows)
@@ -140,9 +113,6 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
     """Return the class names of a data set of torch, also of a subset, a concatenation or a loader of it.
 
     None: they are not known, because the data set has none, changes its targets, or is a wrapper of another library.
-
-    Raises:
-        UserError: if the parts of a concatenation have different classes.
     """
     if isinstance(data, torch_data.Subset | torch_data.DataLoader):
         return dataset_class_names(data.dataset)
@@ -151,7 +121,7 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
         if len(several - {None}) > 1:
             both = " and ".join(map(shown, sorted(filter(None, several))[:2]))
             raise UserError(
-                f"ConcatDataset: parts of different classes, {both}; expected the same, or class_names="
+                f"ConcatDataset: parts of different classes, {both}; expected one, or class_names="
             )
         return several.pop() if len(several) == 1 else None
     if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
@@ -185,9 +155,6 @@ def npz_images(path: str, split: str) -> ArrayImages:
     Its arrays are ``images`` and ``labels`` (also ``x`` and ``y``), or one pair for each split with its name before or
     behind: ``train_images``, ``x_test``. Images may also be ``(images, height, width)``, or have their channels last.
     ``class_names`` is optional. Nothing is unpickled.
-
-    Raises:
-        UserError: if the file is missing or damaged, or lacks an array, or as :func:`array_images`.
     """
     name = f"npz:{printable(path)}"
     try:
@@ -196,9 +163,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
         ) as raw:  # NumPy itself would leave a damaged file open
             archive = np.load(raw, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UserError(
-                    f"{name}: holds one array; expected an archive with images and labels, by numpy.savez"
-                )
+                raise UserError(f"{name}: holds one array; expected images and labels, by numpy.savez")
             keys = _by_split(name, archive.files)
             split = choose_split(name, split, [part for part in SPLITS if part in keys])
             images, labels = (archive[key] for key in keys[split])
@@ -234,7 +199,7 @@ def _by_split(name: str, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
             pairs.setdefault("test", (images, labels))
     if not pairs:
         raise UserError(
-            f"{name}: has the arrays {', '.join(sorted(known)) or 'none'}; expected images and labels"
+            f"{name}: has the arrays {', '.join(sorted(known)) or 'none'}; expected images, labels"
         )
     return pairs
 
@@ -242,14 +207,7 @@ def _by_split(name: str, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
 def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]:
     """Return labels as numbers of classes from 0.
 
-    Args:
-        name: of the images, for messages.
-        labels: array, tensor or list of ``count`` integers, also as truth values, as floating-point numbers that are
-            whole, or in arrays of one element each.
-        count: number of images.
-
-    Raises:
-        UserError: naming the first label that is no class number.
+    They may also be truth values, floating-point numbers that are whole, or in arrays of one element each.
 
     >>> class_numbers("array", [np.array([1.0]), np.array([3.0])], 2)
     tensor([1, 3])
@@ -263,16 +221,12 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
         raise UserError(f"{name}: label {shown(odd)}; expected the number of a class for each image")
     if values.size != count or values.shape[:1] != (count,):
         hint = ": labels.argmax(1), if they are one-hot" if values.ndim == 2 and len(values) == count else ""
-        raise UserError(
-            f"{name}: labels of shape {values.shape}; expected ({count},), one for each image{hint}"
-        )
+        raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one an image{hint}")
     values = values.reshape(count)
     odd = values[~((values >= 0) & (values < MOST_CLASSES) & (values == np.floor(values)))]  # includes NaN
     if len(odd):
         worst = odd.max() if (odd >= MOST_CLASSES).any() else odd[0]
-        raise UserError(
-            f"{name}: label {worst}; expected the number of each class from 0, at most {MOST_CLASSES - 1:,}"
-        )
+        raise UserError(f"{name}: label {worst}; expected class numbers from 0 to {MOST_CLASSES - 1:,}")
     return torch.from_numpy(values.astype(np.int64))
 
 
@@ -297,15 +251,7 @@ def _label_array(labels: Any) -> np.ndarray:
 
 
 def checked_pixels(name: str, images: Any) -> Tensor:
-    """Return images as uint8 in 0..255 or float32 in [0, 1].
-
-    Args:
-        name: of the images, for messages.
-        images: array or tensor, ``(images, channels, height, width)`` with 1 or 3 channels.
-
-    Raises:
-        UserError: naming the range, layout or type that is not as expected.
-    """
+    """Return images ``(images, channels, height, width)`` as uint8 in 0..255 or float32 in [0, 1]."""
     try:
         pixels = _tensor(images)
     except (TypeError, ValueError, RuntimeError) as error:

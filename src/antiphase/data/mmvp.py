@@ -88,25 +88,19 @@ class MmvpSet:
         return len(self.patterns)
 
     def pixels(self, pair: int, which: int) -> UInt8[Tensor, "3 height width"]:
-        """Return the first (0) or second (1) image of a pair as RGB at its own size; UserError if unreadable."""
+        """Return the first (0) or second (1) image of a pair as RGB at its own size."""
         return decode_whole(self.root / self.files[pair][which])
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of file names and sizes, statements, patterns and question numbers.
-
-        Raises:
-            UserError: if a file was removed after the set was read.
-        """
+        """Return the SHA-256 of file names and sizes, statements, patterns and question numbers."""
         rows = zip(self.patterns, self.question_ids, self.files, self.statements, strict=True)
         told: list[str] = []
-        for pattern, numbers, files, statements in rows:
-            try:
+        try:
+            for pattern, numbers, files, statements in rows:
                 sizes = [str((self.root / file).stat().st_size) for file in files]
-            except OSError as error:
-                raise UserError(
-                    f"{self.name}: {error.filename} was removed after the set was read"
-                ) from error
-            told += [self.pattern_names[pattern], *map(str, numbers), *files, *sizes, *statements]
+                told += [self.pattern_names[pattern], *map(str, numbers), *files, *sizes, *statements]
+        except OSError as error:
+            raise UserError(f"{self.name}: {error.filename} was removed after the set was read") from error
         return digest("mmvp", *told)
 
 
@@ -120,12 +114,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     Source: "Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs", Tong et al., 2024, Section 3,
     and ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
 
-    Args:
-        root: folder with ``Questions.csv``; None: ``MMVP_VLM`` below the data folder.
-        name: name of the set in tables.
-
-    Raises:
-        UserError: if the set is missing, or naming the line of an invalid row.
+    ``root`` is the folder with ``Questions.csv``; None: ``MMVP_VLM`` below the data folder.
     """
     folder = data_root() / "MMVP_VLM" if root is None else root
     table = folder / "Questions.csv"
@@ -134,79 +123,46 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
             f"mmvp: no {table}: download it with 'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' "
             "(https://huggingface.co/datasets/MMVP/MMVP_VLM), or give another folder"
         )
-    rows = _questions(table)
-    if len(rows) % 2:
-        raise UserError(
-            f"{table} has {len(rows)} rows, expected two per pair: line {rows[-1][0]} has no partner"
-        )
+    rows = table_rows(table)
+    if len(rows) < 3 or rows[0][1][0].isdecimal() or len(rows) % 2 == 0:
+        raise UserError(f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair")
     types: dict[str, int] = {}
     patterns: list[int] = []
     statements: list[tuple[str, str]] = []
-    lines: dict[tuple[int, int], int] = {}
     files: list[tuple[str, str]] = []
-    for (line, *first), (next_line, *second) in zip(rows[::2], rows[1::2], strict=True):
-        pair = first[0], second[0]
-        where = f"lines {line} and {next_line} of {table}"
-        if pair[0] % 2 == 0 or pair[1] != pair[0] + 1:
+    numbers: list[tuple[int, int]] = []
+    for (line, first), (next_line, second) in zip(rows[1::2], rows[2::2], strict=True):
+        for row in (first, second):
+            if len(row) != len(_HEADER) or not all(row) or not row[0].isdecimal():
+                raise UserError(f"line {line} or {next_line} of {table}: expected number, type and statement")
+        pair = int(first[0]), int(second[0])
+        if pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or first[1] != second[1] or pair in numbers:
             raise UserError(
-                f"{where} are questions {pair[0]} and {pair[1]}, expected an odd number and the next one: sort the rows"
+                f"lines {line} and {next_line} of {table}: expected an odd question and the next one, of one type and "
+                "once: sort or correct the rows"
             )
-        if first[1] != second[1]:
-            raise UserError(
-                f"{where} are of types {first[1]!r} and {second[1]!r}, expected one type per pair: correct them"
-            )
-        if pair in lines:
-            raise UserError(
-                f"line {line} of {table} repeats question {pair[0]} of line {lines[pair]}: remove it"
-            )
-        lines[pair] = line
+        numbers.append(pair)
         patterns.append(types.setdefault(first[1], len(types)))
         statements.append((first[2], second[2]))
-        files.append((_image(table, line, *first[:2]), _image(table, next_line, *second[:2])))
+        files.append((_image(folder, first[1], pair[0]), _image(folder, first[1], pair[1])))
     return MmvpSet(
         name=name,
         patterns=tuple(patterns),
         pattern_names=PATTERNS if len(types) == len(PATTERNS) else tuple(types),
         statements=tuple(statements),
         files=tuple(files),
-        question_ids=tuple(lines),
+        question_ids=tuple(numbers),
         root=folder,
     )
 
 
-def _questions(table: Path) -> list[tuple[int, int, str, str]]:
-    """Return line, number, type and statement of each question."""
-    rows = table_rows(table)
-    named = ", ".join(_HEADER)
-    if not rows or rows[0][1][0].isdecimal():
-        raise UserError(f"{table} has no header: expected a first line with {named}")
-    if len(rows) < 2:
-        raise UserError(f"{table} has no rows below its header: download it again")
-    questions: list[tuple[int, int, str, str]] = []
-    for line, cells in rows[1:]:
-        if len(cells) != len(_HEADER) or not all(cells):
-            raise UserError(
-                f"line {line} of {table} has {sum(map(bool, cells))} non-empty cells, expected {len(_HEADER)} "
-                f"({named}): correct it"
-            )
-        number, kind, statement = cells
-        if not number.isdecimal():
-            raise UserError(
-                f"line {line} of {table} has {number!r}, expected the number of a question: correct it"
-            )
-        questions.append((line, int(number), kind, statement))
-    return questions
-
-
-def _image(table: Path, line: int, number: int, kind: str) -> str:
+def _image(folder: Path, kind: str, number: int) -> str:
     """Return the image file of a question; other sets in this format may use PNG."""
     names = [f"{_IMAGES}/{kind}/{number}{suffix}" for suffix in (".jpg", ".png")]
     for name in names:
-        if (table.parent / name).is_file():
+        if (folder / name).is_file():
             return name
-    raise UserError(
-        f"line {line} of {table}: its image {table.parent / names[0]} is missing: download it again"
-    )
+    raise UserError(f"mmvp: the image {folder / names[0]} of question {number} is missing: download it again")
 
 
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
@@ -214,9 +170,6 @@ def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
 
     Each pattern has the 15 pairs with the smallest hash of their names. They are written once below the data folder
     ``root`` in the format of MMVP-VLM, and read from there; ``progress`` shows a bar while the emoji are rendered.
-
-    Raises:
-        UserError: if a package that draws the emoji is missing.
     """
     pairs = emoji_pairs("openmoji", "test", root, progress)
     folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"

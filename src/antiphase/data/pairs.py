@@ -1,11 +1,11 @@
-"""Images with captions, and their batches for contrastive training."""
+"""Images with captions, their batches for contrastive training, and images of any set as a model wants them."""
 
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import Protocol, Self, final
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -14,7 +14,7 @@ from torch import Tensor
 from antiphase.arguments import validated
 from antiphase.data.archives import changed, file_size
 from antiphase.data.decoding import Square, decode_whole, in_threads
-from antiphase.data.images import FileImages, ImageSet
+from antiphase.data.images import FileImages, ImageSet, Samples, little_endian
 from antiphase.data.objects import ImageObjects
 from antiphase.errors import UserError
 from antiphase.files import digest
@@ -62,18 +62,15 @@ class PairSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class PairSet(ABC):
-    """Images with captions and stable ids, with random access.
+class PairSet(Samples):
+    """Images with captions and stable ids, with random access; ``load_pairs`` opens them.
+
+    Attributes are those of :class:`~antiphase.data.ImageSet`, but:
 
     Attributes:
-        name: the source's name, as given to ``load_pairs``.
-        split: the split's own name, such as ``"train"``.
-        ids: position of each sample in the full split; kept by subsets.
         captions: at least one per image; tasks with one caption per image use the first.
         labels: indices into ``class_names``; None if the source has no classes.
-        class_names: one name for each label.
         skipped: one line for each sample that was left out.
-        prompts: prompts of each class for a dual encoder; None: made from its name.
         objects: what is seen where in each image; None if the source does not say.
     """
 
@@ -91,36 +88,18 @@ class PairSet(ABC):
         if len(self.captions) != len(self.ids):
             raise UserError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
         if not len(self.ids):
-            raise UserError(
-                f"{self.name} ({self.split}): no pairs found; expected at least one captioned image"
-            )
+            name = f"{self.name} ({self.split})"
+            raise UserError(f"{name}: no pairs found; expected at least one captioned image")
 
     @abstractmethod
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
-        """Return one image as RGB at its own size.
-
-        Raises:
-            UserError: if the image is unreadable.
-        """
-
-    @abstractmethod
-    def take(self, positions: Sequence[int] | Tensor) -> "PairSet":
-        """Return the samples at ``positions``, in that order, with their ids, captions and labels."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of images, captions and ids; equal on all machines."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        """Return one image as RGB at its own size."""
 
     def __repr__(self) -> str:
-        captions = sum(map(len, self.captions))
-        return (
-            f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images, {captions:,} captions>"
-        )
+        counts = f"{len(self):,} images, {sum(map(len, self.captions)):,} captions"
+        return f"<{type(self).__name__} {self.name} ({self.split}): {counts}>"
 
-    def subset(self, limit: int | None, seed: int | None = None) -> "PairSet":
+    def subset(self, limit: int | None, seed: int | None = None) -> Self:
         """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
         if limit is None or limit >= len(self):
             return self
@@ -129,25 +108,18 @@ class PairSet(ABC):
         return self.take(torch.randperm(len(self), generator=generator(seed, "subset"))[:limit].sort().values)
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of whole batches per epoch; remaining samples are not used in that epoch.
-
-        Raises:
-            UserError: if there are fewer samples than the batch size.
-        """
+        """Return the number of whole batches per epoch; remaining samples are not used in that epoch."""
         if not 1 <= batch_size <= len(self):
-            raise UserError(
-                f"batch size {batch_size}: expected 1 to {len(self)}, the number of pairs in {self.name}"
-            )
+            expected = f"expected 1 to {len(self)}, the number of pairs in {self.name}"
+            raise UserError(f"batch size {batch_size}: {expected}")
         return len(self) // batch_size
 
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
+        steps = range(first, self.steps_per_epoch(batch_size))
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
-        shares = [
-            order[step * batch_size : (step + 1) * batch_size][rank::world]
-            for step in range(first, self.steps_per_epoch(batch_size))
-        ]
+        shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
 
         def decoded(row: int) -> UInt8[Tensor, "3 height width"] | UserError:
             try:
@@ -156,18 +128,23 @@ class PairSet(ABC):
                 return error
 
         # decode two batches ahead; threads work on single images
-        every = in_threads(decoded, itertools.chain(*shares), ahead=2 * max(map(len, shares), default=1))
+        images = in_threads(decoded, itertools.chain(*shares), ahead=2 * max(map(len, shares), default=1))
         for rows in shares:
-            found = [(row, next(every)) for row in rows]
-            good = [(row, image) for row, image in found if not isinstance(image, UserError)]
-            kept = [row for row, _ in good]
+            outcomes = dict(zip(rows, images, strict=False))
+            good = {row: image for row, image in outcomes.items() if isinstance(image, Tensor)}
             yield PairBatch(
-                ids=self.ids[kept],
-                images=[image for _, image in good],
-                captions=[self.captions[row] for row in kept],
+                ids=self.ids[[*good]],
+                images=[*good.values()],
+                captions=[self.captions[row] for row in good],
                 size=batch_size,
-                bad=tuple(str(image) for _, image in found if isinstance(image, UserError)),
+                bad=tuple(str(image) for image in outcomes.values() if isinstance(image, UserError)),
             )
+
+    def _described(self) -> list[bytes | str]:
+        """Return what belongs to the images, for the fingerprint."""
+        captions = ["\x1f".join(several) for several in self.captions]
+        labels = b"" if self.labels is None else little_endian(self.labels)
+        return [*captions, labels, "\x1f".join(self.class_names), little_endian(self.ids)]
 
 
 @final
@@ -181,23 +158,15 @@ class ArrayPairs(PairSet):
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         return self.array[position]
 
-    def take(self, positions: Sequence[int] | Tensor) -> "ArrayPairs":
-        return replace(self, **_rows(self, positions), array=self.array[torch.as_tensor(positions)])
-
     def fingerprint(self) -> str:
-        return digest(f"pairs {tuple(self.array.shape)}", self.array.numpy().tobytes(), *_described(self))
+        return digest(f"pairs {tuple(self.array.shape)}", self.array.numpy().tobytes(), *self._described())
 
 
 @final
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FilePairs(PairSet):
-    """Image files with captions, decoded on demand.
-
-    Attributes:
-        root: folder of the files; not part of the fingerprint.
-        files: names relative to ``root``, with forward slashes.
-    """
+    """Image files with captions, decoded on demand; ``files`` are relative to ``root``, with forward slashes."""
 
     root: Path
     files: tuple[str, ...]
@@ -205,14 +174,10 @@ class FilePairs(PairSet):
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         return decode_whole(self.root / self.files[position])
 
-    def take(self, positions: Sequence[int] | Tensor) -> "FilePairs":
-        files = tuple(self.files[int(row)] for row in positions)
-        return replace(self, **_rows(self, positions), files=files)
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of names and sizes of the files, captions, labels and ids."""
         named = [f"{_size(self.root / file)} {file}" for file in self.files]
-        return digest("file pairs", *named, *_described(self))
+        return digest("file pairs", *named, *self._described())
 
 
 def _size(file: Path) -> int | str:
@@ -223,34 +188,13 @@ def _size(file: Path) -> int | str:
         return "absent"
 
 
-def _rows(pairs: PairSet, positions: Sequence[int] | Tensor) -> dict[str, object]:
-    rows = torch.as_tensor(positions, dtype=torch.int64)
-    labels = None if pairs.labels is None else pairs.labels[rows]
-    objects = None if pairs.objects is None else tuple(pairs.objects[row] for row in rows.tolist())
-    return {
-        "ids": pairs.ids[rows],
-        "captions": tuple(pairs.captions[row] for row in rows.tolist()),
-        "labels": labels,
-        "objects": objects,
-    }
-
-
-def _described(pairs: PairSet) -> list[bytes | str]:
-    captions = ["\x1f".join(several) for several in pairs.captions]
-    labels = b"" if pairs.labels is None else pairs.labels.numpy().astype("<i8").tobytes()
-    return [*captions, labels, "\x1f".join(pairs.class_names), pairs.ids.numpy().astype("<i8").tobytes()]
-
-
 def content_key(data: ImageSet | PairSet) -> str:
     """Return a key of the images for caches on this machine.
 
     For files it combines the fingerprint with the modification times, because the fingerprint (names and sizes) does
     not distinguish a folder of bitmaps from a corrupted copy.
-
-    Raises:
-        UserError: if a file was removed.
     """
-    if not isinstance(data, (FileImages, FilePairs)):
+    if not isinstance(data, FileImages | FilePairs):
         return data.fingerprint()
     try:
         times = [str(changed(data.root / file)) for file in data.files]
@@ -262,35 +206,22 @@ def content_key(data: ImageSet | PairSet) -> str:
 def model_images(
     data: ImageSet | PairSet, positions: Sequence[int], square: Square, channels: int = 3
 ) -> Float[Tensor, "b channels size size"]:
-    """Return images as float32 in [0, 1] with the model's size and number of channels.
+    """Return images as float32 in [0, 1] with the size of ``square``, a model's preprocessing, and its channels.
 
     Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
-
-    Args:
-        data: labelled images or pairs.
-        positions: positions of the images in ``data``.
-        square: the model's preprocessing.
-        channels: the model's number of channels.
-
-    Raises:
-        UserError: if an image is unreadable, or is in colour and the model expects grey.
     """
     if isinstance(data, FileImages):
         return data.resized(square, channels).images(positions)
     if isinstance(data, PairSet):
         if channels != 3:
             raise UserError(f"{data.name} is in colour, but the model expects grey images; use other data")
-        return (
-            torch.stack(list(in_threads(lambda at: square(data.pixels(at)), map(int, positions)))).float()
-            / 255
-        )
+        pixels = in_threads(lambda row: square(data.pixels(row)), map(int, positions))
+        return torch.stack(list(pixels)).float() / 255
     images = data.images(positions)
-    if images.shape[1:] == (channels, square.size, square.size):
+    shape = (channels, square.size, square.size)
+    if images.shape[1:] == shape:
         return images
     if channels != 3:
-        raise UserError(
-            f"{data.name} has images of shape {data.image_shape}, but the model expects "
-            f"{(channels, square.size, square.size)}; use other data"
-        )
+        raise UserError(f"{data.name} has images of shape {data.image_shape}, but the model expects {shape}")
     pixels = (images * 255).round().to(torch.uint8).expand(-1, 3, -1, -1)
     return torch.stack([square(image) for image in pixels]).float() / 255

@@ -3,15 +3,15 @@
 import hashlib
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from antiphase.data.captions import table_rows
-from antiphase.data.folders import file_images, list_classes, missing_files, sub_folders
-from antiphase.data.images import FileImages
+from antiphase.data.folders import list_classes, refuse_missing, sub_folders
+from antiphase.data.images import FileImages, file_set
 from antiphase.errors import UserError, one_line
 
 SPLIT_FILE = "antiphase-split.csv"
@@ -36,50 +36,43 @@ _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Parti
 _ROBOTS = "https://www.robots.ox.ac.uk/~vgg/data"
 
 
-@dataclass(frozen=True)
-class _TorchvisionSet:
-    """A class of torchvision, its arguments besides the split, its folder, and advice if the download fails."""
-
-    dataset: str
-    options: dict[str, Any]
-    folder: str
-    fix: str
-
-
-_SETS = {
-    "food101": _TorchvisionSet(
+# class of torchvision, its arguments besides the split, its folder, and advice if the download fails
+_SETS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "food101": (
         "Food101",
         {},
         "food-101",
         "unpack food-101.tar.gz of https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/ in {root}",
     ),
-    "sun397": _TorchvisionSet(
+    "sun397": (
         "SUN397",
         {},
         "SUN397",
         "unpack SUN397.tar.gz of https://vision.princeton.edu/projects/2010/SUN/ in {root}",
     ),
-    "aircraft": _TorchvisionSet(
+    "aircraft": (
         "FGVCAircraft",
         {"annotation_level": "variant"},
         "fgvc-aircraft-2013b",
         f"unpack fgvc-aircraft-2013b.tar.gz of {_ROBOTS}/fgvc-aircraft/ in {{root}}",
     ),
-    "dtd": _TorchvisionSet(
-        "DTD", {"partition": 1}, "dtd/dtd", f"unpack dtd-r1.0.1.tar.gz of {_ROBOTS}/dtd/ in {{root}}/dtd"
+    "dtd": (
+        "DTD",
+        {"partition": 1},
+        "dtd/dtd",
+        f"unpack dtd-r1.0.1.tar.gz of {_ROBOTS}/dtd/ in {{root}}/dtd",
     ),
-    "pets": _TorchvisionSet(
+    "pets": (
         "OxfordIIITPet",
         {},
         "oxford-iiit-pet",
         f"unpack images.tar.gz and annotations.tar.gz of {_ROBOTS}/pets/ in {{root}}/oxford-iiit-pet",
     ),
-    "flowers102": _TorchvisionSet(
+    "flowers102": (
         "Flowers102",
         {},
         "flowers-102",
-        f"unpack 102flowers.tgz of {_ROBOTS}/flowers/102/ in {{root}}/flowers-102, and put its imagelabels.mat and "
-        "setid.mat there",
+        f"unpack 102flowers.tgz, imagelabels.mat and setid.mat of {_ROBOTS}/flowers/102/ in {{root}}/flowers-102",
     ),
 }
 
@@ -87,7 +80,7 @@ _TWO, _THREE = ("train", "test"), ("train", "val", "test")
 PROBE_FILE_SETS = {
     "food101": ("Food-101, RGB, 101 classes of dishes (downloaded)", _TWO),
     "sun397": (
-        "SUN397, RGB, 397 classes of scenes, its first partition (downloaded, but for the partition's lists)",
+        "SUN397, RGB, 397 classes of scenes, partition 1 (downloaded, but for the partition's lists)",
         _TWO,
     ),
     "aircraft": ("FGVC-Aircraft, RGB, 100 variants of aircraft (downloaded)", _THREE),
@@ -109,16 +102,21 @@ def probe_set(name: str, split: str, root: Path) -> FileImages:
     "Fine-Grained Visual Classification of Aircraft", Maji et al., 2013 (its variants); "Describing Textures in
     the Wild", Cimpoi et al., 2014 (partition 1); "Cats and Dogs", Parkhi et al., 2012 (``trainval`` is our
     ``train``); "Automated Flower Classification over a Large Number of Classes", Nilsback and Zisserman, 2008.
-
-    Raises:
-        UserError: if the set is missing and its download failed, or a list is damaged or contains missing files.
     """
     if name == "caltech101":
         return caltech101(split, root)
-    known = _SETS[name]
-    folder, fix = root / known.folder, known.fix.format(root=root)
+    dataset, options, below, advice = _SETS[name]
+    folder, fix = root / below, advice.format(root=root)
     try:
-        files, labels, classes = _sun397(root, split) if name == "sun397" else _listed(name, root, split)
+        if name == "sun397":
+            files, labels, classes = _sun397(root, split)
+        else:
+            from torchvision import datasets
+
+            theirs = "trainval" if (name, split) == ("pets", "train") else split
+            data = getattr(datasets, dataset)(root, split=theirs, download=True, **options)
+            files = data._images if name == "pets" else data._image_files
+            labels, classes = data._labels, data.classes
     except UserError:
         raise
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, tarfile.TarError) as error:
@@ -129,23 +127,9 @@ def probe_set(name: str, split: str, root: Path) -> FileImages:
     files = [Path(file).relative_to(folder).as_posix() for file in files]
     if not files:
         raise UserError(f"{name} ({split}): its list in {folder} is empty: {fix}")
-    if absent := missing_files(folder, files):
-        raise UserError(
-            f"{name} ({split}): {len(absent):,} of the {len(files):,} listed images are missing in {folder}, the first "
-            f"is {absent[0]}: {fix}"
-        )
+    refuse_missing(f"{name} ({split})", folder, files, fix)
     names = [" ".join(label.replace("_", " ").replace("?", "").split()) for label in classes]
-    return file_images(name, split, folder, names, files, labels)
-
-
-def _listed(name: str, root: Path, split: str) -> tuple[Sequence[Any], Sequence[int], Sequence[str]]:
-    """Return files, labels and class names of one of torchvision's data sets."""
-    from torchvision import datasets
-
-    known = _SETS[name]
-    theirs = "trainval" if (name, split) == ("pets", "train") else split
-    data = getattr(datasets, known.dataset)(root, split=theirs, download=True, **known.options)
-    return data._images if name == "pets" else data._image_files, data._labels, data.classes
+    return file_set(name, split, folder, names, files, labels)
 
 
 def _sun397(root: Path, split: str) -> tuple[list[Path], list[int], list[str]]:
@@ -155,28 +139,22 @@ def _sun397(root: Path, split: str) -> tuple[list[Path], list[int], list[str]]:
     classes = SUN397(root, download=True).classes  # torchvision has no splits here
     folder = root / "SUN397"
     name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
-    places = (folder / name, folder / "Partitions" / name)
-    partition = next(filter(Path.is_file, places), None)
+    partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
     if partition is None:
-        raise UserError(
-            f"sun397 ({split}): its published partition {name} not found in {folder} or {folder / 'Partitions'}: unzip "
-            f"{_SUN_PARTITIONS} there"
-        )
-    numbers = {label: number for number, label in enumerate(classes)}
-    files: list[Path] = []
+        raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
+    lines = enumerate(partition.read_text(encoding="utf-8").split("\n"), start=1)
+    files = {line: text.strip().lstrip("/") for line, text in lines if text.strip()}
     labels: list[int] = []
-    for line, text in enumerate(partition.read_text(encoding="utf-8").splitlines(), start=1):
-        if not (file := text.strip().lstrip("/")):
-            continue
+    for line, file in files.items():
         label = "/".join(Path(file).parts[1:-1])  # a/abbey/sun_x.jpg: without the initial letter
-        if label not in numbers:
+        if label not in classes:
             raise UserError(
-                f"sun397: line {line} of {partition}, {text!r}: expected a class of {folder / 'ClassName.txt'}: unzip "
+                f"sun397: line {line} of {partition}, {file!r}: expected a class of {folder / 'ClassName.txt'}: unzip "
                 f"{_SUN_PARTITIONS} again"
             )
-        files.append(folder / file)
-        labels.append(numbers[label])
-    return files, labels, [label.replace("/", " ") for label in classes]
+        labels.append(classes.index(label))
+    names = [label.replace("/", " ") for label in classes]
+    return [folder / file for file in files.values()], labels, names
 
 
 def caltech101(split: str, root: Path) -> FileImages:
@@ -187,9 +165,6 @@ def caltech101(split: str, root: Path) -> FileImages:
     ``antiphase-split.csv`` next to the class folders, with columns ``file`` and ``split``, replaces this rule.
 
     Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
-
-    Raises:
-        UserError: if the folder is missing and its download failed, or the list of the split is invalid.
     """
     folder = _caltech101_folder(root)
     classes = sub_folders(folder)
@@ -215,33 +190,22 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
 
 
 def read_split(manifest: Path, files: Sequence[str]) -> dict[str, str]:
-    """Return ``train`` or ``test`` for each of ``files`` from a table.
-
-    Raises:
-        UserError: if the table is unreadable or does not name each image exactly once; names the line.
-    """
-    rows = table_rows(manifest)
-    if not rows or rows[0][1] != ["file", "split"]:
+    """Return ``train`` or ``test`` for each of ``files`` from a table; errors name the line."""
+    (_, header), *rows = table_rows(manifest) or [(1, [])]
+    if header != ["file", "split"]:
         raise UserError(f"{manifest}: expected 'file,split' as the first line: add it")
     known = set(files)
     splits: dict[str, str] = {}
-    for number, row in rows[1:]:
-        where = f"line {number} of {manifest}"
-        if len(row) != 2:
-            raise UserError(f"{where} has {len(row)} cells, expected a file and a split: correct it")
-        name, split = row
-        if split not in _TWO:
-            raise UserError(f"{where} has split {split!r}, expected one of {', '.join(_TWO)}: correct it")
-        if name not in known:
-            raise UserError(f"{where}: {name} is not an image in {manifest.parent}: remove the line")
-        if name in splits:
-            raise UserError(f"{where}: duplicate image {name}: remove the line")
-        splits[name] = split
-    absent = next((file for file in files if file not in splits), None)
-    if absent is not None:
-        raise UserError(
-            f"{manifest}: no split for {len(known) - len(splits)} images, the first is {absent}: add them"
-        )
+    for number, row in rows:
+        if len(row) != 2 or row[0] not in known or row[0] in splits or row[1] not in _TWO:
+            raise UserError(
+                f"line {number} of {manifest}, {','.join(row)}: expected an image in {manifest.parent} that no other "
+                "line has, and train or test: correct it"
+            )
+        splits[row[0]] = row[1]
+    absent = [file for file in files if file not in splits]
+    if absent:
+        raise UserError(f"{manifest}: no split for {len(absent)} images, the first is {absent[0]}: add them")
     return splits
 
 

@@ -9,9 +9,10 @@ import shlex
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import urlparse
@@ -24,21 +25,14 @@ from webdataset.gopen import gopen, gopen_schemes
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from antiphase.data.archives import (
-    CAPTION_SUFFIX,
-    IMAGE_SUFFIXES,
-    TAR_BLOCK,
-    members_by_key,
-    regular,
-    split_dotted,
-)
+from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, TAR_BLOCK, members_by_key, split_dotted
 from antiphase.data.decoding import decode_whole, in_threads
 from antiphase.data.folders import data_root
 from antiphase.data.pairs import PairBatch
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.progress import progress_bar
-from antiphase.reading import parse_json
+from antiphase.reading import parse_json, read_json
 from antiphase.streams import generator, key
 
 CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
@@ -62,17 +56,11 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file.
+    """One tar file."""
 
-    Attributes:
-        name: its base name, with as many parent folders as needed to be unique.
-        place: its path, or a URL that webdataset opens.
-        local: whether ``place`` is a path.
-    """
-
-    name: str
-    place: str
-    local: bool
+    name: str  # its base name, with as many parent folders as needed to be unique
+    place: str  # its path, or a URL that webdataset opens
+    local: bool  # whether it is a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,116 +74,8 @@ class RawSample:
     caption: str
 
 
-Chunk = tuple[list[RawSample], tuple[str, ...]]
-"""A lane's samples of one step, and one line for each unusable sample since its previous step."""
-
-
-@dataclass(frozen=True)
-class ShardLane:
-    """A subset of the shards, read repeatedly in an order that depends only on these fields.
-
-    Attributes:
-        source: name of the stream in error messages.
-        number: index of the lane.
-        shards: shards of the lane.
-        seed: random seed of the run.
-        epoch: epoch, from 0.
-        buffer: size of the shuffle buffer, in samples.
-    """
-
-    source: str
-    number: int
-    shards: tuple[Shard, ...]
-    seed: int
-    epoch: int
-    buffer: int
-
-    def chunks(self, size: int, steps: range, stop: threading.Event) -> Generator[Chunk, None, None]:
-        """Yield the lane's ``size`` samples of each step, until ``stop`` is set.
-
-        Samples before ``steps.start`` are read and dropped.
-
-        Raises:
-            UserError: if the lane has no usable samples.
-        """
-        bad: list[str] = []
-        samples = self._samples(bad, stop)
-        for step in range(steps.stop):
-            chunk = list(itertools.islice(samples, size))
-            if step in steps:
-                yield chunk, tuple(bad)
-            bad.clear()
-
-    def _samples(self, bad: list[str], stop: threading.Event) -> Iterator[RawSample]:
-        """Yield the samples of repeated passes over the shards, each in its own order."""
-        for number in itertools.count():
-            keys = (self.number, self.epoch, number)
-            order = torch.randperm(len(self.shards), generator=generator(self.seed, "shards", *keys))
-            raw = (
-                sample
-                for row in order.tolist()
-                for sample in read_shard(self.shards[row], bad.append)
-                if _goes_on(stop)
-            )
-            empty = True
-            for sample in shuffled(raw, self.buffer, generator(self.seed, "shard buffer", *keys)):
-                empty = False
-                yield sample
-            if empty:
-                reason = f"; {bad[-1]}" if bad else ""
-                raise UserError(
-                    f"{self.source}: lane {self.number} has no usable sample in its {len(self.shards)} shards, the "
-                    f"first is {self.shards[0].name}{reason}: repair or remove these shards, or use fewer lanes"
-                )
-
-
 class _StoppedError(Exception):
     """Reading was stopped because the consumer has finished."""
-
-
-def _goes_on(stop: threading.Event) -> bool:
-    if stop.is_set():
-        raise _StoppedError
-    return True
-
-
-def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
-    """Shuffle the samples with a buffer of the given size."""
-    held: list[RawSample] = []
-    for sample in samples:
-        if len(held) < buffer:
-            held.append(sample)
-            continue
-        place = int(torch.randint(buffer, (1,), generator=random))
-        yield held[place]
-        held[place] = sample
-    for place in torch.randperm(len(held), generator=random).tolist():
-        yield held[place]
-
-
-def _read_ahead(lanes: Sequence[ShardLane], size: int, steps: range) -> Iterator[list[Chunk]]:
-    """Yield each step's chunks, lane by lane, while a thread reads the next few steps.
-
-    One thread serves all lanes; one per lane was no faster because of Python's lock.
-    """
-    stop = threading.Event()
-    chunks = [lane.chunks(size, steps, stop) for lane in lanes]
-    pool = ThreadPoolExecutor(1)
-
-    def read() -> list[Chunk]:
-        return [next(lane) for lane in chunks]
-
-    try:
-        waiting = deque(pool.submit(read) for _ in steps[:_READ_AHEAD])
-        for step in steps:
-            yield waiting.popleft().result()
-            if step + _READ_AHEAD in steps:
-                waiting.append(pool.submit(read))
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-        for lane in chunks:
-            lane.close()
 
 
 @final
@@ -230,19 +110,13 @@ class ShardStream:
             if value < 1:
                 raise UserError(f"{self.name}: {label} {value}: expected an integer of at least 1")
         if not 1 <= self.lanes <= len(self.shards):
-            raise UserError(
-                f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, the number of shards"
-            )
+            raise UserError(f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, its shards")
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of whole batches per epoch.
-
-        Raises:
-            UserError: if there is none, or the batch size is not a multiple of the lanes.
-        """
+        """Return the number of whole batches per epoch."""
         if not 1 <= batch_size <= self.samples:
             raise UserError(
-                f"batch size {batch_size}: expected 1 to {self.samples}, the number of samples in {self.name}"
+                f"batch size {batch_size}: expected 1 to {self.samples}, the samples of {self.name}"
             )
         if batch_size % self.lanes:
             near = max(batch_size // self.lanes, 1) * self.lanes
@@ -259,9 +133,6 @@ class ShardStream:
 
         Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
         smaller by one, and unusable entries of the shards, which are replaced by the next sample.
-
-        Raises:
-            UserError: if batch size, lanes and processes do not divide evenly, or a lane has no usable samples.
         """
         steps = self.steps_per_epoch(batch_size)
         if not 0 <= rank < world:
@@ -272,11 +143,8 @@ class ShardStream:
                 f"{_divisor(self.lanes, world)} processes, or --lanes with a multiple of {world} that divides the "
                 f"batch size {batch_size} and is at most {len(self.shards)}, the number of shards"
             )
-        lanes = [
-            ShardLane(self.name, number, self.shards[number :: self.lanes], seed, epoch, self.buffer)
-            for number in range(rank, self.lanes, world)
-        ]
-        return self._batches(lanes, batch_size, range(min(first, steps), steps))
+        numbers = range(rank, self.lanes, world)
+        return self._batches(numbers, batch_size, range(min(first, steps), steps), seed, epoch)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the shards' names and sizes (or URLs), samples, lanes and buffer."""
@@ -286,34 +154,109 @@ class ShardStream:
                 for shard in self.shards
             ]
         except OSError as error:
-            raise UserError(
-                f"{self.name}: {error.filename} was removed after the shards were listed"
-            ) from error
+            raise UserError(f"{self.name}: {error.filename} was removed after it was listed") from error
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *told)
 
-    def _batches(self, lanes: list[ShardLane], batch_size: int, steps: range) -> Iterator[PairBatch]:
+    def _batches(
+        self, numbers: range, batch_size: int, steps: range, seed: int, epoch: int
+    ) -> Iterator[PairBatch]:
         size = batch_size // self.lanes
-        share = size * len(lanes)
         bad_of_steps: deque[list[str]] = deque()
 
         def samples() -> Iterator[RawSample]:
-            for chunks in _read_ahead(lanes, size, steps):
-                bad_of_steps.append([line for _, lines in chunks for line in lines])
-                for chunk, _ in chunks:
+            with contextlib.closing(self._read_ahead(numbers, size, steps, seed, epoch)) as chunks:
+                for chunk, bad in chunks:
+                    bad_of_steps.append(bad)
                     yield from chunk
 
-        decoded = in_threads(_decoded, samples(), ahead=2 * share)
-        while outcomes := list(itertools.islice(decoded, share)):
+        decoded = in_threads(_decoded, samples(), ahead=2 * size * len(numbers))
+        while outcomes := list(itertools.islice(decoded, size * len(numbers))):
             good = [(sample, pixels) for sample, pixels in outcomes if isinstance(pixels, Tensor)]
             bad = bad_of_steps.popleft() + [line for _, line in outcomes if isinstance(line, str)]
-            ids = [key("shard", sample.shard, sample.key) for sample, _ in good]
             yield PairBatch(
-                torch.tensor(ids, dtype=torch.int64),
-                [pixels for _, pixels in good],
-                [(sample.caption,) for sample, _ in good],
-                batch_size,
-                tuple(bad),
+                ids=torch.tensor(
+                    [key("shard", sample.shard, sample.key) for sample, _ in good], dtype=torch.int64
+                ),
+                images=[pixels for _, pixels in good],
+                captions=[(sample.caption,) for sample, _ in good],
+                size=batch_size,
+                bad=tuple(bad),
             )
+
+    def _read_ahead(
+        self, numbers: range, size: int, steps: range, seed: int, epoch: int
+    ) -> Generator[tuple[list[RawSample], list[str]], None, None]:
+        """Yield samples and unusable entries of each step, lane by lane, while a thread reads the next few steps.
+
+        One thread serves all lanes; one per lane was no faster because of Python's lock.
+        """
+        stop = threading.Event()
+        bad: list[str] = []
+        lanes = [self._lane(number, seed, epoch, bad, stop) for number in numbers]
+        pool = ThreadPoolExecutor(1)
+
+        def read(step: int) -> tuple[list[RawSample], list[str]]:
+            if step == steps.start:
+                for lane in lanes:
+                    deque(itertools.islice(lane, size * step), maxlen=0)
+                bad.clear()
+            chunk = [sample for lane in lanes for sample in itertools.islice(lane, size)]
+            lines = bad.copy()
+            bad.clear()
+            return chunk, lines
+
+        try:
+            waiting = deque(pool.submit(read, step) for step in steps[:_READ_AHEAD])
+            for step in steps:
+                yield waiting.popleft().result()
+                if step + _READ_AHEAD in steps:
+                    waiting.append(pool.submit(read, step + _READ_AHEAD))
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            for lane in lanes:
+                lane.close()
+
+    def _lane(
+        self, number: int, seed: int, epoch: int, bad: list[str], stop: threading.Event
+    ) -> Generator[RawSample, None, None]:
+        """Yield the samples of repeated passes over a lane's shards, each in its own order, until ``stop`` is set."""
+        shards = self.shards[number :: self.lanes]
+
+        def raw(order: Sequence[int]) -> Iterator[RawSample]:
+            for row in order:
+                for sample in read_shard(shards[row], bad.append):
+                    if stop.is_set():
+                        raise _StoppedError
+                    yield sample
+
+        for turn in itertools.count():
+            keys = (number, epoch, turn)
+            order = torch.randperm(len(shards), generator=generator(seed, "shards", *keys)).tolist()
+            empty = True
+            for sample in shuffled(raw(order), self.buffer, generator(seed, "shard buffer", *keys)):
+                empty = False
+                yield sample
+            if empty:
+                reason = f"; {bad[-1]}" if bad else ""
+                raise UserError(
+                    f"{self.name}: lane {number} has no usable sample in its {len(shards)} shards, the first is "
+                    f"{shards[0].name}{reason}: repair or remove these shards, or use fewer lanes"
+                )
+
+
+def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
+    """Shuffle the samples with a buffer of the given size."""
+    held: list[RawSample] = []
+    for sample in samples:
+        if len(held) < buffer:
+            held.append(sample)
+            continue
+        place = int(torch.randint(buffer, (1,), generator=random))
+        yield held[place]
+        held[place] = sample
+    for place in torch.randperm(len(held), generator=random).tolist():
+        yield held[place]
 
 
 def open_shards(
@@ -325,18 +268,10 @@ def open_shards(
     root: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> ShardStream:
-    """Open a stream of shards.
+    """Open a stream of the shards of :func:`find_shards`.
 
-    Args:
-        patterns: as for :func:`find_shards`.
-        samples: samples per epoch; None: :func:`count_samples`.
-        lanes: see :class:`ShardStream`; None: the largest of 1, 2, 4 and 8 that is at most the number of shards.
-        buffer: size of each lane's shuffle buffer, in samples.
-        root: data folder, where counts are cached, and shards lie that the working directory does not have.
-        progress: show a progress bar on stderr while samples are counted.
-
-    Raises:
-        UserError: if no shard matches, a number is out of range, or samples cannot be counted.
+    If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` the largest of 1, 2, 4 and 8
+    that is at most the number of shards. ``progress`` shows a bar on stderr while samples are counted.
     """
     shards = find_shards(patterns, data_root(root))
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
@@ -386,7 +321,8 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
     last = lacking = None
     try:
         files = tar_file_expander([{"url": shard.name, "stream": stream}], handler=note)
-        for name, members in _samples(group_by_keys(files, handler=note)):
+        groups = group_by_keys(files, handler=note)
+        for name, members in itertools.chain.from_iterable(map(_samples, groups)):
             suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
             caption = members.get(CAPTION_SUFFIX, b"").decode(errors="replace").strip()
             if lacking:
@@ -414,12 +350,11 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
         report(lacking)
 
 
-def _samples(groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _samples(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the key and the members of each sample."""
-    for group in groups:
-        members = {suffix: content for suffix, content in group.items() if not suffix.startswith("__")}
-        for name, kinds in split_dotted(group["__key__"], members).items():
-            yield name.encode(errors="surrogateescape").decode(errors="replace"), kinds
+    members = {suffix: content for suffix, content in group.items() if not suffix.startswith("__")}
+    for name, kinds in split_dotted(group["__key__"], members).items():
+        yield name.encode(errors="surrogateescape").decode(errors="replace"), kinds
 
 
 class _TarStream:
@@ -486,14 +421,9 @@ def _reason(error: Exception) -> str:
 def find_shards(patterns: str | Sequence[str], root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of one or more patterns in order.
 
-    Args:
-        patterns: patterns with braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a
-            folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
-        root: data folder. Relative paths are searched for in the working directory; if it has none of them, in the
-            data folder.
-
-    Raises:
-        UserError: if nothing matches, a named file is missing or repeated, or a URL scheme is not supported.
+    Patterns have braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a folder (all its
+    ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL. Relative paths are searched for in the working
+    directory; if it has none of them, in the data folder ``root``.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     shown = ", ".join(map(repr, listed))
@@ -556,11 +486,10 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
             continue
         is_url = place.startswith("file:")
         path = Path(url2pathname(urlparse(place).path)) if is_url else base / Path(place).expanduser()
-        files = sorted(path.glob("*.tar")) if path.is_dir() else [path]
-        if glob.has_magic(str(path)) and not path.exists():
-            files = [Path(file) for file in sorted(glob.glob(str(path)))]
-        files = list(filter(Path.is_file, files))
-        existing += [(str(file), True) for file in files]
+        pattern = str(path / "*.tar" if path.is_dir() else path)
+        files = [str(path)] if path.is_file() else filter(os.path.isfile, sorted(glob.glob(pattern)))
+        files = [(file, True) for file in files]
+        existing += files
         missing += [] if files else [str(path)]
     return existing, missing
 
@@ -572,8 +501,7 @@ def _is_local(place: str) -> bool:
     if scheme in ("", "file") or Path(place).exists():
         return True
     raise UserError(
-        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' with a command that writes the tar "
-        "file to its standard output"
+        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' that writes the file"
     )
 
 
@@ -584,9 +512,9 @@ def _names(places: list[str], shown: str) -> list[str]:
         names = ["/".join(end[-depth:]) for end in ends]
         if len(set(names)) == len(names):
             return names
-    twice = next((place for place in places if places.count(place) > 1), None)
-    if twice is not None:
-        raise UserError(f"shards of {shown}: duplicate {twice}: give each shard once")
+    twice = [place for place in places if places.count(place) > 1]
+    if twice:
+        raise UserError(f"shards of {shown}: duplicate {twice[0]}: give each shard once")
     return places
 
 
@@ -609,34 +537,19 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
     cached in ``root/shards`` by size and modification time.
 
     Sources: img2dataset (https://github.com/rom1504/img2dataset), ``logger.write_stats``; webdataset.
-
-    Args:
-        name: name of the source in error messages.
-        shards: shards to count.
-        root: data folder.
-        progress: show a progress bar on stderr while members are counted.
-
-    Raises:
-        UserError: if a shard is remote, a list of counts is damaged or larger than a shard allows, or there are no
-            samples.
     """
-    remote = next((shard for shard in shards if not shard.local), None)
-    if remote is not None:
-        raise UserError(
-            f"{name}: the number of samples in {remote.name} is unknown, because it is remote: give the total of all "
-            "shards with --samples"
-        )
+    remote = [shard.name for shard in shards if not shard.local]
+    if remote:
+        unknown = f"the number of samples in {remote[0]} is unknown, because it is remote"
+        raise UserError(f"{name}: {unknown}: give the total of all shards with --samples")
     total = 0
     uncounted: dict[Path, list[Path]] = {}
-    sizes: dict[Path, dict[str, int]] = {}
+    folder_counts = cache(lambda folder: _read_counts(folder / "sizes.json", None))
     for path in (Path(shard.place).absolute() for shard in shards):
-        folder = path.parent
-        if folder not in sizes:
-            sizes[folder] = _read_counts(folder / "sizes.json", None)
         stats = _read_counts(path.with_name(f"{path.stem}_stats.json"), "successes")
-        count = stats.get("successes", sizes[folder].get(path.name))
+        count = stats.get("successes", folder_counts(path.parent).get(path.name))
         if count is None:
-            uncounted.setdefault(folder, []).append(path)
+            uncounted.setdefault(path.parent, []).append(path)
         else:
             _check_room(name, path, count)
             total += count
@@ -645,32 +558,21 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
         for folder, paths in uncounted.items():
             total += _counted(folder, paths, root, advance)
     if not total:
-        raise UserError(
-            f"{name}: no samples in its {len(shards)} shards: expected KEY.jpg, .png, .webp or .jpeg with KEY.txt"
-        )
+        expected = "expected KEY.jpg, .png, .webp or .jpeg with KEY.txt"
+        raise UserError(f"{name}: no samples in its {len(shards)} shards: {expected}")
     return total
 
 
 def _read_counts(path: Path, field: str | None) -> dict[str, int]:
     """Read counts from a JSON object, of one field or of all; empty if there is no file."""
-    try:
-        text = regular(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): make it readable") from error
-    try:
-        value = parse_json(text)
-        if not isinstance(value, dict):
-            raise TypeError(f"it is a {type(value).__name__}")
-        counts = {str(name): value[name] for name in (value if field is None else [field])}
-        if any(type(count) is not int or count < 0 for count in counts.values()):
-            raise TypeError("a count is not a non-negative integer")
-    except (ValueError, KeyError, TypeError) as error:
-        expected = f"a field {field!r}" if field else "shard names and counts"
-        raise UserError(
-            f"{path}: expected a JSON object with {expected} ({error}): correct or delete it"
-        ) from error
+    expected = f"a field {field!r}" if field else "shard names and counts"
+    fix = f"expected a JSON object with {expected}: correct or delete it"
+    value = read_json(path, fix=fix)
+    counts = value if field is None else {field: value.get(field)}
+    if any(type(count) is not int or count < 0 for count in counts.values()):
+        raise UserError(f"{path}: a count is not a non-negative integer; {fix}")
     return counts
 
 
@@ -683,7 +585,7 @@ def _check_room(name: str, path: Path, count: int) -> None:
     if count > room:
         raise UserError(
             f"{name}: {count:,} samples stated for {path.name}, but its size allows at most {room:,}: correct or "
-            f"delete {path.stem}_stats.json or sizes.json next to it, or give the total of all shards with --samples"
+            f"delete {path.stem}_stats.json or sizes.json, or give the total of all shards with --samples"
         )
 
 

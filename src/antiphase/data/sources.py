@@ -16,7 +16,7 @@ from antiphase.data import captions, emoji, hub, imagenets, in_memory, probe_set
 from antiphase.data.expected_counts import warn_of_other_counts
 from antiphase.data.folders import choose_split, class_folder, data_root
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
-from antiphase.data.pairs import PairSet
+from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
 from antiphase.data.shards import ShardStream, open_shards
 from antiphase.errors import UserError, shown
 from antiphase.files import printable
@@ -80,48 +80,35 @@ class Source:
     train_images: int | None = None
 
 
-def _emoji_images(ask: Request) -> ArrayImages:
-    pairs = emoji.emoji_pairs(ask.name, ask.split, ask.root)
-    assert pairs.labels is not None
-    return ArrayImages(
-        name=pairs.name,
-        split=pairs.split,
-        class_names=pairs.class_names,
-        ids=pairs.ids,
-        labels=pairs.labels,
-        prompts=pairs.prompts,
-        pixels=pairs.array,
-    )
+def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
+    """Return pairs that have labels as labelled images."""
+    shared = ("split", "class_names", "ids", "labels", "skipped", "prompts")
+    fields: dict[str, Any] = {"name": name, **{field: getattr(pairs, field) for field in shared}}
+    if isinstance(pairs, ArrayPairs):
+        return ArrayImages(pixels=pairs.array, **fields)
+    return FileImages(root=pairs.root, files=pairs.files, image_size=224, channels=3, **fields)
 
 
-def _coco_images(ask: Request) -> FileImages:
-    """Label each image of COCO by its largest object, as for the attacks on CLIPs of the robustness paper."""
-    pairs = captions.coco_single_label(ask.root / "coco", ask.split)
-    assert pairs.labels is not None
-    return FileImages(
-        name="coco",
-        split=pairs.split,
-        class_names=pairs.class_names,
-        ids=pairs.ids,
-        labels=pairs.labels,
-        skipped=pairs.skipped,
-        root=pairs.root,
-        files=pairs.files,
-        image_size=224,
-        channels=3,
-    )
+def _emoji_images(ask: Request) -> ImageSet:
+    return _labelled(emoji.emoji_pairs(ask.name, ask.split, ask.root), ask.name)
 
 
-def _random(ask: Request) -> ArrayImages:
-    return small_sets.random_images(
-        ask.split, ask.image_size, ask.channels, ask.num_classes, ask.limit, ask.seed
-    )
+def _random(ask: Request) -> ImageSet:
+    shape = ask.image_size, ask.channels, ask.num_classes
+    return small_sets.random_images(ask.split, *shape, ask.limit, ask.seed)
 
 
-def _folder(ask: Request) -> FileImages:
-    return class_folder(f"folder:{printable(ask.path)}", ask.place, ask.split)
+def _in_root(function: Callable[..., T]) -> Callable[[Request], T]:
+    """Return what loads a data set that is always at the same place of the data folder."""
+    return lambda ask: function(split=ask.split, root=ask.root)
 
 
+def _named(function: Callable[..., T]) -> Callable[[Request], T]:
+    """Return what loads one of several such data sets."""
+    return lambda ask: function(ask.name, split=ask.split, root=ask.root)
+
+
+_VAL = ("train", "val")
 _SOURCES = {
     "digits": Source(
         "scikit-learn's 1,797 digits, 8×8 grey, 10 classes",
@@ -133,7 +120,7 @@ _SOURCES = {
     ),
     "fashion-mnist": Source(
         "Fashion-MNIST, 28×28 grey, 10 classes (Debian's dataset-fashion-mnist, else downloaded)",
-        lambda ask: small_sets.fashion_mnist(ask.split, ask.root),
+        _in_root(small_sets.fashion_mnist),
         image_size=28,
         channels=1,
         classes=10,
@@ -150,7 +137,7 @@ _SOURCES = {
     **{
         f"cifar{classes}": Source(
             f"CIFAR-{classes}, 32×32 RGB, {classes} classes (downloaded)",
-            lambda ask: small_sets.cifar(ask.name, ask.split, ask.root),
+            _named(small_sets.cifar),
             image_size=32,
             classes=classes,
             train_images=50_000,
@@ -159,29 +146,25 @@ _SOURCES = {
     },
     "tiny-imagenet": Source(
         "Tiny ImageNet, 64×64 RGB, 200 classes, unpacked below the data folder",
-        lambda ask: imagenets.tiny_imagenet(ask.split, ask.root),
-        splits=("train", "val"),
+        _in_root(imagenets.tiny_imagenet),
+        splits=_VAL,
         image_size=64,
         classes=200,
         train_images=100_000,
     ),
     "imagenet": Source(
         "ImageNet-1k, RGB, 1,000 classes, in {train,val}/<wnid> below the data folder",
-        lambda ask: imagenets.imagenet(ask.split, ask.root),
-        splits=("train", "val"),
+        _in_root(imagenets.imagenet),
+        splits=_VAL,
         classes=1_000,
         train_images=1_281_167,
     ),
     **{
-        name: Source(
-            description, lambda ask: imagenets.imagenet_variant(ask.name, ask.split, ask.root), splits=None
-        )
+        name: Source(description, _named(imagenets.imagenet_variant), splits=None)
         for name, description in imagenets.IMAGENET_VARIANTS.items()
     },
     **{
-        name: Source(
-            description, lambda ask: probe_sets.probe_set(ask.name, ask.split, ask.root), splits=splits
-        )
+        name: Source(description, _named(probe_sets.probe_set), splits=splits)
         for name, (description, splits) in probe_sets.PROBE_FILE_SETS.items()
     },
     "openmoji": Source(
@@ -197,15 +180,15 @@ _SOURCES = {
         image_size=64,
         classes=9,
     ),
-    "coco": Source(
+    "coco": Source(  # as the robustness paper's CLIPs are attacked
         "COCO, RGB, 80 classes, an image under the class of its largest object, below the data folder's coco/",
-        _coco_images,
-        splits=("train", "val"),
+        lambda ask: _labelled(captions.coco_single_label(ask.root / "coco", ask.split), "coco"),
+        splits=_VAL,
         classes=80,
     ),
     "folder:PATH": Source(
         "any folder with a sub-folder for each class, or such folders in PATH/train, PATH/val, PATH/test",
-        _folder,
+        lambda ask: class_folder(f"folder:{printable(ask.path)}", ask.place, ask.split),
         splits=None,
     ),
     "wds:PATH": Source(
@@ -234,6 +217,10 @@ SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES
 """Name of each source of images and what it is, in one line."""
 
 
+def _named_emoji(ask: Request) -> PairSet:
+    return emoji.emoji_pairs(ask.name, ask.split, ask.root, ask.progress)
+
+
 def _shards(ask: Request) -> ShardStream:
     if ask.split != "train":
         raise UserError(
@@ -243,12 +230,17 @@ def _shards(ask: Request) -> ShardStream:
     return open_shards(ask.path, samples=ask.samples, lanes=ask.lanes, root=ask.root, progress=ask.progress)
 
 
-def _emoji(ask: Request) -> PairSet:
-    return emoji.EMOJI_PAIRS[ask.name][1](ask.split, ask.root, ask.progress)
-
-
 _PAIR_SOURCES = {
-    **{name: Source(description, _emoji) for name, (description, _) in emoji.EMOJI_PAIRS.items()},
+    "openmoji": Source("OpenMoji's emoji with their names", _named_emoji),
+    "noto-emoji": Source("the emoji of the Noto font with their names", _named_emoji),
+    "emoji-scenes": Source(
+        "two emoji of OpenMoji in each image, with their names and masks",
+        lambda ask: emoji.emoji_scenes(ask.split, ask.root, ask.progress),
+    ),
+    "emoji-objects": Source(
+        "scenes of two to four common objects, with their names and masks",
+        lambda ask: emoji.emoji_objects(ask.split, ask.root, ask.progress),
+    ),
     "shards:PATTERN": Source(
         "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
         "cc3m/{00000..00331}.tar, in the working directory or the data folder",
@@ -256,18 +248,18 @@ _PAIR_SOURCES = {
     ),
     "coco": Source(
         "COCO 2014 or 2017 with five captions per image, unpacked below the data folder",
-        lambda ask: captions.coco_captions(ask.root, ask.split),
+        _in_root(captions.coco_captions),
     ),
     "coco-single-label": Source(
         "COCO labelled with one of 80 classes per image, that of its largest object",
-        lambda ask: captions.coco_single_label(ask.root, ask.split),
+        _in_root(captions.coco_single_label),
     ),
     "coco-objects": Source(
         "COCO's images of at least two categories, with the masks of the two largest",
-        lambda ask: captions.coco_objects(ask.root, ask.split),
+        _in_root(captions.coco_objects),
     ),
     **{
-        name: Source(description, lambda ask: captions.karpathy_set(ask.name, ask.root, ask.split))
+        name: Source(description, _named(captions.karpathy_set))
         for name, description in captions.KARPATHY_SETS.items()
     },
     "karpathy:JSON": Source(
@@ -289,15 +281,7 @@ PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PA
 
 
 def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
-    """Return the source of a name.
-
-    Args:
-        name: a key of ``sources``, with a path in place of what follows the colon.
-        sources: the sources by name, such as ``"csv:PATH"``.
-        what: what to call a source in the message.
-
-    Raises:
-        UserError: there is no such source, or its path is missing.
+    """Return the source of a name: a key of ``sources`` with a path in place of what follows its colon.
 
     >>> find_named("csv:pairs.csv", {"coco": 1, "csv:PATH": 2}, "source of pairs")
     2
@@ -323,9 +307,6 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
 
 def source_of(name: str) -> Source:
     """Return the source of images of a name, with its facts; nothing is read.
-
-    Raises:
-        UserError: there is no such source.
 
     >>> source_of("cifar100").classes
     100
@@ -402,17 +383,14 @@ def load_data(
     else:
         images = _own_images(source, labels, class_names, limit, seed)
     shape = images.image_shape
-    if (channels or shape[0], image_size or shape[1], image_size or shape[2]) != shape:
+    expected = (channels or shape[0], image_size or shape[1], image_size or shape[2])
+    if expected != shape:
         raise UserError(
-            f"{images.name} has images of shape {shape} (channels, height, width), not "
-            f"{(channels or shape[0], image_size or shape[1], image_size or shape[2])}, and arrays are not resized: "
-            f"use image_size {shape[1]} and channels {shape[0]}, or other data"
+            f"{images.name} has images of shape {shape} (channels, height, width), not {expected}, and arrays are not "
+            f"resized: use image_size {shape[1]} and channels {shape[0]}, or other data"
         )
     if num_classes not in (None, len(images.class_names)):
-        raise UserError(
-            f"{images.name} has {len(images.class_names)} classes, not {num_classes}: use a source and a model with "
-            "the same classes"
-        )
+        raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
     images = images.subset(limit, seed)
     if not skip_bad:
         return images
@@ -472,9 +450,7 @@ def load_pairs(
     source = find_named(name, _PAIR_SOURCES, "source of pairs")
     streamed = name.startswith("shards:")
     if streamed and limit is not None:
-        raise UserError(
-            f"{name}: limit {limit} does not apply to shards; for a shorter epoch use --samples {limit}"
-        )
+        raise UserError(f"{name}: limit {limit} does not apply to shards; use --samples {limit}")
     if not streamed and samples is not None:
         raise UserError(f"{name}: --samples only applies to shards; leave it out, or use --limit {samples}")
     if not streamed and lanes is not None:

@@ -17,9 +17,6 @@ def ratio_values(
 ) -> Float[np.ndarray, " n"]:
     """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb.
 
-    Raises:
-        ValueError: The denominators sum to 0.
-
     >>> float(ratio_values(np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 0.0])).mean())
     0.5
     """
@@ -38,9 +35,6 @@ def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -
     the value is A + n·(Vᵢ − A) / mᵢ.
 
     Source: N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53:567–578 (1997).
-
-    Raises:
-        ValueError: All are of one kind.
 
     >>> float(auc_values(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True])).mean())
     0.875

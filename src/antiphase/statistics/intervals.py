@@ -42,9 +42,6 @@ def student_t(degrees: float) -> float:
 def proportion(successes: int, n: int) -> Estimate:
     """Estimate a proportion with Wilson's (1927) score interval: every π with |p − π| ≤ z·√(π(1 − π)/n).
 
-    Raises:
-        ValueError: There are no samples, or the count is outside [0, n].
-
     >>> round(proportion(0, 10).high, 4)  # z²/(n + z²)
     0.2775
     """
@@ -68,9 +65,6 @@ def paired_difference(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarr
 
     Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
     based on paired data", Statistics in Medicine 17:2635–2650 (1998), method 10.
-
-    Raises:
-        ValueError: The arrays differ in length or are empty.
     """
     check_pairs(first, second)
     cells = (first & second, first & ~second, ~first & second, ~first & ~second)
@@ -104,9 +98,6 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
     """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom.
 
     The interval may extend beyond the range of the values; see ``as_share``, ``as_size`` and ``as_difference``.
-
-    Raises:
-        ValueError: There are fewer than two values.
     """
     k = len(values)
     if k < 2:
@@ -176,9 +167,6 @@ def jackknife(parts: Float[np.ndarray, "samples parts"], statistic: Statistic) -
 
     Source: B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistics 9:586–596 (1981).
 
-    Raises:
-        ValueError: There are no samples.
-
     >>> jackknife(np.array([[1.0], [2.0], [3.0]]), lambda means: means[..., 0]).value  # a mean: x̄ ± t·s/√n
     2.0
     """
@@ -219,9 +207,6 @@ def mean_over_groups(
     m ± t·s, Student's t at n − G degrees of freedom. A group of equal values gets the variance with one more value on
     either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0. A group of one sample gets the mean
     variance of the others. If no group has two samples the interval is infinite.
-
-    Raises:
-        ValueError: There are no samples.
 
     >>> mean_over_groups(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 5])).value == (2 / 3 + 1) / 2
     True
