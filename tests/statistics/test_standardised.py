@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from antiphase.statistics.influence import standardised
+from antiphase.statistics.intervals import standardised
 from antiphase.statistics.seeds_by_images import crossed_mean
 
 SEEDS, IMAGES = 8, 400
