@@ -7,6 +7,9 @@ import polars as pl
 import pytest
 
 from antiphase import store
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.certify.run import certify
+from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
@@ -15,7 +18,6 @@ from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
@@ -37,7 +39,8 @@ def _sense(model, out):
 
 
 def _certify(model, out):
-    return certify([model], IMAGES, Smoothing(0.2, 5, 20, 0.05), out, batch_size=16, progress=False)[0]
+    options = CertifyOptions(model="m", estimated=0, batch_size=16, out=out, quiet=True)
+    return certify(Lineup([model], [], IMAGES), Smoothing(0.2, 5, 20, 0.05), options)[0]
 
 
 def _evaluate(model, out):

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import antiphase as ap
 from antiphase.cli.command import _shown, command
+from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
-from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.export import ExportOptions

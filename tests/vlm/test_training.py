@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from PIL import Image
 
+from antiphase.commands.train_vlm import run as runs
 from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
-from antiphase.runs import train_vlm as runs
 from antiphase.vlm import load_vlm
 from antiphase.vlm.checkpoint import named_weights, weights_digest
 from antiphase.vlm.prompt import IGNORED

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.",
     ),
     "certify": (
-        "antiphase.cli.certify",
+        "antiphase.commands.certify",
         "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.",
     ),
     "evaluate": (
@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
     ),
     "train-vlm": (
-        "antiphase.cli.vlm_training",
+        "antiphase.commands.train_vlm",
         "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
     ),
     "study": (

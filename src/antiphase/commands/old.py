@@ -18,12 +18,10 @@ KINDS: Table = {
     "audit": "antiphase.api.attacked:KIND",
     "attack": "antiphase.api.attacked:KIND",
     "quickstart": "antiphase.api.attacked:KIND",
-    "certify": "antiphase.api.certified:KIND",
     "evaluate": "antiphase.api.evaluated:KIND",
     "look": "antiphase.api.looked:KIND",
     "train": "antiphase.api.trained:KIND",
     "train-clip": "antiphase.api.trained:KIND",
-    "train-vlm": "antiphase.api.trained:KIND",
     "study run": "antiphase.api.studied:KIND",
 }
 

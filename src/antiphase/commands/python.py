@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphase.commands import find_command
+from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.live_objects import as_text
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder
 from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
-from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.training import TrainOptions
-from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 
@@ -88,14 +88,12 @@ def certify(model: Any, **options: Any) -> Result:
 
     Args:
         model: specification or module.
-        **options: fields of :class:`~antiphase.runs.options.certify.CertifyOptions`, as for :func:`audit`.
+        **options: fields of :class:`~antiphase.commands.certify.options.CertifyOptions`, as for :func:`audit`.
 
     Raises:
         UserError: an option is not known or not valid, or models and data do not fit each other.
     """
-    from antiphase.runs.certify import run
-
-    return _run("certify", CertifyOptions, {"model": model, **options}, run)
+    return _command_of("certify", {"model": model, **options})
 
 
 def evaluate(models: Any, **options: Any) -> Result:
@@ -195,15 +193,12 @@ def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
         stage: 1 or 2.
         data: source of conversations.
         out: directory to write, which ``antiphase.vlm.load_vlm`` takes.
-        **options: fields of :class:`~antiphase.runs.options.vlm_training.TrainVlmOptions`.
+        **options: fields of :class:`~antiphase.commands.train_vlm.options.TrainVlmOptions`.
 
     Raises:
         UserError: an option is not known or not valid, or the data do not fit the stage.
     """
-    from antiphase.runs.train_vlm import run
-
-    values = {"stage": str(stage), "data": data, "out": out, **options}
-    return _run("train-vlm", TrainVlmOptions, values, lambda chosen, _: run(chosen))
+    return _command_of("train-vlm", {"stage": str(stage), "data": data, "out": out, **options})
 
 
 def study(names: Any, **options: Any) -> Result:

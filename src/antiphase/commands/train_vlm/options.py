@@ -19,11 +19,39 @@ from antiphase.commands.fields import (
 from antiphase.commands.options import Options, Typed, given
 from antiphase.errors import UserError
 
+_OF_RECIPE = (
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "warmup",
+    "store",
+    "seed",
+    "projector_start",
+    "text_first",
+)
 _OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
 
 
 class TrainVlmOptions(Options):
-    """Train a vision-language model, one of its two stages."""
+    """Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
+
+    The same command resumes a killed run, which ends with the weights of an uninterrupted one. Under
+    torchrun the processes share the batch, and the gradient is that of the whole batch.
+
+    **Examples**
+
+    antiphase train-vlm --stage 1 --tower runs/diffclip --data emoji-objects --limit 1200 --preset emoji
+    --out runs/vlm-1
+
+    antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data emoji-objects --limit 800 --preset emoji
+    --out runs/vlm
+
+    antiphase train-vlm --stage 1 --tower runs/diffclip --data "llava:blip_laion_cc_sbu_558k.json?images=llava"
+    --out runs/vlm-1
+
+    antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data "llava:llava_v1_5_mix665k.json?images=data"
+    --out runs/vlm
+    """
 
     stage: Annotated[
         Literal["1", "2"],
@@ -161,16 +189,6 @@ class TrainVlmOptions(Options):
         return self
 
     @property
-    def recipe_part(self) -> dict[str, Any]:
+    def recipe_fields(self) -> dict[str, Any]:
         """The fields of the recipe that were given."""
-        names = (
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "warmup",
-            "store",
-            "seed",
-            "projector_start",
-            "text_first",
-        )
-        return given(**{name: getattr(self, name) for name in names})
+        return given(**{name: getattr(self, name) for name in _OF_RECIPE})

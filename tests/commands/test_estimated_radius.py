@@ -10,11 +10,11 @@ from polars.testing import assert_frame_equal
 from torch import nn
 from torch.testing import assert_close
 
+from antiphase.commands.certify.estimated_radius import RADIUS_SCHEMA, margin_slopes, measure_radii
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.runs.radii import RADIUS_SCHEMA, margin_slopes, measure_radii
 from tests.runs.counting import Counting
 
 
@@ -90,7 +90,7 @@ def test_certify_estimates_radii_and_compares_them_with_equation_6(tmp_path, run
     arguments = ["certify", pair[0], "--against", pair[1], *QUICK, "--estimated", 4, "--out", tmp_path]
     code, out, err = run_cli(*arguments)
     assert code == 0, err
-    assert "NOT certified, mean of 4 images" in out
+    assert "not certified, mean of 4 images" in out
     assert "(6) corrected" in out
     estimated = json.loads((tmp_path / "summary.json").read_text())["estimated"]
     rows = pl.read_parquet(tmp_path / "estimated.parquet")
@@ -117,4 +117,4 @@ def test_twins_that_equation_6_is_not_about_are_named(tmp_path, run_cli, pair):
     estimated = json.loads((tmp_path / "summary.json").read_text())["estimated"]
     assert {row["metric"] for row in estimated["ratios"]} == {"margin", "constant", "measured"}
     code, out, err = run_cli("certify", pair[0], *QUICK, "--estimated", 0, "--out", tmp_path / "none")
-    assert (code, "NOT certified" in out) == (0, False), err
+    assert (code, "not certified" in out) == (0, False), err
