@@ -46,7 +46,6 @@ LONGER = {
     "study rows",
     "study claims",
     "study pack",
-    "study power",
     "study report",
 }  # below
 TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/report/test_card.py, test_leaderboard.py
@@ -112,7 +111,6 @@ def test_every_command_of_a_study_prints_json(folder, answer):
     assert {row["success"] for row in rows} <= {True, False}
     assert {study["study"] for study in answer("study", "claims", *size)} == {"table-1"}
     assert answer("study", "pack", *size)["cells_added"] == {"table-1": 18}
-    assert answer("study", "power", *size)[0]["study"] == "table-1"
     assert answer("study", "report", *size) == {"site": "antiphase-studies/index.html"}
 
 
