@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def dataset_images(
         raise UserError(f"{name}: images of different shapes, {several}; expected one; resize them")
     names = dataset_class_names(data) if class_names is None else class_names
     labelled = array_images(name, torch.stack(images), [label for _, label in pairs], class_names=names)
-    return replace(labelled, ids=rows)
+    return labelled.altered(ids=rows)
 
 
 def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> list[tuple[Any, Any]]:
