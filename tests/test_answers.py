@@ -40,14 +40,7 @@ TINY = {
     "study status": "table-1 --profile smoke",
     "study new": "mine",
 }
-LONGER = {
-    "rerun",
-    "study run",
-    "study rows",
-    "study claims",
-    "study pack",
-    "study report",
-}  # below
+LONGER = {"rerun", "study run", "study rows", "study claims", "study pack", "study report"}  # below
 TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/report/test_card.py, test_leaderboard.py
 
 
