@@ -90,7 +90,7 @@ class CLIP(nn.Module):
     Args:
         visual: image tower without a head.
         text: text tower.
-        widths: feature widths of the image tower and the text tower.
+        widths: feature widths of both towers.
         embed_dim: width of the common space.
         logit_scale: natural logarithm of the factor on the cosines.
         logit_bias: added to the logits by the sigmoid loss; None for no bias.
@@ -141,11 +141,7 @@ class CLIP(nn.Module):
 
 @validated
 def build_clip(config: ClipConfig, seed: Seed = 0) -> CLIP:
-    """Build a model from its configuration, with weights drawn from ``seed``.
-
-    Raises:
-        UserError: if the sizes are incompatible.
-    """
+    """Build a model from its configuration, with weights drawn from ``seed``."""
     with torch.random.fork_rng(devices=[]):  # the constructors' weights are overwritten
         model = bare_clip(config)
     _initialise(model, config.init, seed)
@@ -275,10 +271,7 @@ def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
         preset: ``"b16"`` or ``"small"``.
         seed: random seed of the initial weights.
         **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
-            and the other fields of :class:`~antiphase.models.clip.ClipConfig`.
-
-    Raises:
-        UserError: for an unknown preset or field, or incompatible sizes.
+            and the other fields of :class:`~antiphase.models.clip.ClipConfig`; an unknown one is a ``UserError``.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 
