@@ -7,8 +7,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.statistics.influence import STRATA
-from antiphase.statistics.intervals import Estimate, as_difference, as_share
+from antiphase.statistics.intervals import STRATA, Estimate, as_difference, as_share
 from antiphase.studies.figures import ESTIMATES, Table
 from antiphase.studies.own.causes.models import BARE, DIFFVIT, EPS, LADDER, NORMAL, STOPPED, TRAINED, VIT
 from antiphase.studies.own.causes.parts import IN_WORDS, LOGARITHMS, OTHER_ORDER, TINY, Measured, mean_of

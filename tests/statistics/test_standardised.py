@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from antiphase.statistics.influence import standardised
+from antiphase.statistics.intervals import standardised
 from antiphase.statistics.seeds_by_images import crossed_mean
 
 SEEDS, IMAGES = 8, 400
@@ -47,7 +47,7 @@ def _truth(shift, steepness):
 @pytest.mark.parametrize(("shift", "steepness"), [(-0.5, 1.0), (-0.5, 1.4), (0.4, 1.3), (0.0, 1.5)])
 def test_the_truth_is_recovered_and_covered(shift, steepness):
     rng = np.random.default_rng(3)
-    found = [_difference(rng, shift, steepness) for _ in range(150)]
+    found = [_difference(rng, shift, steepness) for _ in range(100)]
     even, whole = _truth(shift, steepness)
     for at, truth in ((1, even), (2, whole - even)):
         estimates = [each[at] for each in found]
