@@ -130,7 +130,7 @@ def test_mistakes_are_told_in_one_line():
             lambda: YesNo(vlm, QUESTION)(images, torch.tensor([0, -1])),
             r"which \[0, -1\]: expected an int64 from 0 to 0 for each image",
         ),
-        (lambda: vlm.answer_logits(images, QUESTION, ("this", "this")), "they begin with the same token"),
+        (lambda: vlm.prompt.first_ids(QUESTION, ("this", "this")), "they begin with the same token"),
         (lambda: Projector("linear", 12, 16, 24, 3), "merge 3: expected a divisor of 4"),
         (lambda: image_tokens(torch.nn.Linear(2, 2)), "Linear has no image tokens: expected a CLIP"),
         (

@@ -96,17 +96,15 @@ def load_source(
     from antiphase.data.hub import has_captions
     from antiphase.data.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
     from antiphase.evaluation.tasks import Source, all_tasks
-    from antiphase.vlm.pope import EMOJI_POPE, emoji_pope, load_pope
+    from antiphase.vlm.pope import load_questions
 
     kind, _, path = name.partition(":")
     if kind == "mmvp":
         return Source(load_mmvp(Path(path).expanduser() if path else None, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
-    if kind == "pope":
-        return Source(load_pope(Path(path).expanduser() if path else None, name).subset(limit))
-    if name == EMOJI_POPE:
-        return Source(emoji_pope(progress=progress).subset(limit))
+    if is_pope(name):
+        return Source(load_questions(name, limit, progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())
