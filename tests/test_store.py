@@ -9,16 +9,16 @@ import pytest
 from antiphase import store
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.certify.run import certify
+from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate.run import Source, evaluate
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
-from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.runs.threads import in_threads
@@ -44,8 +44,8 @@ def _certify(model, out):
 
 
 def _evaluate(model, out):
-    store = FeatureStore(out / "features", batch_size=2, progress=False)
-    summary = evaluate_models([model], [], [Source(tiny_pairs(7, side=16))], out, store)
+    options = EvaluateOptions(models="m", cache=out / "features", batch_size=2, out=out, quiet=True)
+    summary = evaluate([model], [], [Source(tiny_pairs(7, side=16))], options)
     return pl.DataFrame({"summary": [json.dumps(summary)]})
 
 

@@ -12,17 +12,16 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
+from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate.run import evaluate
+from antiphase.commands.evaluate.sources import load_source
 from antiphase.data import load_pairs
 from antiphase.data.shards import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation import features
-from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.localisation import localise
 from antiphase.evaluation.metrics import ROW_SCHEMA
-from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
-from antiphase.runs.evaluate import evaluate_models
-from antiphase.runs.evaluation_sources import load_source
 from antiphase.sensitivity.relevance import chefer_relevance
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import FEATURES_FOLDER
@@ -196,9 +195,9 @@ def test_rows_are_those_of_the_evaluation_suite(task, fields, lab, twins, tmp_pa
     run_cells([cell], lab)
     rows = lab.store.rows(cell)
     source = load_source("openmoji", "test", 60, 400, task in ("probe", "few-shot"), False, False)
-    cache = FeatureStore(lab.store.root / FEATURES_FOLDER, progress=False)
-    model = load_model(twins["DiffCLIP"].spec)
-    evaluate_models([model], [], [source], tmp_path, cache, tasks={task: None}, protocol=Protocol(**fields))
+    cache = lab.store.root / FEATURES_FOLDER
+    options = EvaluateOptions(models="m", out=tmp_path, cache=cache, quiet=True, **fields)
+    evaluate([load_model(twins["DiffCLIP"].spec)], [], [source], options, tasks={task: None})
     theirs = pl.read_parquet(tmp_path / "rows.parquet")
     assert rows.select(list(ROW_SCHEMA)).equals(theirs.select(list(ROW_SCHEMA)))
     assert (set(rows["task"]), set(rows["data"])) == ({task}, {"openmoji"})

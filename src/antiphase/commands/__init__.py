@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.",
     ),
     "evaluate": (
-        "antiphase.cli.evaluate",
+        "antiphase.commands.evaluate",
         "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.",
     ),
     "look": ("antiphase.cli.look", "Draw where a CLIP and its twin look in images for a text, side by side."),

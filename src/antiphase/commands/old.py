@@ -18,7 +18,6 @@ KINDS: Table = {
     "audit": "antiphase.api.attacked:KIND",
     "attack": "antiphase.api.attacked:KIND",
     "quickstart": "antiphase.api.attacked:KIND",
-    "evaluate": "antiphase.api.evaluated:KIND",
     "look": "antiphase.api.looked:KIND",
     "train": "antiphase.api.trained:KIND",
     "train-clip": "antiphase.api.trained:KIND",

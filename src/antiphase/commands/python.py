@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from antiphase.commands import find_command
 from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.live_objects import as_text
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
@@ -21,7 +22,6 @@ from antiphase.processes import this_process
 from antiphase.registry import CLIPS
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.studies.options import RunOptions
@@ -101,13 +101,13 @@ def evaluate(models: Any, **options: Any) -> Result:
 
     Args:
         models: specification or loaded model, or several.
-        **options: fields of :class:`~antiphase.runs.options.evaluate.EvaluateOptions`. Without ``out`` and ``cache``
-            features are not kept either.
+        **options: fields of :class:`~antiphase.commands.evaluate.options.EvaluateOptions`. Without ``out`` and
+            ``cache`` features are not kept either.
 
     Raises:
         UserError: an option is not known or not valid, or models and data allow none of the tasks.
     """
-    from antiphase.runs.evaluate_run import run
+    run = find_command("evaluate").function()
 
     def work(chosen: EvaluateOptions, command: str) -> None:
         own = (

@@ -15,6 +15,8 @@ from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.budgets import eps_label
+from antiphase.commands.evaluate.options import is_pope
+from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import check_fit, load_lineup, short_names
 from antiphase.commands.loading import check_compiler, check_twins, find_device, load_models
 from antiphase.commands.record import run_record
@@ -32,7 +34,6 @@ from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.attack_pope import PopeAttack
-from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.sensitivity.layer_estimates import alignment

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from antiphase.commands.evaluate.options import is_pope
 from antiphase.commands.fields import (
     Against,
     BatchSize,
@@ -29,7 +30,6 @@ from antiphase.commands.fields import (
 from antiphase.commands.options import Options, Typed, given
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS
-from antiphase.runs.evaluation_sources import is_pope
 
 Eps = Annotated[
     Numbers,

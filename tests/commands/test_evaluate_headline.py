@@ -1,6 +1,6 @@
 """The headline of an evaluation reads every difference on its page."""
 
-from antiphase.report.evaluation.headline import headline
+from antiphase.commands.evaluate.result import headline
 
 
 def summary(*differences):
@@ -8,8 +8,10 @@ def summary(*differences):
     keys = ("task", "metric", "headline", "difference", "low", "high")
     about = {"model": "diffclip", "twin": "clip", "data": "openmoji", "setting": "80", "n": 60, "p": None}
     models = [{"name": name} for name in ("diffclip", "clip")]
+    number = {"data": "openmoji", "task": "retrieval", "setting": "image", "metric": "R@5"}
     return {
         "models": models,
+        "results": [number | {"value": 0.5, "headline": True}],
         "differences": [about | dict(zip(keys, each, strict=True)) for each in differences],
     }
 
@@ -72,7 +74,7 @@ def test_several_pairs_and_none():
     assert headline(both)[0].startswith(
         "2 models score lower than their twins: −46.7 points [−59.5, −31.0] in diffclip,"
     )
-    assert headline(summary())[0] == "What diffclip, clip can do"
+    assert headline(summary())[0] == "diffclip, clip; openmoji: retrieval, image R@5 50.0 %"
 
 
 def test_numbers_are_decided_together_and_by_their_p_too():

@@ -26,7 +26,26 @@ from antiphase.registry import TASKS
 
 
 class EvaluateOptions(Options):
-    """Measure how much models know."""
+    """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
+
+    Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
+    images, captions, episodes or pairs; the spread over seeds is reported separately. With --against, every model is
+    compared with its twin on the same images.
+
+    **Examples**
+
+    antiphase evaluate runs/diffclip --against runs/clip
+
+    antiphase evaluate runs/diffclip,runs/clip --tasks retrieval --data openmoji,noto-emoji --captions first
+
+    antiphase evaluate diffclip:cc12m.pt#lambda_init=0.8 --against diffclip:cc12m-clip.pt --data paper
+
+    antiphase evaluate open_clip:ViT-B-32/laion2b_s34b_b79k --tasks zero-shot --data imagenet,imagenet-v2
+
+    antiphase evaluate runs/vlm-diffclip --against runs/vlm-clip --tasks pope --data emoji-pope
+
+    antiphase evaluate specimen:diffvit-0 --against specimen:vit-0 --tasks probe,few-shot --data fashion-mnist
+    """
 
     models: Model
     against: Against = ()
@@ -118,3 +137,12 @@ class EvaluateOptions(Options):
     ] = "float32"
     device: Device = "auto"
     quiet: Quiet = False
+
+
+def is_pope(name: str) -> bool:
+    """Return whether a data set is questions of POPE.
+
+    >>> [is_pope(name) for name in ("pope", "pope:files", "emoji-pope", "openmoji")]
+    [True, True, True, False]
+    """
+    return name.partition(":")[0] in ("pope", "emoji-pope")

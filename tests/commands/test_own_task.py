@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from antiphase import registry
+from antiphase.commands.evaluate.sources import requested
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import ROW_SCHEMA, accuracies, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, can_learn, find_task, image_features, labelled
 from antiphase.models import clip, write_model
-from antiphase.runs.evaluation_sources import asked
 from antiphase.studies.cells import Evaluate, Given
-from tests.runs.test_evaluate import folder_of
+from tests.commands.test_evaluate import folder_of
 from tests.training.tiny_pairs import TINY
 
 
@@ -85,7 +85,7 @@ def test_a_task_of_ones_own_is_measured_tabulated_and_drawn(run_cli, tmp_path):
 @pytest.mark.usefixtures("registered")
 def test_studies_and_the_command_line_know_it():
     cell = Evaluate(model=Given(spec="specimen:vit-0"), task="nearest-mean", data="digits")
-    assert asked(["nearest-mean"], []) == ({"nearest-mean": None}, ["digits"])
+    assert requested(["nearest-mean"], []) == ({"nearest-mean": None}, ["digits"])
     assert cell.label.startswith("nearest-mean on digits")
     other = Evaluate(model=cell.model, task="few-shot", data="digits")
     assert cell.work() == pytest.approx(other.work() * 3.0 / find_task("few-shot").passes)

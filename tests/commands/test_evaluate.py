@@ -11,14 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
+from antiphase.commands.evaluate.sources import requested
 from antiphase.data import load_data, load_pairs, small_sets
 from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation import probe
 from antiphase.evaluation.few_shot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.models import clip, diffclip, load_model, write_model
-from antiphase.report.evaluation.headline import headline
-from antiphase.runs.evaluation_sources import asked
 from tests.data.idx_files import write_split
 from tests.evaluation.test_mmvp import write_mmvp
 from tests.processes import together
@@ -226,7 +225,7 @@ def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp
 
 
 def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_path):
-    code, _, err = run_cli(
+    code, out, err = run_cli(
         "evaluate",
         models["clip"],
         "--data",
@@ -245,7 +244,7 @@ def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_p
     (warning,) = json.loads((tmp_path / "out" / "run.json").read_text())["warnings"]
     assert warning.startswith("clip, zero-shot on csv:")
     assert "on 4 images is not above chance, 50 %" in warning
-    assert f"warning: {warning}" in err
+    assert f"warning: {warning}" in out
 
 
 def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, cache, tmp_path, monkeypatch):
@@ -388,9 +387,9 @@ def test_images_that_were_left_out_are_said_and_recorded(run_cli, models, cache,
     code, _, err = run_cli(*arguments, "--out", tmp_path / "out", "-q")
     assert (code, err.count("\n")) == (2, 1)
     assert "--skip-bad" in err
-    code, _, err = run_cli(*arguments, "--out", tmp_path / "out", "-q", "--skip-bad")
+    code, out, err = run_cli(*arguments, "--out", tmp_path / "out", "-q", "--skip-bad")
     assert code == 0, err
-    assert "1 left out, the first: a/3.bmp" in err
+    assert "1 left out, the first: a/3.bmp" in out
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert run["n"] == [23]
     assert "left out" in run["warnings"][0]
@@ -418,16 +417,18 @@ def test_a_twin_that_encodes_no_text_has_no_place_in_the_radar(run_cli, models, 
 
 
 def test_the_papers_sets_are_for_their_own_tasks():
-    tasks, data = asked(["probe", "zero-shot"], ["paper"])
+    tasks, data = requested(["probe", "zero-shot"], ["paper"])
     assert tasks["probe"] == list(PROBE_SETS)
     assert tasks["zero-shot"] == list(IMAGENET_SETS)
     assert data == [*PROBE_SETS, *IMAGENET_SETS]
-    tasks, data = asked([], ["paper", "openmoji"])
+    tasks, data = requested([], ["paper", "openmoji"])
     assert tasks["retrieval"] == [*RETRIEVAL_SETS, "openmoji"]
-    assert asked(["probe:pets"], ["paper"]) == ({"probe": ["pets"]}, ["pets"])
-    assert asked(["probe", "probe:digits"], ["digits"]) == asked(["probe:digits", "probe"], ["digits"])
-    assert asked([], []) == (None, ["openmoji"])
-    assert asked(["mmvp"], [])[1] == ["mmvp"]
+    assert requested(["probe:pets"], ["paper"]) == ({"probe": ["pets"]}, ["pets"])
+    assert requested(["probe", "probe:digits"], ["digits"]) == requested(
+        ["probe:digits", "probe"], ["digits"]
+    )
+    assert requested([], []) == (None, ["openmoji"])
+    assert requested(["mmvp"], [])[1] == ["mmvp"]
 
 
 @pytest.mark.thorough

@@ -1,21 +1,24 @@
-"""Data sets by name as an evaluation takes them. Imports are local, so that the command line's --help is quick."""
+"""Tasks and data sets by name, as an evaluation takes them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, load_data, load_pairs
+from antiphase.data.hub import has_captions
+from antiphase.data.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
 from antiphase.errors import NoSuchSplit, UserError
+from antiphase.evaluation.tasks import Source, all_tasks, find_task
+from antiphase.registry import TASKS
 from antiphase.terminal import say
+from antiphase.vlm.pope import EMOJI_POPE, emoji_pope, load_pope
 
-if TYPE_CHECKING:
-    from antiphase.data import ImageSet, PairSet
-    from antiphase.evaluation.tasks import Source
-    from antiphase.runs.evaluate import Tasks
+Tasks = Mapping[str, Collection[str] | None]
+"""Tasks, each with the names of the data sets that it is for; None for all."""
 
 PAPER = "paper"  # stands for the data sets of the DiffCLIP paper
 
 
-def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, list[str]]":
+def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, list[str]]:
     """Return the tasks with the data sets that each is for, None where none was named, and all the data sets.
 
     ``probe:openmoji`` is for that set, ``probe`` for all. ``paper`` among the data stands for the paper's sets of each
@@ -25,47 +28,34 @@ def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, lis
     Raises:
         UserError: an unknown task, or one for a set that is not among the data.
 
-    >>> asked(["retrieval", "probe:digits"], ["openmoji", "digits"])
+    >>> requested(["retrieval", "probe:digits"], ["openmoji", "digits"])
     ({'retrieval': None, 'probe': ['digits']}, ['openmoji', 'digits'])
     """
-    from antiphase.evaluation.tasks import all_tasks, find_task
-    from antiphase.registry import TASKS
-
-    found: dict[Any, list[str] | None] = {}
+    sets: dict[str, list[str] | None] = {}
     for word in tasks:
         task, _, only = word.partition(":")
         if task not in TASKS:
             raise UserError(f"task {task!r}: expected some of {', '.join(TASKS)}")
-        known = found.get(task, [])
-        found[task] = None if known is None or not only else [*known, only]
+        known = sets.get(task, [])
+        sets[task] = None if known is None or not only else [*known, only]
     if PAPER in data:
         learned_first = sorted(all_tasks(), key=lambda task: not task.learns)  # as stored rows are ordered
-        of_paper = {
-            task.name: task.paper_data for task in learned_first if task.paper_data and not task.answers
-        }
+        of_paper = [task.name for task in learned_first if task.paper_data and not task.answers]
         others = [name for name in data if name != PAPER]
-        wanted = found or dict.fromkeys(of_paper)
-        found = {task: names or [*find_task(task).paper_data, *others] for task, names in wanted.items()}
-        data = [name for names in found.values() for name in names or ()]
-    named = [name for names in found.values() for name in names or ()]
+        sets = {
+            task: names or [*find_task(task).paper_data, *others]
+            for task, names in (sets or dict.fromkeys(of_paper)).items()
+        }
+        data = [name for names in sets.values() for name in names or ()]
+    named = [name for names in sets.values() for name in names or ()]
     if not data:
-        defaults = {find_task(task).default_data for task in found}
+        defaults = {find_task(task).default_data for task in sets}
         data = named or (list(defaults) if len(defaults) == 1 else ["openmoji"])
-    odd = next((name for name in named if name not in data), None)
-    if odd is not None:
+    if odd := next((name for name in named if name not in data), None):
         raise UserError(
             f"task for {odd}: it is not among the data, {', '.join(data)}; name it with --data too"
         )
-    return found or None, list(dict.fromkeys(data))
-
-
-def is_pope(name: str) -> bool:
-    """Return whether a data set is questions of POPE.
-
-    >>> [is_pope(name) for name in ("pope", "pope:files", "emoji-pope", "openmoji")]
-    [True, True, True, False]
-    """
-    return name.partition(":")[0] in ("pope", "emoji-pope")
+    return sets or None, list(dict.fromkeys(data))
 
 
 def load_source(
@@ -76,7 +66,7 @@ def load_source(
     learned: bool | None,
     skip_bad: bool,
     progress: bool,
-) -> "Source":
+) -> Source:
     """Load the parts of a data set: pairs where it has captions, else labelled images.
 
     Args:
@@ -92,29 +82,24 @@ def load_source(
     Raises:
         UserError: what is needed cannot be had.
     """
-    from antiphase.data import PAIR_SOURCES, FileImages, PairSet, load_data, load_pairs
-    from antiphase.data.hub import has_captions
-    from antiphase.data.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
-    from antiphase.evaluation.tasks import Source, all_tasks
-    from antiphase.vlm.pope import load_questions
-
     kind, _, path = name.partition(":")
+    folder = Path(path).expanduser() if path else None
     if kind == "mmvp":
-        return Source(load_mmvp(Path(path).expanduser() if path else None, name))
+        return Source(load_mmvp(folder, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
-    if is_pope(name):
-        return Source(load_questions(name, limit, progress))
+    if kind == "pope":
+        return Source(load_pope(folder, name).subset(limit))
+    if name == EMOJI_POPE:
+        return Source(emoji_pope(progress=progress).subset(limit))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())
 
-    def load(part: str) -> "ImageSet | PairSet":
+    def load(part: str) -> ImageSet | PairSet:
         if not paired:
             images = load_data(name, split=part, progress=progress)
-            if skip_bad and isinstance(
-                images, FileImages
-            ):  # among several data sets it is for those that are files
+            if skip_bad and isinstance(images, FileImages):  # among several data sets some are no files
                 return images.without_unreadable(progress=progress)
             return images
         pairs = load_pairs(name, split=part, progress=progress)
@@ -122,24 +107,21 @@ def load_source(
             raise UserError(f"{name}: shards are a stream to train on; expected pairs in random access")
         return pairs
 
-    def to_learn_from() -> "list[ImageSet | PairSet | None]":
-        """Return train and validation; a table of one split only is the test set under every name."""
-        found: list[ImageSet | PairSet | None] = []
-        for part in ("train", "val"):
-            try:
-                one = load(part)
-            except NoSuchSplit:
-                found.append(None)
-                continue
-            same = one.split == test.split or _same_images(one, test)
-            found.append(None if same else one.subset(train_limit, 0))
-        return found
+    def to_learn_from(part: str) -> ImageSet | PairSet | None:
+        """Return a split; a table of one split only is the test set under every name."""
+        try:
+            images = load(part)
+        except NoSuchSplit:
+            return None
+        same_place = getattr(images, "root", None) == getattr(test, "root", None)
+        same = images.split == test.split or (same_place and images.fingerprint() == test.fingerprint())
+        return None if same else images.subset(train_limit, 0)
 
     test = load(split)
     if learned is False or test.labels is None:
         return Source(test.subset(limit, 0))
     try:
-        train, validation = to_learn_from()
+        train, validation = to_learn_from("train"), to_learn_from("val")
     except UserError as error:
         if learned:
             raise
@@ -149,17 +131,11 @@ def load_source(
     return Source(test.subset(limit, 0), train, validation)
 
 
-def _same_images(one: "ImageSet | PairSet", two: "ImageSet | PairSet") -> bool:
-    same_place = getattr(one, "root", None) == getattr(two, "root", None)
-    return same_place and one.fingerprint() == two.fingerprint()
-
-
-def left_out(source: "Source") -> list[str]:
+def left_out(source: Source) -> list[str]:
     """Return a line for each part of a data set that something was left out of."""
     parts = {"": source.test, " (train)": source.train, " (val)": source.validation}
-    found = []
-    for part, data in parts.items():
-        skipped = getattr(data, "skipped", ())
-        if skipped:
-            found.append(f"{source.name}{part}: {len(skipped):,} left out, the first: {skipped[0]}")
-    return found
+    skipped = {part: names for part, data in parts.items() if (names := getattr(data, "skipped", ()))}
+    return [
+        f"{source.name}{part}: {len(names):,} left out, the first: {names[0]}"
+        for part, names in skipped.items()
+    ]
