@@ -14,8 +14,8 @@ PLACES = {
     "given": "models.load_model",
     "clip": "training/clip_recipe.py",
     "look": "studies/cells/relevance.py",
-    "align": "training/vlm_recipe.py",
-    "tune": "training/vlm_recipe.py",
+    "align": "vlm/recipe.py",
+    "tune": "vlm/recipe.py",
     "answers": "runs/attack_pope.py",
 }
 _HEAD = "| in the paper | here | study | status |\n|---|---|---|---|"
