@@ -10,7 +10,7 @@ from antiphase.errors import NoSuchSplit, UserError
 from antiphase.evaluation.tasks import Source, all_tasks, find_task
 from antiphase.registry import TASKS
 from antiphase.terminal import say
-from antiphase.vlm.pope import EMOJI_POPE, emoji_pope, load_pope
+from antiphase.vlm.pope import EMOJI_POPE, load_questions
 
 Tasks = Mapping[str, Collection[str] | None]
 """Tasks, each with the names of the data sets that it is for; None for all."""
@@ -88,10 +88,8 @@ def load_source(
         return Source(load_mmvp(folder, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
-    if kind == "pope":
-        return Source(load_pope(folder, name).subset(limit))
-    if name == EMOJI_POPE:
-        return Source(emoji_pope(progress=progress).subset(limit))
+    if kind == "pope" or name == EMOJI_POPE:
+        return Source(load_questions(name, limit, progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())
