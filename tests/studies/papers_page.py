@@ -12,7 +12,7 @@ PLACES = {
     "attack": "attacks/catalogue.py",
     "sense": "runs/sense_model.py",
     "given": "models.load_model",
-    "clip": "training/clip_recipe.py",
+    "clip": "training/recipe.py",
     "look": "studies/cells/relevance.py",
     "align": "vlm/recipe.py",
     "tune": "vlm/recipe.py",
