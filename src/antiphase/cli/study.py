@@ -16,7 +16,6 @@ from antiphase.studies.options import (
     ListOptions,
     NewOptions,
     PackOptions,
-    PowerOptions,
     ReportOptions,
     RowsOptions,
     RunOptions,
@@ -59,7 +58,7 @@ def show(options: StudyOptions) -> Answer:
 
     antiphase study show figure-3a --profile paper
     """
-    from antiphase.studies.paper_settings import shown_settings
+    from antiphase.studies.paper_settings import shown_settings, text_of
     from antiphase.studies.plan import describe, select
     from antiphase.studies.results import costs
     from antiphase.studies.store import identity
@@ -68,7 +67,7 @@ def show(options: StudyOptions) -> Answer:
     found = []
     for one in chosen.studies:
         plan, cells = chosen.plan(one), []
-        say(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
+        say(f"{one.label}: {one.title} ({one.paper})\n\n{text_of(one).strip()}\n")
         settings = shown_settings(one, chosen.profile) | costs(one.cells(chosen.profile), chosen.store)
         for name, value in settings.items():
             say(f"{name}: {value}")
@@ -85,7 +84,7 @@ def show(options: StudyOptions) -> Answer:
                 "paper": one.paper,
                 "artefact": one.label,
                 "title": one.title,
-                "text": one.text,
+                "text": text_of(one),
                 "profile": chosen.profile.name,
                 "settings": dict(settings),
                 "cells": cells,
@@ -235,28 +234,6 @@ def pack(options: PackOptions) -> Answer:
         say(f"{name}: {count} cells added to {options.to}")
         found[name] = count
     return {"to": str(options.to), "cells_added": found}
-
-
-@command(study, PowerOptions)
-def power(options: PowerOptions) -> Answer:
-    """Show for each difference the smallest that is found with 80 % power, and the seeds that the one seen takes.
-
-    **Examples**
-
-    antiphase study power figure-2a
-
-    antiphase study power robustness --seeds 16 --json
-    """
-    from antiphase.report.studies.power import console_power, plain_power
-    from antiphase.studies.plan import reading
-    from antiphase.studies.results import powers, results_of
-
-    options = reading(options)
-    results = results_of(options, partial=True)
-    _check_some(results, options)
-    found = powers(results)
-    console().print(console_power(found))
-    return [plain_power(each) for each in found]
 
 
 def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:

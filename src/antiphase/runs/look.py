@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antiphase.commands.loading import find_device, load_models
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import mask_average_precision, pointing_game
+from antiphase.evaluation.localisation import localise
 from antiphase.files import write_json
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.progress import progress_bar
@@ -209,10 +209,8 @@ def _measure(
     """Return a row for each model, method, text and image."""
     return [
         {"model": column.model, "method": column.method, "image": image, "text": text}
-        | {"pointing_game": bool(hit), "average_precision": float(f"{precision:.6g}")}
+        | {"pointing_game": hit, "average_precision": float(f"{precision:.6g}")}
         for column in columns
         for text, maps in zip(texts, column.maps, strict=True)
-        for image, (hit, precision) in enumerate(
-            zip(pointing_game(maps, masks), mask_average_precision(maps, masks), strict=True)
-        )
+        for image, (hit, precision) in enumerate(map(localise, maps, masks))
     ]

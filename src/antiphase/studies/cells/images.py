@@ -13,11 +13,10 @@ from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settin
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
-from antiphase.commands.audit.cells import AGAIN, measure
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.certify.estimated_radius import measure_radii
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
-from antiphase.runs.radii import measure_radii
+from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
@@ -202,7 +201,7 @@ class Margin(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Radius(Measurement):
-    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B); see :mod:`antiphase.runs.radii`.
+    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B).
 
     Attributes:
         limit: at most this many images.
