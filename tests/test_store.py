@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase import store
+from antiphase.commands.audit.cells import measure
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.certify.run import certify
 from antiphase.commands.evaluate.options import EvaluateOptions
@@ -18,7 +19,6 @@ from antiphase.data import load_data
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.runs.attack import AttackPlan, measure
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.commands.audits import attack_options

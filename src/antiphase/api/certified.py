@@ -6,11 +6,11 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from antiphase.commands.certify.result import curve_figure
 from antiphase.commands.old import Kind, read_json
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
 from antiphase.reading import read_rows
-from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.words import percent
 from antiphase.statistics.intervals import paired_difference

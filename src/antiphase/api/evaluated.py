@@ -5,12 +5,12 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from antiphase.commands.evaluate.result import headline
 from antiphase.commands.old import Kind, read_json
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.report.evaluation.figures import dot_figure
-from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.report.evaluation.wording import difference_sheet, heading, sheets
 from antiphase.report.figure import families

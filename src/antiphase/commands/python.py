@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from antiphase.commands import find_command
 from antiphase.commands.audit.options import AttackOptions, AuditOptions
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.live_objects import as_text
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
@@ -20,9 +22,6 @@ from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
-from antiphase.runs.options.certify import CertifyOptions
-from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say

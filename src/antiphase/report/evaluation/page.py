@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from antiphase.commands.evaluate.result import headline
 from antiphase.commands.old import read_json
 from antiphase.commands.result import RUN_KEYS
 from antiphase.evaluation.tasks import find_task
 from antiphase.files import replacing, write_text
 from antiphase.report.evaluation.figures import dot_figure, radar_figure
-from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.wording import difference_sheet, sheets
 from antiphase.report.figure import families, seed_counts
 from antiphase.report.page import embedded, environment

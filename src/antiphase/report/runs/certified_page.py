@@ -6,13 +6,14 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.commands.certify.result import curve_figure
 from antiphase.commands.old import read_json
 from antiphase.commands.result import RUN_KEYS
 from antiphase.files import write_text
 from antiphase.reading import read_rows
 from antiphase.report.figure import families
 from antiphase.report.page import embedded, environment
-from antiphase.report.runs.certified import curve_figure, write_figure
+from antiphase.report.runs.certified import write_figure
 from antiphase.report.table import Field, Table
 from antiphase.report.words import ends, number, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import decide

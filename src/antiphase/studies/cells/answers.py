@@ -10,7 +10,6 @@ import polars as pl
 from antiphase.attacks.catalogue import passes_of, settings_of
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.errors import UserError
-from antiphase.runs.attack import AttackPlan
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
