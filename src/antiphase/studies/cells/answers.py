@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 import polars as pl
 
 from antiphase.attacks.catalogue import passes_of, settings_of
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.errors import UserError
 from antiphase.studies.cells.models import Measurement

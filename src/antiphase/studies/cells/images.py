@@ -14,6 +14,7 @@ from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
 from antiphase.commands.audit.cells import AGAIN, measure
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.certify.estimated_radius import measure_radii
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
