@@ -46,36 +46,6 @@ def studied(options: StudyOptions) -> Result:
     return StudyResult("study run", files | claims | {_CHOICE: choice.encode()}, options.place.resolve())
 
 
-def open_studies(folder: Path) -> Result:
-    """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
-
-    Raises:
-        UserError: there is no finished cell of a study that comes with the package.
-    """
-    if (folder / _CHOICE).exists():
-        return read_result(folder, "study run")
-    place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
-    done: dict[str, int] = {}
-    names: dict[str, tuple[str, ...]] = {}
-    for profile in _PROFILES:
-        chosen = select(StudyOptions(names=("all",), profile=profile, **place))
-        finished = {
-            one.name: [chosen.store.done(cell) for cell in one.cells(chosen.profile)]
-            for one in chosen.studies
-        }
-        done[profile] = sum(map(sum, finished.values()))
-        # studies share cells: one that was run may have made some of another's
-        whole = tuple(name for name, cells in finished.items() if all(cells))
-        names[profile] = whole or tuple(name for name, cells in finished.items() if any(cells))
-    profile = max(_PROFILES, key=lambda name: done[name])
-    if not done[profile]:
-        raise UserError(
-            f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
-            "antiphase.study with its file and this store"
-        )
-    return studied(StudyOptions(names=names[profile], profile=profile, **place))
-
-
 def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
     if not any(study.claims for study in studies):
         return {}
@@ -89,6 +59,36 @@ class StudyResult(Result):
 
     main_table = "claims"
     needs = (CELLS_FILE, _CHOICE)
+
+    @classmethod
+    def open_store(cls, folder: Path) -> Result:
+        """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
+
+        Raises:
+            UserError: there is no finished cell of a study that comes with the package.
+        """
+        if (folder / _CHOICE).exists():
+            return read_result(folder, "study run")
+        place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
+        done: dict[str, int] = {}
+        names: dict[str, tuple[str, ...]] = {}
+        for profile in _PROFILES:
+            chosen = select(StudyOptions(names=("all",), profile=profile, **place))
+            finished = {
+                one.name: [chosen.store.done(cell) for cell in one.cells(chosen.profile)]
+                for one in chosen.studies
+            }
+            done[profile] = sum(map(sum, finished.values()))
+            # studies share cells: one that was run may have made some of another's
+            whole = tuple(name for name, cells in finished.items() if all(cells))
+            names[profile] = whole or tuple(name for name, cells in finished.items() if any(cells))
+        profile = max(_PROFILES, key=lambda name: done[name])
+        if not done[profile]:
+            raise UserError(
+                f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
+                "antiphase.study with its file and this store"
+            )
+        return studied(StudyOptions(names=names[profile], profile=profile, **place))
 
     @cached_property
     def studies(self) -> list[Study]:
