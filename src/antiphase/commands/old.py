@@ -18,7 +18,6 @@ KINDS: Table = {
     "audit": "antiphase.api.attacked:KIND",
     "attack": "antiphase.api.attacked:KIND",
     "quickstart": "antiphase.api.attacked:KIND",
-    "look": "antiphase.api.looked:KIND",
     "study run": "antiphase.api.studied:KIND",
 }
 
