@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from antiphase.attacks import Threat, pgd
-from antiphase.attacks import other_libraries as adapters
+from antiphase.attacks import Threat, other_libraries, pgd
 from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
 from antiphase.errors import UserError
 from tests import needs
@@ -23,14 +22,14 @@ EPS = 0.04
 
 @pytest.fixture(scope="module")
 def foolbox():
-    return adapters._library("foolbox")
+    return other_libraries._library("foolbox")
 
 
 @pytest.fixture(scope="module")
 def torchattacks():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return adapters._library("torchattacks")
+        return other_libraries._library("torchattacks")
 
 
 def _sign_step(model, images, labels, eps=EPS):

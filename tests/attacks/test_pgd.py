@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from antiphase.attacks import Threat, pgd
-from antiphase.attacks import pgd as fgsm
+from antiphase.attacks.pgd import fgsm
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model

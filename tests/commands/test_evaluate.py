@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from antiphase.commands.evaluate.result import headline
 from antiphase.commands.evaluate.sources import requested
 from antiphase.data import load_data, load_pairs, small_sets
 from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS

@@ -15,15 +15,15 @@ import antiphase as ap
 from antiphase.cli.command import _shown, command
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.export.options import ExportOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.train.options import TrainOptions
+from antiphase.commands.train_clip.options import TrainClipOptions
 from antiphase.errors import UserError
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
-from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.options.export import ExportOptions
 from antiphase.runs.options.look import LookOptions
-from antiphase.runs.options.training import TrainOptions
 from antiphase.studies import options as studies
 
 MODELS = (

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.commands.run_folder import run_folder
+from antiphase.commands.train.options import TrainOptions
 from antiphase.reading import read_json
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
-from antiphase.runs.options.training import TrainOptions
 from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def quickstart(options: QuickstartOptions) -> Answer:
 
 def _train(kind: str, options: QuickstartOptions) -> str:
     """Train a small model and return its directory."""
-    from antiphase.runs.train import run
+    from antiphase.commands.train.run import run
 
     out, epochs = options.out / kind, options.epochs or 3
     say(f"training {kind} for {epochs} epochs into {out}", err=True)

@@ -35,11 +35,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "look": ("antiphase.cli.look", "Draw where a CLIP and its twin look in images for a text, side by side."),
     "train": (
-        "antiphase.cli.training",
+        "antiphase.commands.train",
         "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",
     ),
     "train-clip": (
-        "antiphase.cli.clip_training",
+        "antiphase.commands.train_clip",
         "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
     ),
     "train-vlm": (
@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
     ),
     "export": (
-        "antiphase.cli.export",
+        "antiphase.commands.export",
         "Write a model as safetensors, in our layout or the released one, or put it on the hub.",
     ),
     "rerun": (

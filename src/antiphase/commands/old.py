@@ -19,8 +19,6 @@ KINDS: Table = {
     "attack": "antiphase.api.attacked:KIND",
     "quickstart": "antiphase.api.attacked:KIND",
     "look": "antiphase.api.looked:KIND",
-    "train": "antiphase.api.trained:KIND",
-    "train-clip": "antiphase.api.trained:KIND",
     "study run": "antiphase.api.studied:KIND",
 }
 

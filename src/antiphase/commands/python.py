@@ -16,14 +16,13 @@ from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder
 from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.train.options import TrainOptions
 from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
-from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.look import LookOptions
-from antiphase.runs.options.training import TrainOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 
@@ -170,20 +169,14 @@ def train(model: str, data: str, **options: Any) -> Result:
     Args:
         model: kind of model: vit or diffvit for a classifier, clip, diffclip and so on for a CLIP.
         data: source of images, or of image-text pairs for a CLIP.
-        **options: fields of :class:`~antiphase.runs.options.training.TrainOptions`, or of
-            :class:`~antiphase.runs.options.clip_training.TrainClipOptions` for a CLIP.
+        **options: fields of :class:`~antiphase.commands.train.options.TrainOptions`, or of
+            :class:`~antiphase.commands.train_clip.options.TrainClipOptions` for a CLIP.
 
     Raises:
         UserError: an option is not known or not valid, or the data do not fit the model.
     """
     values = {"model": model, "data": data, **options}
-    if model in CLIPS:
-        from antiphase.runs.train_clip import run as run_clip
-
-        return _run("train-clip", TrainClipOptions, values, lambda chosen, _: run_clip(chosen))
-    from antiphase.runs.train import run
-
-    return _run("train", TrainOptions, values, lambda chosen, _: run(chosen))
+    return _command_of("train-clip" if model in CLIPS else "train", values)
 
 
 def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from antiphase.commands.evaluate.options import is_pope
 from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, load_data, load_pairs
 from antiphase.data.hub import has_captions
 from antiphase.data.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
@@ -10,7 +11,7 @@ from antiphase.errors import NoSuchSplit, UserError
 from antiphase.evaluation.tasks import Source, all_tasks, find_task
 from antiphase.registry import TASKS
 from antiphase.terminal import say
-from antiphase.vlm.pope import EMOJI_POPE, emoji_pope, load_pope
+from antiphase.vlm.pope import load_questions
 
 Tasks = Mapping[str, Collection[str] | None]
 """Tasks, each with the names of the data sets that it is for; None for all."""
@@ -83,15 +84,12 @@ def load_source(
         UserError: what is needed cannot be had.
     """
     kind, _, path = name.partition(":")
-    folder = Path(path).expanduser() if path else None
     if kind == "mmvp":
-        return Source(load_mmvp(folder, name))
+        return Source(load_mmvp(Path(path).expanduser() if path else None, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
-    if kind == "pope":
-        return Source(load_pope(folder, name).subset(limit))
-    if name == EMOJI_POPE:
-        return Source(emoji_pope(progress=progress).subset(limit))
+    if is_pope(name):
+        return Source(load_questions(name, limit, progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())

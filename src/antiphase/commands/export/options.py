@@ -10,7 +10,16 @@ from antiphase.errors import UserError
 
 
 class ExportOptions(Options):
-    """Write a model as safetensors, or put it on the hub."""
+    """Write a model as safetensors, in our layout or the released one, or put it on the hub.
+
+    **Examples**
+
+    antiphase export diffclip:checkpoint_best.pt#lambda_init=0.8 --out models/diffclip
+
+    antiphase export runs/diffclip --layout released --out models/released
+
+    antiphase export runs/diffclip --push somebody/diffclip-openmoji
+    """
 
     model: Annotated[
         str,

@@ -5,8 +5,8 @@ from typing import Any
 
 from antiphase.commands.loading import find_device
 from antiphase.commands.record import write_training_record
+from antiphase.commands.train.options import TrainOptions
 from antiphase.data import load_data
-from antiphase.runs.options.training import TrainOptions
 from antiphase.training import fastest_precision, make_recipe, train_classifier
 from antiphase.training.tracking import check_trackers
 
@@ -26,10 +26,6 @@ _RECIPE = (
 
 def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
     """Load the data and train; return the metrics of each epoch.
-
-    Args:
-        options: of the training.
-        command: for the record, ``run.json``.
 
     Raises:
         UserError: the data cannot be loaded, or do not fit the model.

@@ -30,7 +30,22 @@ _ADVERSARY_FIELDS = {
 
 
 class TrainOptions(Options):
-    """Train a ViT or a DiffViT."""
+    """Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).
+
+    The same command resumes a killed run, which ends with the weights of an uninterrupted one.
+    Under torchrun the processes share the batch. With --adversarial, each epoch also reports the
+    accuracy under PGD at that ε.
+
+    **Examples**
+
+    antiphase train --model diffvit --data digits --epochs 20 --out runs/diffvit
+
+    antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
+
+    antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
+
+    torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
+    """
 
     model: Annotated[
         str,
