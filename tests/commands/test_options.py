@@ -16,6 +16,7 @@ from antiphase.commands.audit.options import AttackOptions, AuditOptions, Quicks
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.export.options import ExportOptions
+from antiphase.commands.look.options import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.train.options import TrainOptions

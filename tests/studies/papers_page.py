@@ -10,7 +10,7 @@ PAPERS = {paper: printed_settings(paper) for paper in ("robustness", "diffclip")
 PLACES = {
     "train": "training/recipe.py",
     "attack": "attacks/catalogue.py",
-    "sense": "runs/sense_model.py",
+    "sense": "commands/sense/options.py",
     "given": "models.load_model",
     "clip": "training/recipe.py",
     "look": "studies/cells/relevance.py",

@@ -33,7 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "antiphase.commands.evaluate",
         "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.",
     ),
-    "look": ("antiphase.cli.look", "Draw where a CLIP and its twin look in images for a text, side by side."),
+    "look": (
+        "antiphase.commands.look",
+        "Draw where a CLIP and its twin look in images for a text, side by side.",
+    ),
     "train": (
         "antiphase.commands.train",
         "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",

@@ -13,6 +13,7 @@ from antiphase.commands.audit.options import AttackOptions, AuditOptions
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.live_objects import as_text
+from antiphase.commands.look.options import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder
@@ -124,35 +125,24 @@ def look(model: Any, images: Any, text: Any, **options: Any) -> Result:
         model: specification or loaded model, or several.
         images: path, or several.
         text: what to look for; several texts in a list.
-        **options: fields of :class:`~antiphase.runs.options.look.LookOptions`. With ``out`` the figure and its maps are
-            written there, as the command does.
+        **options: fields of :class:`~antiphase.commands.look.options.LookOptions`. With ``out`` the figure and its
+            maps are written there, as the command does.
 
     Raises:
         UserError: an option, a model or an image cannot be used.
     """
-    from antiphase.api.looked import looked_result
-    from antiphase.files import replacing
-    from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, looked_figure
-    from antiphase.runs.look import run
+    from antiphase.commands.look.run import look as compute
 
-    several = {
-        name: (value,) if isinstance(value, str | Path) else value
-        for name, value in (
-            ("images", images),
-            ("text", text),
-            *((name, options[name]) for name in ("mask",) if name in options),
-        )
+    several = {"images": images, "text": text} | {
+        name: options[name] for name in ("mask",) if name in options
     }
+    several = {name: (value,) if isinstance(value, str | Path) else value for name, value in several.items()}
     with as_text({"model": model, **options, **several}) as values:
         chosen = LookOptions(**values)
-        check_suffix(chosen.out)
-        check_rows(len(chosen.images), len(chosen.text))
-        found = run(chosen, _command("look", chosen))
+        result = compute(chosen, _command("look", chosen))
     if options.get("out") is not None:
-        with replacing(chosen.out) as temporary:
-            temporary.write_bytes(figure_bytes(looked_figure(found), chosen.out))
-            found.write(chosen.out)
-    return looked_result(found)
+        result.write(chosen.out)
+    return result
 
 
 def train(model: str, data: str, **options: Any) -> Result:

@@ -14,8 +14,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from PIL import Image
 
+from antiphase.commands.look.figure import paint
 from antiphase.report.figure import STYLE
-from antiphase.report.runs.look import paint
 from antiphase.studies.figures import Gallery, Picture
 
 PIXELS = 500_000

@@ -10,7 +10,20 @@ from antiphase.commands.options import Options, Typed, at_least_one
 
 
 class LookOptions(Options):
-    """Draw where a CLIP and its twin look in images for a text."""
+    """Draw where a CLIP and its twin look in images for a text, side by side.
+
+    Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
+    attention enters with its sign. With masks: the pointing game and the mask average precision, which need no
+    threshold.
+
+    **Examples**
+
+    antiphase look runs/diffclip --against runs/clip desk.jpg --text mug --text lamp --out desk.png
+
+    antiphase look diffclip:checkpoint.pt#lambda_init=0.8 photo.jpg --text dog --method attention,positive,negative
+
+    antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
+    """
 
     model: Annotated[
         Model,

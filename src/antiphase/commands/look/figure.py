@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -15,8 +15,6 @@ from matplotlib.figure import Figure
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge
 from antiphase.report.figure import STYLE, as_pdf, as_png
-from antiphase.runs.look import Looked, MapColumn
-from antiphase.sensitivity.relevance import METHODS
 
 MOST_ROWS = 60  # viewers fail to open taller images
 _WRITERS = {".png": as_png, ".pdf": as_pdf}
@@ -29,6 +27,15 @@ _SHOWN = 384  # pixels a side of what is drawn
 _LABEL, _CELL, _GAP, _BELOW, _EDGE = 1.05, 1.7, 0.1, 0.19, 0.08
 _TITLE_LINE, _FOOT_LINE, _BAR = 0.155, 0.13, 0.26
 _LETTERS = 18  # of the footer that an inch holds
+
+
+@dataclass(frozen=True)
+class MapColumn:
+    """The maps of one model by one method, of any sign, finite; columns of one method share a scale."""
+
+    model: str
+    method: str  # said below the model's name where a figure shows several
+    maps: Float[np.ndarray, "texts images rows columns"]
 
 
 def look_figure(
@@ -102,15 +109,6 @@ def look_figure(
             )
         _footer(figure, page, [(method, method in signed, largest[method]) for method in methods], words)
     return figure
-
-
-def looked_figure(found: Looked) -> Figure:
-    """Draw what ``antiphase look`` found: methods under their names in words, objects as outlines."""
-    methods, texts = found.stored["methods"], found.stored["texts"]
-    blind = [METHODS[method].label for method in methods if not METHODS[method].asks]
-    note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
-    drawn = [replace(column, method=METHODS[column.method].label) for column in found.columns]
-    return look_figure(found.shown, texts, drawn, masks=found.masks or None, note=note)
 
 
 def paint(

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
+from antiphase.commands.look.figure import (
+    MOST_ROWS,
+    MapColumn,
+    check_suffix,
+    figure_bytes,
+    look_figure,
+    paint,
+)
 from antiphase.errors import UserError
-from antiphase.report.runs.look import MOST_ROWS, MapColumn, check_suffix, figure_bytes, look_figure, paint
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = [GENERATOR.random((side, side, 3)) for side in (11, 13)]
