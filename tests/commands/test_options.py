@@ -22,7 +22,6 @@ from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.train.options import TrainOptions
 from antiphase.commands.train_clip.options import TrainClipOptions
 from antiphase.errors import UserError
-from antiphase.runs.options.look import LookOptions
 from antiphase.studies import options as studies
 
 MODELS = (

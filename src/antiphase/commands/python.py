@@ -23,7 +23,6 @@ from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
-from antiphase.runs.options.look import LookOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 
