@@ -23,10 +23,9 @@ def load_model(
     seed: Seed = 0,
     lambda_init: float | Literal["depth"] | None = None,
 ) -> nn.Module:
-    """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode.
+    """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode, with ``model.card``.
 
-    The model's metadata are in ``model.card``. Turn a dual encoder into a classifier with
-    :func:`~antiphase.models.zero_shot_classifier`.
+    :func:`~antiphase.models.zero_shot_classifier` turns a dual encoder into a classifier.
 
     Args:
         spec: a run directory of ``antiphase train`` or ``train-clip``, or one of the forms of :func:`forms`, such as
@@ -35,10 +34,6 @@ def load_model(
             without a download.
         seed: random seed of these weights, and of all that a ``python:`` function draws from torch.
         lambda_init: λ_init of a ``diffclip:`` checkpoint, which does not contain it.
-
-    Raises:
-        UserError: for an unknown specification, missing or damaged files, weights that do not match the model, a
-            failed download, or code that fails.
 
     >>> load_model("specimen:diffvit-0").card.attention
     'differential'
@@ -52,15 +47,14 @@ def load_model(
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
     if lambda_init is not None and not spec.startswith("diffclip:"):
-        raise UserError(
-            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
-            "not contain it; leave it out"
-        )
+        words = "only applies to diffclip: checkpoints, which do not contain it; leave it out"
+        raise UserError(f"model {shown(spec)}: lambda_init {shown(lambda_init)} {words}")
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
-        known = ", ".join(("DIRECTORY", *forms()))
-        raise UserError(f"model {shown(spec)}: no such directory; expected one of {known}")
+        raise UserError(
+            f"model {shown(spec)}: no such directory; expected one of DIRECTORY, {', '.join(forms())}"
+        )
     return load_run(Path(spec), spec, Path(spec).resolve().name)
 
 
@@ -71,11 +65,7 @@ def scheme_of(spec: str) -> Scheme | None:
 
 
 def forms() -> list[str]:
-    """Return how each kind of specification is written.
-
-    >>> forms()[0]
-    'specimen:NAME'
-    """
+    """Return how each kind of specification is written."""
     return [find(MODELS, name, "scheme").form for name in MODELS]
 
 

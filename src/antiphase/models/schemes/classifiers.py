@@ -1,14 +1,23 @@
 """Classifiers of timm and torchvision by name, with their pretrained weights or those of a file."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, first_line, shown
+from antiphase.data.hub import offline_at_once
+from antiphase.errors import UserError, shown
 from antiphase.models.checkpoints import check_finite
-from antiphase.models.preprocessing import Normalized, assumed, of_timm, of_torchvision
-from antiphase.models.schemes.scheme import Scheme, Wanted, build_to_fit, check_known, drawn_from, probe
+from antiphase.models.preprocessing import Normalized, Preprocessing, of_timm, of_torchvision
+from antiphase.models.schemes.scheme import (
+    Scheme,
+    Wanted,
+    build_to_fit,
+    check_known,
+    downloading,
+    drawn_from,
+    probe,
+)
 
 
 def _load_timm(wanted: Wanted) -> nn.Module:
@@ -23,40 +32,51 @@ def _load_timm(wanted: Wanted) -> nn.Module:
         return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)
 
     names = {"positions": "pos_embed", "size": "img_size", "classes": "num_classes", "channels": "in_chans"}
-    try:
-        with drawn_from(wanted.seed), offline_at_once():
-            model: Any = build_to_fit(make, file, **names) if file else make()
-    except OFFLINE as error:
-        raise UserError(
-            f"timm:{name}: the weights are not available ({first_line(error)}); download them on a machine with "
-            f"network access and give timm:{name}@FILE, or build the model with --random-weights"
-        ) from None
-    check_finite(model.state_dict(), wanted.spec)
+    with offline_at_once():
+        model = _made(wanted, make, names, "download them")
     settings: dict[str, Any] = resolve_data_config(model=model)
     channels, *side = settings["input_size"]
     patches: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
     used = of_timm(settings, wanted.spec)
-    doubts, tag = (), str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
+    others: list[str] = []
     if file and name == base:
-        configs = timm.models.get_arch_pretrained_cfgs(base).items()
-        known = {each: resolve_data_config(pretrained_cfg=about.to_dict()) for each, about in configs}
         parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
-        others = [
-            each for each, other in known.items() if any(other[part] != settings[part] for part in parts)
-        ]
-        doubts = assumed(wanted.spec, used, tag, [each.partition(".")[2] for each in others])
-    count = int(model.num_classes)
-    return wanted.loaded(
-        Normalized(model, used.mean, used.std),
-        name,
-        used.image_shape,
-        count,
-        class_names=imagenet_names(count),
-        preprocessing=used,
-        doubts=doubts,
-        tag="" if file or wanted.random_weights else tag,
-    )
+        for tagged, about in timm.models.get_arch_pretrained_cfgs(base).items():
+            other = resolve_data_config(pretrained_cfg=about.to_dict())
+            others += [tagged.partition(".")[2]] * any(other[part] != settings[part] for part in parts)
+    tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
+    return _loaded(wanted, Normalized(model, used.mean, used.std), model.num_classes, used, tag, others)
+
+
+def _made(wanted: Wanted, make: Callable[..., nn.Module], names: dict[str, str], fix: str) -> Any:
+    """Return what ``make`` builds, with the weights of the specification's file if it names one."""
+    spec = wanted.spec.partition("@")[0]
+    fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
+    with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
+        _, file = wanted.split()
+        model = build_to_fit(make, file, **names) if file else make()
+    check_finite(model.state_dict(), wanted.spec)
+    return model
+
+
+def _loaded(
+    wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: Sequence[str]
+) -> nn.Module:
+    """Return the model with its card.
+
+    A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
+    ``tag``. ``others`` are those of the same architecture with another one.
+    """
+    name, file = wanted.split()
+    doubts: tuple[str, ...] = ()
+    if file and others:
+        named = wanted.spec.partition("@")[0]
+        other = f"; for that of {others[0]} give {named}.{others[0]}@{file}" if others[0] else ""
+        words = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
+        doubts = (f"{wanted.spec}: {words}{other}",)
+    facts = {"preprocessing": used, "doubts": doubts, "tag": "" if file or wanted.random_weights else tag}
+    return wanted.loaded(model, name, used.image_shape, count, class_names=imagenet_names(count), **facts)
 
 
 def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
@@ -76,41 +96,24 @@ def _load_torchvision(wanted: Wanted) -> nn.Module:
     check_known(name, known, "torchvision has no classifier", "torchvision.models.list_models() has them all")
     choices: Any = models.get_model_weights(name)
     if tag and tag not in choices.__members__:
-        raise UserError(
-            f"torchvision:{name} has no weights {shown(tag)}; expected one of {', '.join(choices.__members__)}"
-        )
+        expected = ", ".join(choices.__members__)
+        raise UserError(f"torchvision:{name} has no weights {shown(tag)}; expected one of {expected}")
     weights = choices[tag] if tag else choices.DEFAULT
 
     def make(**sizes: int) -> nn.Module:
         return models.get_model(name, weights=None if file or wanted.random_weights else weights, **sizes)
 
     names = {"positions": "pos_embedding", "size": "image_size", "classes": "num_classes"}
-    try:
-        with drawn_from(wanted.seed):
-            model = build_to_fit(make, file, **names) if file else make()
-    except OFFLINE as error:
-        raise UserError(
-            f"torchvision:{name}: the weights are not available ({first_line(error)}); download {weights.url} on a "
-            f"machine with network access and give torchvision:{name}@FILE, or build the model with --random-weights"
-        ) from None
-    check_finite(model.state_dict(), wanted.spec)
+    model = _made(wanted, make, names, f"download {weights.url}")
     size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
     preset = weights.transforms()
     used = of_torchvision(preset, wanted.spec, size)
-    others = [each.name for each in choices if str(each.transforms()) != str(preset)]
-    resized = size not in (None, *preset.crop_size)
+    others = [one.name for one in choices if not tag and str(one.transforms()) != str(preset)]
+    if size not in (None, *preset.crop_size):
+        others.append("")  # resized
     wrapped = Normalized(model, used.mean, used.std).eval()
-    shape, count, _ = probe(wrapped, wanted.spec, used.image_shape)
-    return wanted.loaded(
-        wrapped,
-        named,
-        shape,
-        count,
-        class_names=imagenet_names(count),
-        preprocessing=used,
-        doubts=assumed(wanted.spec, used, weights.name, others[: not tag], resized) if file else (),
-        tag="" if file or wanted.random_weights else weights.name,
-    )
+    _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
+    return _loaded(wanted, wrapped, count, used, weights.name, others)
 
 
 TIMM = Scheme(

@@ -18,7 +18,7 @@ from antiphase.errors import UserError, first_line, shown
 from antiphase.models.checkpoints import check_finite
 from antiphase.models.preprocessing import Images, Normalized, Preprocessing, of_processor, one_side
 from antiphase.models.schemes.classifiers import imagenet_names
-from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
+from antiphase.models.schemes.scheme import ForeignDual, Scheme, Wanted, downloading, drawn_from
 
 _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 
@@ -34,26 +34,8 @@ class Logits(nn.Module):
         return self.model(pixel_values=images).logits
 
 
-class HuggingFaceDual(nn.Module):
-    """Wrap a dual encoder of transformers as one of images in [0, 1] and strings.
-
-    Args:
-        model: has ``get_image_features``, ``get_text_features`` and ``logit_scale``.
-        tokenizer: of transformers; None if its files are missing.
-        preprocessing: what is done with a picture.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
-        super().__init__()
-        self.model = model
-        self.normalize = preprocessing.normalize()
-        self.tokenizer = tokenizer
-        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
-
-    @property
-    def logit_scale(self) -> Tensor:
-        """Natural logarithm of the factor on the cosines."""
-        return self.model.logit_scale
+class HuggingFaceDual(ForeignDual):
+    """Wrap a dual encoder of transformers as one of images in [0, 1] and strings; its tokenizer may be missing."""
 
     def encode_image(self, images: Images) -> Float[Tensor, "batch embed"]:
         return _tensor(self.model.get_image_features(pixel_values=self.normalize(images)))
@@ -65,10 +47,8 @@ class HuggingFaceDual(nn.Module):
         if isinstance(texts, Tensor):
             return _tensor(self.model.get_text_features(input_ids=texts.to(place)))
         if self.tokenizer is None:
-            raise UserError(
-                f"{type(self.model).__name__} was saved without its tokenizer; save it next to the weights with "
-                "tokenizer.save_pretrained"
-            )
+            fix = "save it next to the weights with tokenizer.save_pretrained"
+            raise UserError(f"{type(self.model).__name__} was saved without its tokenizer; {fix}")
         # siglip was trained on texts of full length without a mask
         padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
         longest = self.model.config.text_config.max_position_embeddings
@@ -90,25 +70,20 @@ def import_transformers(what: str) -> Any:
     return transformers
 
 
-def _load(wanted: Wanted) -> nn.Module:
+def _load_transformers(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
     transformers = import_transformers(spec)
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
+    fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
     with quiet(transformers), offline_at_once():
-        try:
+        with downloading(f"{spec}: cannot be loaded", fix, _FAILURES), drawn_from(wanted.seed):
             config: Any = transformers.AutoConfig.from_pretrained(place)
             kind, factory = _kind(transformers, config)
-            with drawn_from(wanted.seed):
-                if wanted.random_weights:
-                    model = factory.from_config(config)
-                else:
-                    model = factory.from_pretrained(place, dtype=torch.float32)
-        except _FAILURES as error:
-            raise UserError(
-                f"{spec}: cannot be loaded ({first_line(error)}); expected a directory written by save_pretrained, or "
-                "a model on the hub and network access"
-            ) from None
+            if wanted.random_weights:
+                model = factory.from_config(config)
+            else:
+                model = factory.from_pretrained(place, dtype=torch.float32)
         processor = None if kind == "other" else _processor(transformers, place, spec)
         tokenizer = None
         if kind == "dual":
@@ -126,9 +101,7 @@ def _load(wanted: Wanted) -> nn.Module:
         warnings.warn(doubts[0], stacklevel=3)
         size = getattr(vision, "image_size", None)
         if size is None:
-            raise UserError(
-                f"{spec}: says nothing of its image size; expected a preprocessor_config.json next to it"
-            )
+            raise UserError(f"{spec}: says nothing of its image size; expected a preprocessor_config.json")
         side = one_side(size if isinstance(size, list | tuple) else (size, size), spec)
         used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)
     else:
@@ -137,7 +110,7 @@ def _load(wanted: Wanted) -> nn.Module:
     if kind == "classifier":
         count = config.num_labels
         wrapped = Normalized(Logits(model), used.mean, used.std, used.bgr)
-        facts["class_names"] = _class_names(config.id2label, count)
+        facts["class_names"] = _class_names_of(config.id2label, count)
         return wanted.loaded(wrapped, short, used.image_shape, count, **facts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
         raise UserError(
@@ -170,10 +143,11 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
     except Exception as error:  # of transformers, for any content
         if not exists and isinstance(error, OSError):
             return None
-        raise UserError(
-            f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
-            f"of transformers {transformers.__version__}, as save_pretrained writes it"
-        ) from None
+        words = f"its preprocessor_config.json cannot be used ({first_line(error)})"
+        expected = (
+            f"an image processor of transformers {transformers.__version__}, as save_pretrained writes it"
+        )
+        raise UserError(f"{spec}: {words}; expected {expected}") from None
 
 
 def _has_processor(transformers: Any, place: str) -> bool:
@@ -187,7 +161,7 @@ def _has_processor(transformers: Any, place: str) -> bool:
         return True
 
 
-def _class_names(labels: dict[int, str], count: int) -> tuple[str, ...] | None:
+def _class_names_of(labels: dict[int, str], count: int) -> tuple[str, ...] | None:
     names = tuple(str(labels.get(number, "")) for number in range(count))
     if names[:1] == ("LABEL_0",):
         return None
@@ -214,6 +188,6 @@ def quiet(transformers: Any) -> Iterator[None]:
 HUGGING_FACE = Scheme(
     "hf:ORG/NAME",
     "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY",
-    _load,
+    _load_transformers,
     random=True,
 )

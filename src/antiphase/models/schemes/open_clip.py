@@ -8,33 +8,14 @@ from typing import Any
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.data.hub import OFFLINE
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError
 from antiphase.models.checkpoints import check_finite
-from antiphase.models.preprocessing import Images, Preprocessing, of_open_clip
-from antiphase.models.schemes.scheme import Scheme, Wanted, check_known, drawn_from
+from antiphase.models.preprocessing import Images, of_open_clip
+from antiphase.models.schemes.scheme import ForeignDual, Scheme, Wanted, check_known, downloading, drawn_from
 
 
-class OpenClip(nn.Module):
-    """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings.
-
-    Args:
-        model: has ``encode_image`` (of normalised images), ``encode_text`` and ``logit_scale``.
-        tokenizer: converts strings to token ids.
-        preprocessing: what is done with a picture.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
-        super().__init__()
-        self.model = model
-        self.normalize = preprocessing.normalize()
-        self.tokenizer = tokenizer
-        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
-
-    @property
-    def logit_scale(self) -> Tensor:
-        """Natural logarithm of the factor on the cosines."""
-        return self.model.logit_scale
+class OpenClip(ForeignDual):
+    """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings."""
 
     def encode_image(self, images: Images, normalize: bool = False) -> Float[Tensor, "batch embed"]:
         """Return image embeddings, of length 1 if ``normalize``."""
@@ -60,7 +41,7 @@ def quiet_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _load(wanted: Wanted) -> nn.Module:
+def _load_open_clip(wanted: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
     spec, drawn = f"open_clip:{wanted.name}", wanted.random_weights
@@ -68,29 +49,24 @@ def _load(wanted: Wanted) -> nn.Module:
     check_known(base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() lists them")
     tags = open_clip.list_pretrained_tags_by_model(base)
     if not drawn and tag not in tags:
-        raise UserError(
-            f"{spec}: expected open_clip:{base}/TAG with TAG one of {', '.join(tags) or 'none'}, or --random-weights"
-        )
+        known = f"TAG one of {', '.join(tags) or 'none'}, or --random-weights"
+        raise UserError(f"{spec}: expected open_clip:{base}/TAG with {known}")
     # some weights were trained with QuickGELU; open_clip would only warn and use GELU
     quick = not drawn and bool(open_clip.get_pretrained_cfg(base, tag).get("quick_gelu"))
-    try:
-        with drawn_from(wanted.seed), quiet_logging():
-            model: Any = open_clip.create_model(
-                base, pretrained=None if drawn else tag, force_quick_gelu=quick
-            )
-            tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
-    except OFFLINE as error:
-        what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
-        fix = "use one such as open_clip:ViT-B-32" if drawn else "build the model with --random-weights"
-        reason = f"{what} available ({first_line(error)}); load it once with network access, or {fix}"
-        raise UserError(f"{spec}: {reason}") from None
+    what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
+    fix = "use one such as open_clip:ViT-B-32" if drawn else "build the model with --random-weights"
+    lacking = downloading(f"{spec}: {what} available", f"load it once with network access, or {fix}")
+    with drawn_from(wanted.seed), quiet_logging(), lacking:
+        pretrained = None if drawn else tag
+        model: Any = open_clip.create_model(base, pretrained=pretrained, force_quick_gelu=quick)
+        tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
     check_finite(model.state_dict(), spec)
-    preprocessing = of_open_clip(model.visual.preprocess_cfg, spec)
-    dual = OpenClip(model, tokenizer, preprocessing)
-    facts = {"preprocessing": preprocessing, "tag": "" if drawn else tag}
-    return wanted.loaded(dual, wanted.name, dual.image_shape, **facts)
+    used = of_open_clip(model.visual.preprocess_cfg, spec)
+    tag = "" if drawn else tag
+    dual = OpenClip(model, tokenizer, used)
+    return wanted.loaded(dual, wanted.name, used.image_shape, preprocessing=used, tag=tag)
 
 
 OPEN_CLIP = Scheme(
-    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load, random=True
+    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
 )

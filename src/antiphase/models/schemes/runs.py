@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.arguments import validated
-from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, first_line, invalid, shown
+from antiphase.data.hub import offline_at_once
+from antiphase.errors import UserError, invalid, shown
 from antiphase.files import replacing
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.clip import CLIP, build_clip, valid_clip
 from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.diffclip import CONFIG, to_released
-from antiphase.models.schemes.scheme import Scheme, Wanted
+from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
 from antiphase.models.transformer import attention_spec
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import RUNS, find
@@ -72,16 +72,10 @@ def _load_specimen(wanted: Wanted) -> nn.Module:
 
 def _load_from_hub(wanted: Wanted) -> nn.Module:
     name = wanted.name
-    try:
-        with offline_at_once():
-            recipe, _ = (
-                hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)
-            )
-    except OFFLINE as error:
-        raise UserError(
-            f"hub:{name}: not available from the hub ({first_line(error)}); check the name, or "
-            "download it on a machine with network access and give the folder"
-        ) from None
+    fix = "check the name, or download it on a machine with network access and give the folder"
+    with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
+        recipe = hf_hub_download(name, checkpoints.RECIPE_FILE)
+        hf_hub_download(name, checkpoints.WEIGHTS_FILE)
     return load_run(Path(recipe).parent, wanted.spec, name.rpartition("/")[2])
 
 
@@ -91,9 +85,8 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
-        raise UserError(
-            f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
-        )
+        expected = f"expected a list of {num_classes} names; correct or remove it"
+        raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: {expected}")
     return tuple(names)
 
 
@@ -110,15 +103,11 @@ def write_model(
             ``load_model`` reads; ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints,
             for the authors' code, which takes the sizes and λ_init as arguments. They are in the file's header, where
             ``load_model("diffclip:FILE")`` finds them.
-
-    Raises:
-        UserError: if the model is of another library, or cannot be expressed in the layout.
     """
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
-        raise UserError(
-            f"{type(model).__name__}: cannot be written; expected a model of antiphase or a DiffCLIP checkpoint"
-        )
+        expected = "expected a model of antiphase or a DiffCLIP checkpoint"
+        raise UserError(f"{type(model).__name__}: cannot be written; {expected}")
     if layout == "antiphase":
         card = getattr(model, "card", None)
         kind = {"kind": "clip"} if isinstance(model, CLIP) else {}
@@ -136,27 +125,16 @@ def write_model(
 
 @validated
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
-    """Upload a model to a repository on the Hugging Face hub and return its URL.
+    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, and return its URL.
 
     ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
-
-    Args:
-        model: as for :func:`write_model`.
-        repository: ``USER/NAME``, created if missing.
-        private: whether a new repository is private.
-
-    Raises:
-        UserError: if the model is of another library, or the hub refuses the upload.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, folder)
         api = HfApi()
-        try:
+        with downloading(f"{repository}: upload failed", "log in with: hf auth login"):
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
-        except OFFLINE as error:
-            reason = first_line(error)
-            raise UserError(f"{repository}: upload failed ({reason}); log in with: hf auth login") from None
 
 
 SPECIMEN = Scheme(
