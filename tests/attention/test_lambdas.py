@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from antiphase.attention import DifferentialAttention, FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
+from antiphase.attention import (
+    DifferentialAttention,
+    FixedLambda,
+    ScalarLambda,
+    VectorLambda,
+    constant,
+    depth_scheduled,
+)
 from antiphase.attention.lambdas import LambdaSizes
 from antiphase.registry import LAMBDAS, find
 

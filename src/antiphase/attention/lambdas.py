@@ -1,9 +1,8 @@
 """Parameterisations of λ, the weight of the subtracted map, and the schedules of its initial value.
 
-A λ module returns λ of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``. If its class says
-``reads_tokens = True`` it is called with the layer's tokens, else with nothing. Its method
-``draw_parameters(stream)`` draws all of its parameters; ``stream(name)`` is the random generator of the
-parameter of that name. A new one is registered in :data:`antiphase.registry.LAMBDAS`.
+A λ module returns λ of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``, called with the layer's tokens if its
+class says ``reads_tokens = True``. ``draw_parameters(stream)`` draws its parameters; ``stream(name)`` is the random
+generator of one. A new module is registered in :data:`antiphase.registry.LAMBDAS`.
 """
 
 import math

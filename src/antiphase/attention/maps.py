@@ -23,9 +23,7 @@ def softmax_maps(
     ``mask`` is broadcastable to the maps, boolean (True: may attend) or added to the scores. A fully masked row gives
     zeros, with zero gradients.
 
-    >>> import math, torch
-    >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
-    >>> softmax_maps(q, k)  # [1, e] / (1 + e)
+    >>> softmax_maps(torch.ones(1, 1), torch.tensor([[0.0], [1.0]]))  # [1, e] / (1 + e)
     tensor([[0.2689, 0.7311]])
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)

@@ -146,11 +146,7 @@ def check_finite(
 
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:
-    """Load tensors by name; names, shapes and types must match, and all weights must be finite.
-
-    Raises:
-        UserError: naming the first parameter that does not match.
-    """
+    """Load tensors by name; names, shapes and types must match, and all weights must be finite."""
     own, misfit = model.state_dict(), "; the architecture does not match"
     tensors = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | tensors
     for name in sorted(own.keys() | tensors.keys()):
@@ -176,13 +172,8 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     the file, such as ``state_dict``, and their names may have a prefix, such as ``module.``. If a file has weights and
     their moving average (``ema``, ``swa``), the average is taken, as timm does. A warning names what is ignored.
 
-    Args:
-        name: the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
-        own: the model's tensors by name.
-        sized: whether the shapes in ``own`` count.
-
-    Raises:
-        UserError: if the file is missing or damaged, has other classes or no weights, or several sets of weights fit.
+    ``name`` is the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
+    ``own`` are the model's tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
     tables = _tables(path)

@@ -19,10 +19,6 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
 
     A class is matched by its exact name, otherwise by its letters and digits, ignoring case. ImageNet classes are
     also matched by WordNet id and synonym. The data may cover a subset of the model's classes.
-
-    Raises:
-        UserError: if a class has no match, if a model without class names has a different number of classes, or if
-            the models order the classes differently.
     """
     if data.name == "random":  # its labels are noise
         return data, []

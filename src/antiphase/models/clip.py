@@ -41,10 +41,7 @@ _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wa
 
 
 def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
-    """Drop the columns after the last end-of-text token.
-
-    Attention is causal, so the features do not change; captions fill about a fifth of the 77 positions.
-    """
+    """Drop the columns after the last end-of-text token; attention is causal, so the features do not change."""
     needed = int(tokens.argmax(1).max()) + 1
     return tokens[:, : min(-(-needed // _STEP) * _STEP, tokens.shape[1])]
 
@@ -66,16 +63,14 @@ def _tokenizer() -> "SimpleTokenizer":
 
 
 class ClipConfig(Fields):
-    """Architecture of a dual encoder; stored next to its weights.
+    """Architecture of a dual encoder; stored next to its weights."""
 
-    ``interpolation`` is used to resize the shorter side of an image before its centre is cropped. The mean and
-    standard deviation of the pixels belong to the image tower.
-    """
-
-    vision: VitConfig
+    vision: VitConfig  # with mean and standard deviation of the pixels
     text: TextConfig
     embed_dim: Size
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Literal["bicubic", "bilinear"] = (
+        "bicubic"  # to resize images before their centre is cropped
+    )
     init: Init = "matched"
     logit_scale: float = LOGIT_SCALE
     logit_bias: float | None = None
@@ -259,13 +254,10 @@ def find_clip(variant: str) -> ClipVariant:
 
 @validated
 def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build a CLIP with standard attention in both towers.
+    """Build a CLIP with standard attention in both towers, of the preset ``"b16"`` or ``"small"``.
 
-    Args:
-        preset: ``"b16"`` or ``"small"``.
-        seed: random seed of the initial weights.
-        **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
-            and the other fields of :class:`~antiphase.models.clip.ClipConfig`; an unknown one is a ``UserError``.
+    ``fields`` are ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim`` and the
+    other fields of :class:`~antiphase.models.clip.ClipConfig`.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 

@@ -14,7 +14,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
 from antiphase.models.preprocessing import Images, Normalized
-from antiphase.models.schemes.open_clip import OpenClip
+from antiphase.models.schemes.libraries import OpenClip
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of

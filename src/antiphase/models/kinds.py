@@ -40,8 +40,7 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 
     ``"differential"`` if any module is known as such; otherwise ``"unknown"`` if any module looks like attention, but
     is not known or has a ``forward`` of the user's; otherwise ``"softmax"`` if any module is known as such; otherwise
-    ``"none"``. A module looks like attention if its class name contains "attention" or "attn", or if a submodule or
-    parameter has a usual name of queries or attention. :func:`~antiphase.sensitivity.maps.attention_of` runs the model.
+    ``"none"``. A module looks like attention by the names of its class, submodules or parameters.
 
     >>> attention_kind(nn.MultiheadAttention(4, 2)), attention_kind(nn.Linear(2, 2))
     ('softmax', 'none')

@@ -1,7 +1,4 @@
-"""A model's preprocessing: its normalisation, which lives in the model, and what other libraries do with a picture.
-
-The latter is read from their settings, and checked against their own transform of three pictures.
-"""
+"""A model's preprocessing: its normalisation, and what other libraries do with a picture, read from their settings."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,10 +21,7 @@ _NEVER_SQUARE = "gives images of different sizes"
 
 
 class Normalize(nn.Module):
-    """Normalise images per channel, (x − mean) / std, so that every ε is in units of the [0, 1] pixel range.
-
-    ``mean`` and ``std`` have one number per channel in these units; ``bgr`` reverses the result's channels.
-    """
+    """Normalise images in [0, 1] per channel, (x − mean) / std; ``bgr`` reverses the result's channels."""
 
     mean: Tensor
     std: Tensor
@@ -91,10 +85,7 @@ class Preprocessing:
 
 
 def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
-    """Read the data configuration of a timm model, as ``timm.data.resolve_data_config`` returns it.
-
-    This and the other readers raise a ``UserError`` if the preprocessing cannot be reproduced.
-    """
+    """Read the data configuration of a timm model, as ``timm.data.resolve_data_config`` returns it."""
     from timm.data import transforms_factory  # seconds to import
 
     channels, *sides = settings["input_size"]

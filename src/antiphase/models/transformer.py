@@ -48,10 +48,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x)).
-
-    ``attention`` maps tokens, and a mask where there is one, to tokens; ``eps`` is that of the layer norms.
-    """
+    """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
     def __init__(
         self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float
@@ -156,15 +153,11 @@ class TowerConfig(Fields):
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`.
-
-    ``make`` returns the attention module of a tower's layer, counted from 0. Modules may draw their own initial
-    weights, see :func:`antiphase.models.vit.draw_own`.
-    """
+    """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`."""
 
     label: str  # what reports call a vision transformer with it, such as "DiffViT"
     differential: bool  # whether it subtracts a second map weighted by λ
-    make: Callable[[TowerConfig, int], nn.Module]
+    make: Callable[[TowerConfig, int], nn.Module]  # from a tower and the index of a layer; see vit.draw_own
 
     @property
     def family(self) -> Literal["softmax", "differential"]:
@@ -228,8 +221,6 @@ class TextConfig(TowerConfig):
 
 class TextTransformer(nn.Module):
     """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
-
-    ``attention(layer_index)`` returns the attention module of a layer; it is called with a causal mask.
 
     Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
     Section 2.4 (causal attention, QuickGELU).

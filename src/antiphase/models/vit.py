@@ -27,11 +27,7 @@ InitialWeights = Literal["uniform", "normal"]
 
 
 class PatchEmbed(nn.Module):
-    """Split the image into square patches and project each to a token.
-
-    ``proj`` holds the weights as a convolution, as every checkpoint does; one matrix product is quicker, above all in
-    the gradient by the image (dev/models.md).
-    """
+    """Split the image into square patches and project each to a token by one matrix product (dev/models.md)."""
 
     def __init__(self, in_channels: int, patch_size: int, dim: int) -> None:
         super().__init__()

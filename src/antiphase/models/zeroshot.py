@@ -83,11 +83,8 @@ def zero_shot_classifier(
 
     The embedding of a class is the mean of its prompts' unit vectors, normalised again (CLIP, Section 3.1.4).
 
-    Args:
-        model: a dual encoder with ``encode_image``, ``encode_text`` and ``logit_scale``.
-        class_names: names to insert into the templates, as words (:func:`~antiphase.data.imagenets.class_words`).
-        templates: strings with ``{}`` as a placeholder for the name, or functions of the name (like open_clip's).
-        prompts: complete texts for each class; replace names and templates.
+    ``class_names`` become words (:func:`~antiphase.data.imagenets.class_words`) in the templates, which are strings
+    with ``{}`` or functions of the name, like open_clip's. ``prompts``, complete texts for each class, replace both.
     """
     if not class_names or not templates:
         counts = f"{len(class_names)} classes and {len(templates)} templates"
@@ -111,10 +108,7 @@ def zero_shot_classifier(
 
 
 def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:
-    """Bind a dual encoder to the classes of an image set; return a classifier unchanged.
-
-    ``prompt`` is the template of the class prompts; None: the image set's own prompts, or the paper's template.
-    """
+    """Bind a dual encoder to an image set's classes, by its prompts or a template; return a classifier unchanged."""
     if not is_dual_encoder(model):
         return model
     names, prompts = images.class_names, images.prompts if prompt is None else None

@@ -61,13 +61,9 @@ def attend(
     *sources: Tensor,
     norm: HeadNorm | None = None,
 ) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two, of parts that are views of the sources.
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, normed, of parts that are views of the sources.
 
-    λ is a number or ``()``, ``(heads,)`` or ``(batch, heads, queries)``; it is ignored if there is only one branch. The
-    norm is applied last to each query's row of a head. The backends:
-
-    - ``"auto"`` takes the one that was measured to be the fastest on a CPU among those that can compute the call
-      (dev/attention-backends.md), and ``"sdpa"`` on other devices.
+    - ``"auto"`` takes the fastest backend that can compute the call (dev/attention-backends.md).
     - ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
     - ``"chunked"`` works in pieces that fit a CPU's cache and keeps no map; no forward mode.
     - ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++ compiler,

@@ -27,16 +27,13 @@ _LAYOUT = "expected the layout of DiffCLIP's released checkpoints"
 _BLOCKS = {"visual": "visual.blocks", "text": "transformer.resblocks"}
 
 # ours to theirs in the text tower, outside the attention modules; the image tower has timm's names, as ours
-_NAMES = (
-    ("text.token_embed.", "token_embedding."),
-    ("text.pos_embed", "positional_embedding"),
-    ("text.norm.", "ln_final."),
-    ("text.blocks.", "transformer.resblocks."),
-    (".norm1.", ".ln_1."),
-    (".norm2.", ".ln_2."),
-    (".mlp.fc1.", ".mlp.c_fc."),
-    (".mlp.fc2.", ".mlp.c_proj."),
-)
+_TABLE = """
+text.token_embed. token_embedding.    text.pos_embed positional_embedding       text.norm. ln_final.
+text.blocks.      transformer.resblocks.
+.norm1.           .ln_1.              .norm2.        .ln_2.
+.mlp.fc1.         .mlp.c_fc.          .mlp.fc2.      .mlp.c_proj.
+"""
+_NAMES = tuple(zip(_TABLE.split()[::2], _TABLE.split()[1::2], strict=True))
 # ours to theirs inside the attention modules; `qkv` may map to three parameters
 _OUT = {"proj.weight": "out_proj.weight", "proj.bias": "out_proj.bias"}
 _STANDARD = {"visual": {}, "text": {"qkv.weight": "in_proj_weight", "qkv.bias": "in_proj_bias", **_OUT}}
@@ -68,10 +65,7 @@ def stored_config(path: Path) -> ClipConfig | None:
 def config_of(
     state: State, source: str, *, lambda_init: float | None, schedule: str = "constant"
 ) -> ClipConfig:
-    """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init.
-
-    Heads are 64 wide, as in all released checkpoints; layer norms are as in the released code.
-    """
+    """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init."""
     differential: list[str] = []
     for tower, blocks in _BLOCKS.items():
         prefix = f"{blocks}.0.attn."

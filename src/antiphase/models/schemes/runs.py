@@ -94,15 +94,11 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
 def write_model(
     model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
 ) -> Path:
-    """Write a model to a directory and return the path of its weights.
+    """Write a model of antiphase, or a released DiffCLIP checkpoint, to a directory; return the path of its weights.
 
-    Args:
-        model: trained by antiphase, or loaded from a released DiffCLIP checkpoint.
-        directory: created if missing.
-        layout: ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
-            ``load_model`` reads; ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints,
-            for the authors' code, which takes the sizes and λ_init as arguments. They are in the file's header, where
-            ``load_model("diffclip:FILE")`` finds them.
+    Layout ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
+    ``load_model`` reads. Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for
+    the authors' code; sizes and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
     """
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:

@@ -102,9 +102,8 @@ def build_to_fit(
 ) -> nn.Module:
     """Build a library's classifier with the sizes of a file of weights, and load them.
 
-    ``make`` builds it from keyword arguments; ``size``, ``classes`` and ``channels`` name those for the side of the
-    image, the number of classes and, if there is one, of channels. ``positions`` is the suffix of the name of a vision
-    transformer's position embeddings, ``(1, tokens, dim)``.
+    ``size``, ``classes`` and ``channels`` name the arguments of ``make`` for them, ``positions`` ends the name of a
+    vision transformer's position embeddings, ``(1, tokens, dim)``.
     """
     with torch.device("meta"):
         own = make().state_dict()
@@ -157,10 +156,7 @@ def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) ->
 
 
 def _shapes(model: nn.Module) -> Iterator[ImageShape]:
-    """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2.
-
-    With a single patch, position embeddings for any number of tokens would fit.
-    """
+    """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2."""
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     channels = (3, 1) if first is None else (first.in_channels,)
     patch = first.stride[0] if first is not None and first.stride == first.kernel_size else 1

@@ -1,8 +1,10 @@
-"""Models of transformers: image classifiers and dual encoders, from the hub or a directory."""
+"""Models of timm, torchvision, open_clip and transformers by name, with their pretrained weights or those of a file."""
 
+import contextlib
 import json
+import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
@@ -16,9 +18,195 @@ from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models.checkpoints import check_finite
-from antiphase.models.preprocessing import Images, Normalized, Preprocessing, of_processor, one_side
-from antiphase.models.schemes.classifiers import imagenet_names
-from antiphase.models.schemes.scheme import ForeignDual, Scheme, Wanted, downloading, drawn_from
+from antiphase.models.preprocessing import (
+    Images,
+    Normalized,
+    Preprocessing,
+    of_open_clip,
+    of_processor,
+    of_timm,
+    of_torchvision,
+    one_side,
+)
+from antiphase.models.schemes.scheme import (
+    ForeignDual,
+    Scheme,
+    Wanted,
+    build_to_fit,
+    check_known,
+    downloading,
+    drawn_from,
+    probe,
+)
+
+
+def _load_timm(wanted: Wanted) -> nn.Module:
+    import timm  # seconds to import, and our own models do not need it
+    from timm.data.config import resolve_data_config
+
+    name, file = wanted.split()
+    base = name.partition(".")[0]
+    check_known(base, timm.list_models(), "timm has no model", "timm.list_models() lists them")
+
+    def make(**sizes: int) -> nn.Module:
+        return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)
+
+    names = {"positions": "pos_embed", "size": "img_size", "classes": "num_classes", "channels": "in_chans"}
+    with offline_at_once():
+        model = _made(wanted, make, names, "download them")
+    settings: dict[str, Any] = resolve_data_config(model=model)
+    channels, *side = settings["input_size"]
+    patches: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
+    used = of_timm(settings, wanted.spec)
+    others: list[str] = []
+    if file and name == base:
+        parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+        for tagged, about in timm.models.get_arch_pretrained_cfgs(base).items():
+            other = resolve_data_config(pretrained_cfg=about.to_dict())
+            others += [tagged.partition(".")[2]] * any(other[part] != settings[part] for part in parts)
+    tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
+    return _loaded(wanted, Normalized(model, used.mean, used.std), model.num_classes, used, tag, others)
+
+
+def _made(wanted: Wanted, make: Callable[..., nn.Module], names: dict[str, str], fix: str) -> Any:
+    """Return what ``make`` builds, with the weights of the specification's file if it names one."""
+    spec = wanted.spec.partition("@")[0]
+    fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
+    with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
+        _, file = wanted.split()
+        model = build_to_fit(make, file, **names) if file else make()
+    check_finite(model.state_dict(), wanted.spec)
+    return model
+
+
+def _loaded(
+    wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: Sequence[str]
+) -> nn.Module:
+    """Return the model with its card.
+
+    A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
+    ``tag``. ``others`` are those of the same architecture with another one.
+    """
+    name, file = wanted.split()
+    doubts: tuple[str, ...] = ()
+    if file and others:
+        named = wanted.spec.partition("@")[0]
+        other = f"; for that of {others[0]} give {named}.{others[0]}@{file}" if others[0] else ""
+        words = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
+        doubts = (f"{wanted.spec}: {words}{other}",)
+    facts = {"preprocessing": used, "doubts": doubts, "tag": "" if file or wanted.random_weights else tag}
+    return wanted.loaded(model, name, used.image_shape, count, class_names=imagenet_names(count), **facts)
+
+
+def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
+    """Return the WordNet ids of the classes of an ImageNet model; None if the number of classes is not ImageNet's."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    known = infer_imagenet_subset({"num_classes": num_classes})
+    return tuple(ImageNetInfo(known).label_names()) if known else None
+
+
+def _load_torchvision(wanted: Wanted) -> nn.Module:
+    from torchvision import models  # a second to import
+
+    named, file = wanted.split()
+    name, _, tag = named.partition(".")
+    known = models.list_models(module=models)
+    check_known(name, known, "torchvision has no classifier", "torchvision.models.list_models() has them all")
+    choices: Any = models.get_model_weights(name)
+    if tag and tag not in choices.__members__:
+        expected = ", ".join(choices.__members__)
+        raise UserError(f"torchvision:{name} has no weights {shown(tag)}; expected one of {expected}")
+    weights = choices[tag] if tag else choices.DEFAULT
+
+    def make(**sizes: int) -> nn.Module:
+        return models.get_model(name, weights=None if file or wanted.random_weights else weights, **sizes)
+
+    names = {"positions": "pos_embedding", "size": "image_size", "classes": "num_classes"}
+    model = _made(wanted, make, names, f"download {weights.url}")
+    size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
+    preset = weights.transforms()
+    used = of_torchvision(preset, wanted.spec, size)
+    others = [one.name for one in choices if not tag and str(one.transforms()) != str(preset)]
+    if size not in (None, *preset.crop_size):
+        others.append("")  # resized
+    wrapped = Normalized(model, used.mean, used.std).eval()
+    _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
+    return _loaded(wanted, wrapped, count, used, weights.name, others)
+
+
+TIMM = Scheme(
+    "timm:NAME",
+    "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE",
+    _load_timm,
+    random=True,
+)
+TORCHVISION = Scheme(
+    "torchvision:NAME",
+    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
+    _load_torchvision,
+    random=True,
+)
+
+
+class OpenClip(ForeignDual):
+    """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings."""
+
+    def encode_image(self, images: Images, normalize: bool = False) -> Float[Tensor, "batch embed"]:
+        """Return image embeddings, of length 1 if ``normalize``."""
+        return self.model.encode_image(self.normalize(images), normalize=normalize)
+
+    def encode_text(
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
+    ) -> Float[Tensor, "batch embed"]:
+        """Return text embeddings, of length 1 if ``normalize``."""
+        tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
+        return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
+
+
+@contextlib.contextmanager
+def quiet_logging() -> Iterator[None]:
+    """Silence open_clip's message that a model was built without pretrained weights."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+def _load_open_clip(wanted: Wanted) -> nn.Module:
+    import open_clip  # seconds to import
+
+    spec, drawn = f"open_clip:{wanted.name}", wanted.random_weights
+    base, _, tag = wanted.name.partition("/")
+    check_known(base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() lists them")
+    tags = open_clip.list_pretrained_tags_by_model(base)
+    if not drawn and tag not in tags:
+        known = f"TAG one of {', '.join(tags) or 'none'}, or --random-weights"
+        raise UserError(f"{spec}: expected open_clip:{base}/TAG with {known}")
+    # some weights were trained with QuickGELU; open_clip would only warn and use GELU
+    quick = not drawn and bool(open_clip.get_pretrained_cfg(base, tag).get("quick_gelu"))
+    what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
+    fix = "use one such as open_clip:ViT-B-32" if drawn else "build the model with --random-weights"
+    lacking = downloading(f"{spec}: {what} available", f"load it once with network access, or {fix}")
+    with drawn_from(wanted.seed), quiet_logging(), lacking:
+        pretrained = None if drawn else tag
+        model: Any = open_clip.create_model(base, pretrained=pretrained, force_quick_gelu=quick)
+        tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
+    check_finite(model.state_dict(), spec)
+    used = of_open_clip(model.visual.preprocess_cfg, spec)
+    tag = "" if drawn else tag
+    dual = OpenClip(model, tokenizer, used)
+    return wanted.loaded(dual, wanted.name, used.image_shape, preprocessing=used, tag=tag)
+
+
+OPEN_CLIP = Scheme(
+    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
+)
+
 
 _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 
