@@ -133,7 +133,10 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
     target = module
     for part in path.split("."):
         if not hasattr(target, part):
-            names = (name for name, value in vars(module).items() if callable(value) and name[0] != "_")
+            own = (name for name, value in vars(module).items() if callable(value) and name[0] != "_")
+            names = [
+                name for name in own if getattr(getattr(module, name), "__module__", "") == module.__name__
+            ]
             listed = ", ".join(names) or "nothing to call"
             raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}")
         target = getattr(target, part)
