@@ -12,7 +12,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.context import Lab
 from antiphase.studies.estimation import ASR, mean
 from antiphase.studies.figures import ESTIMATES, Artefact
-from antiphase.studies.registry import find_studies, known_studies
+from antiphase.studies.plan import find_studies, known_studies
 from antiphase.studies.results import result
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Study, closure, profile

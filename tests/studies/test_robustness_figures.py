@@ -7,7 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.studies.papers.robustness import figure_4, figure_5, figure_6
+from antiphase.studies.papers.robustness import layers as figure_4
+from antiphase.studies.papers.robustness import layers as figure_5
+from antiphase.studies.papers.robustness import success_rates as figure_6
 
 SEEDS, LAYERS, HEADS, IMAGES = 3, 4, 2, 5
 

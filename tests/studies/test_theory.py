@@ -15,8 +15,9 @@ from antiphase.models.checkpoints import save
 from antiphase.sensitivity.depth import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates
-from antiphase.studies.papers.diffclip import map_correlation
-from antiphase.studies.papers.robustness import theory_depth, theory_radius
+from antiphase.studies.papers.diffclip import maps as map_correlation
+from antiphase.studies.papers.robustness import theory as theory_depth
+from antiphase.studies.papers.robustness import theory as theory_radius
 from antiphase.studies.store import identity
 
 SEEDS, IMAGES, EPS = 8, 7, (1 / 255, 4 / 255)
