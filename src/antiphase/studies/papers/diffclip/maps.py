@@ -293,7 +293,7 @@ def correlation_claims(rows: RowsByTable) -> list[Claim]:
     def apart(first: dict[str, str], second: dict[str, str], what: str) -> Check:
         return Check(what, difference(found, first, second, VALUE), "")
 
-    trained, changed = {"series": TRAINED}, found.filter(series=TRAINED, quantity=CHANGES)
+    trained, changed = {"series": TRAINED}, found.filter(series=TRAINED, quantity=IN_CHANGES)
     return [
         Claim(
             "maps-share",
@@ -301,7 +301,7 @@ def correlation_claims(rows: RowsByTable) -> list[Claim]:
             "The two maps of the trained DiffCLIP are alike on clean images: r > 0.",
             [
                 Check(
-                    "r, clean", mean(found.filter(series=TRAINED, quantity=MAPS, input=CLEAN), {}, VALUE), ""
+                    "r, clean", mean(found.filter(series=TRAINED, quantity=IN_MAPS, input=CLEAN), {}, VALUE), ""
                 )
             ],
         ),
