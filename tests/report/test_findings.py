@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.report.studies import answers
-from antiphase.report.studies.answers import answer
-from antiphase.report.studies.counts import counted
-from antiphase.report.studies.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
-from antiphase.report.studies.markdown import markdown_claims, markdown_summary
-from antiphase.report.studies.summary import headlines, sentence, summary
-from antiphase.report.studies.written import replace_findings, write_findings
 from antiphase.studies.claims import Check, Claim
+from antiphase.studies.report import words as answers
+from antiphase.studies.report.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
+from antiphase.studies.report.site import replace_findings, write_findings
+from antiphase.studies.report.tables import markdown_claims, markdown_summary
+from antiphase.studies.report.words import answer, counted, headlines, sentence, summary
 from tests.report import made_up_studies as made_up
 from tests.report.made_up_studies import over_seeds
 

@@ -12,10 +12,8 @@ import pytest
 from PIL import Image
 
 from antiphase.report.figure import as_svg
-from antiphase.report.studies.figures import plot_figure
-from antiphase.report.studies.gallery import gallery_figure, lighter
-from antiphase.report.style.series_styles import series_styles
 from antiphase.studies.figures import ESTIMATES, Gallery, Panel, Picture, Plot
+from antiphase.studies.report.figures import gallery_figure, lighter, plot_figure, series_styles
 from tests.report import made_up_studies as made_up
 
 

@@ -14,15 +14,15 @@ from antiphase.commands.old import Kind, nothing_paired
 from antiphase.commands.result import Result, read_result
 from antiphase.errors import UserError
 from antiphase.reading import read_json
-from antiphase.report.studies.figures import plot_figure
-from antiphase.report.studies.forest import forest_figure, forest_lines
-from antiphase.report.studies.site import write_site
-from antiphase.report.studies.tables import claims_csv, claims_sheets, table_sheet
-from antiphase.report.studies.wording import tally
 from antiphase.report.table import Table
 from antiphase.studies.options import PackOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
 from antiphase.studies.plan import select
+from antiphase.studies.report.figures import plot_figure
+from antiphase.studies.report.forest import forest_figure, forest_lines
+from antiphase.studies.report.site import write_site
+from antiphase.studies.report.tables import claims_csv, claims_sheets, table_sheet
+from antiphase.studies.report.words import tally
 from antiphase.studies.results import Result as Study
 from antiphase.studies.results import pack_studies, results_of
 

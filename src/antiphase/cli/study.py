@@ -1,6 +1,5 @@
 """``antiphase study``: what its commands print, and their examples."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,14 +8,12 @@ from rich.table import Table
 from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
 from antiphase.cli.groups import HelpGroup
-from antiphase.errors import UserError
 from antiphase.studies.options import (
     AnyStudyOptions,
     ClaimsOptions,
     ListOptions,
     NewOptions,
     PackOptions,
-    PowerOptions,
     ReportOptions,
     RowsOptions,
     RunOptions,
@@ -25,7 +22,7 @@ from antiphase.studies.options import (
 from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
-    from antiphase.studies.results import Result
+    pass
 
 study = typer.Typer(
     cls=HelpGroup,
@@ -200,9 +197,9 @@ def claims(options: ClaimsOptions) -> Answer:
 
     antiphase study claims --into docs/findings.md
     """
-    from antiphase.report.studies.tables import console_claims
-    from antiphase.report.studies.written import plain_claims, replace_claims
     from antiphase.studies.plan import reading
+    from antiphase.studies.report.site import plain_claims, replace_claims
+    from antiphase.studies.report.tables import console_claims
     from antiphase.studies.results import results_of
 
     options = reading(options)
@@ -237,36 +234,6 @@ def pack(options: PackOptions) -> Answer:
     return {"to": str(options.to), "cells_added": found}
 
 
-@command(study, PowerOptions)
-def power(options: PowerOptions) -> Answer:
-    """Show for each difference the smallest that is found with 80 % power, and the seeds that the one seen takes.
-
-    **Examples**
-
-    antiphase study power figure-2a
-
-    antiphase study power robustness --seeds 16 --json
-    """
-    from antiphase.report.studies.power import console_power, plain_power
-    from antiphase.studies.plan import reading
-    from antiphase.studies.results import powers, results_of
-
-    options = reading(options)
-    results = results_of(options, partial=True)
-    _check_some(results, options)
-    found = powers(results)
-    console().print(console_power(found))
-    return [plain_power(each) for each in found]
-
-
-def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
-    if not any(result.done for result in results):
-        raise UserError(
-            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
-            f"{options.next_command('run')} makes them"
-        )
-
-
 @command(study, ReportOptions)
 def report(options: ReportOptions) -> Answer:
     """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
@@ -279,9 +246,8 @@ def report(options: ReportOptions) -> Answer:
 
     antiphase study report --rows results --markdown docs/findings.md --readme README.md
     """
-    from antiphase.report.studies.site import write_site
-    from antiphase.report.studies.written import replace_findings, write_findings
     from antiphase.studies.plan import reading
+    from antiphase.studies.report.site import replace_findings, write_findings, write_site
     from antiphase.studies.results import results_of
 
     options = reading(options)

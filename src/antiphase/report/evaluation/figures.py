@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from antiphase.report.evaluation.wording import heading
 from antiphase.report.figure import MARKERS, STYLE, Family, dress, legend_label
-from antiphase.report.style.radar import draw_radar
 from antiphase.statistics.intervals import as_share, mean_over_seeds
+from antiphase.studies.report.figures import draw_radar
 
 Result = Mapping[str, Any]
 _BAR = 0.22  # of an inch, for each marker
