@@ -279,3 +279,11 @@ def new(options: NewOptions) -> Answer:
     path = str(write_study(options.name))
     say(path)
     return {"file": path}
+
+
+def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
+    if not any(result.done for result in results):
+        raise UserError(
+            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
+            f"{options.next_command('run')} makes them"
+        )
