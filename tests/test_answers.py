@@ -40,15 +40,7 @@ TINY = {
     "study status": "table-1 --profile smoke",
     "study new": "mine",
 }
-LONGER = {
-    "rerun",
-    "study run",
-    "study rows",
-    "study claims",
-    "study pack",
-    "study power",
-    "study report",
-}  # below
+LONGER = {"rerun", "study run", "study rows", "study claims", "study pack", "study report"}  # below
 TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/report/test_card.py, test_leaderboard.py
 
 
@@ -112,7 +104,6 @@ def test_every_command_of_a_study_prints_json(folder, answer):
     assert {row["success"] for row in rows} <= {True, False}
     assert {study["study"] for study in answer("study", "claims", *size)} == {"table-1"}
     assert answer("study", "pack", *size)["cells_added"] == {"table-1": 18}
-    assert answer("study", "power", *size)[0]["study"] == "table-1"
     assert answer("study", "report", *size) == {"site": "antiphase-studies/index.html"}
 
 

@@ -179,3 +179,42 @@ def test_every_public_name_of_the_package_and_of_studies_is_there():
     for module in (antiphase, antiphase.studies):
         assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
     assert antiphase.training.train_classifier.__name__ == "train_classifier"
+
+
+def circles(root: Path) -> list[tuple[str, ...]]:
+    """Return the groups of modules below ``root`` that import each other, nested imports counted."""
+    parts = {path: path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")}
+    names = {path: ".".join(one[:-1] if one[-1] == "__init__" else one) for path, one in parts.items()}
+    known = set(names.values())
+    imported: dict[str, set[str]] = {}
+    for path, name in names.items():
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        targets = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        imported[name] = {one for one in targets & known if one != name and not name.startswith(f"{one}.")}
+    reached = {name: set(targets) for name, targets in imported.items()}
+    for middle in known:  # Warshall's closure
+        for targets in reached.values():
+            if middle in targets:
+                targets |= reached[middle]
+    return sorted({tuple(sorted(b for b in reached[a] if a in reached[b])) for a in known if a in reached[a]})
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = circles(Path(antiphase.__file__).parent)
+    assert found == []
+
+
+def test_a_circle_through_a_nested_import_is_found(tmp_path):
+    root = tmp_path / "package"
+    root.mkdir()
+    sources = {
+        "__init__": "from package import a",
+        "a": "from package.b import c",
+        "b": "def f():\n    import package.a",
+    }
+    for name, source in sources.items():
+        (root / f"{name}.py").write_text(source)
+    assert circles(root) == [("package.a", "package.b")]

@@ -9,6 +9,7 @@ from antiphase.attention import AttentionMaps, combine, softmax_maps
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import measure
+from antiphase.commands.train_clip.options import TrainClipOptions
 from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
 from antiphase.errors import UserError
@@ -18,7 +19,6 @@ from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.transformer import AttentionSpec
 from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
-from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit

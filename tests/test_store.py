@@ -8,15 +8,17 @@ import pytest
 
 from antiphase import store
 from antiphase.commands.audit.cells import measure
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.certify.run import certify
+from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate.run import Source, evaluate
+from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
-from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.runs.certify import certify
-from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.commands.audits import attack_options
@@ -38,12 +40,13 @@ def _sense(model, out):
 
 
 def _certify(model, out):
-    return certify([model], IMAGES, Smoothing(0.2, 5, 20, 0.05), out, batch_size=16)[0]
+    options = CertifyOptions(model="m", estimated=0, batch_size=16, out=out, quiet=True)
+    return certify(Lineup([model], [], IMAGES), Smoothing(0.2, 5, 20, 0.05), options)[0]
 
 
 def _evaluate(model, out):
-    store = FeatureStore(out / "features", batch_size=2)
-    summary = evaluate_models([model], [], [Source(tiny_pairs(7, side=16))], out, store)
+    options = EvaluateOptions(models="m", cache=out / "features", batch_size=2, out=out, quiet=True)
+    summary = evaluate([model], [], [Source(tiny_pairs(7, side=16))], options)
     return pl.DataFrame({"summary": [json.dumps(summary)]})
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, noise, pgd, square, sweep
-from antiphase.attacks import pgd as fgsm
+from antiphase.attacks.pgd import fgsm
 from antiphase.errors import UserError
 from tests.attacks import toys
 

@@ -4,14 +4,17 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from antiphase.attacks import Threat, pgd
+from antiphase.attacks.pgd import fgsm
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
+from tests.attacks import toys
 
 
 class Linear(nn.Module):
@@ -242,3 +245,18 @@ def test_a_compiled_search_finds_what_an_eager_one_does():
     eager, compiled = (pgd(model, images, None, Threat(eps=4 / 255), compile=way) for way in (False, True))
     assert int((eager.success != compiled.success).sum()) <= 1
     assert (model(compiled.adversarial).argmax(1) != compiled.label).eq(compiled.success).all()
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.05), ("l2", 0.6)])
+def test_fgsm_takes_one_step_of_the_whole_budget(norm, eps):
+    model, x = toys.network(), toys.images(7)
+    result = fgsm(model, x, None, Threat(norm, eps))
+    leaf = x.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf), result.label, reduction="sum"), leaf)
+    length = gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    step = eps * (gradient.sign() if norm == "linf" else gradient / length)
+    expected = (x + step).clamp(0, 1)
+    assert result.attack == "fgsm"
+    assert torch.equal(result.success, model(expected).argmax(1) != result.label)
+    assert result.asr > 0
+    torch.testing.assert_close(result.adversarial[result.success], expected[result.success])

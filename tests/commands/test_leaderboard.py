@@ -7,6 +7,7 @@ import pytest
 from antiphase.commands.audit.card import read_card, write_card
 from antiphase.commands.leaderboard.run import _TABS, _by_section, _lines, _tables, write_leaderboard
 from tests import needs
+from tests.commands.audits import audited
 from tests.commands.test_browser import browser, open_page, requested  # noqa: F401 (browser is a fixture)
 
 LINEUP = [("diffvit-0", "differential", 0, 2.0), ("vit-0", "softmax", 0, 1.0)]
@@ -29,7 +30,7 @@ def cards(tmp_path, make_run, make_rows):
             "settings": {"attack": "pgd", "norm": "linf", "attack seed": 0, "pgd": {"steps": 20}},
         }
         (run / "run.json").write_text(json.dumps(record))
-        assert write_card(run)
+        assert write_card(audited(run), run)
     return tmp_path
 
 

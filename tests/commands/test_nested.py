@@ -215,7 +215,7 @@ def test_the_warnings_of_every_call_last(tmp_path, model, data, monkeypatch):
 
 @pytest.mark.parametrize("nested", ["sideways", True, False])
 def test_a_nesting_that_does_not_exist(nested):
-    with pytest.raises(UserError, match=f"nested {nested!r}: expected 'up', 'down' or 'off'"):
+    with pytest.raises(UserError, match=f"nested {nested!r}: expected up, down or off"):
         attack_options((0.1,), nested=nested)
 
 

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 import antiphase as ap
 from antiphase.cli.command import _shown, command
 from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.export.options import ExportOptions
+from antiphase.commands.look.options import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.train.options import TrainOptions
+from antiphase.commands.train_clip.options import TrainClipOptions
 from antiphase.errors import UserError
-from antiphase.runs.options.certify import CertifyOptions
-from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.options.evaluate import EvaluateOptions
-from antiphase.runs.options.export import ExportOptions
-from antiphase.runs.options.look import LookOptions
-from antiphase.runs.options.training import TrainOptions
 from antiphase.studies import options as studies
 
 MODELS = (

@@ -9,8 +9,7 @@ import pytest
 import torchvision.datasets as theirs
 from scipy.io import savemat
 
-from antiphase.data import expected_counts as published
-from antiphase.data import load_data
+from antiphase.data import expected_counts, load_data
 from antiphase.data.decoding import decode
 from antiphase.errors import UserError
 
@@ -295,8 +294,8 @@ def test_other_counts_than_the_published_ones_are_warned_of_and_those_are_not(la
         "download it again"
     )
     assert warning.filename == __file__  # it points at the caller, not at the package
-    monkeypatch.setitem(published._PUBLISHED, "pets", (2, {"train": 3, "test": 2}))
+    monkeypatch.setitem(expected_counts._PUBLISHED, "pets", (2, {"train": 3, "test": 2}))
     load_data("pets", root=layouts.root, limit=1)
-    monkeypatch.setitem(published._PUBLISHED, "pets", (3, {"train": 3, "test": 2}))
+    monkeypatch.setitem(expected_counts._PUBLISHED, "pets", (3, {"train": 3, "test": 2}))
     with pytest.warns(UserWarning, match="2 images of 2 classes, but 2 of 3 were published"):
         load_data("pets", root=layouts.root)

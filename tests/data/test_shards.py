@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from antiphase.data import load_pairs
-from antiphase.data import shards as shard_files
+from antiphase.data import shards as shards_module
 from antiphase.data.shards import (
     CC3M,
     CC12M,
@@ -292,7 +292,7 @@ def test_a_tar_file_cut_at_any_place_gives_what_is_whole_and_says_so(tmp_path):
         where = f"after {found[-1]}" if found else "from its start"
         assert line.startswith(f"cut.tar is cut short or damaged {where} ("), size
         assert found == keys[: len(found)]
-        missed = len(found) - shard_files._count_members(tmp_path / "cut.tar")
+        missed = len(found) - shards_module._count_members(tmp_path / "cut.tar")
         assert missed == 0 or (missed == 1 and size % 512), size  # cut in the padding after a caption
         texts = [whole.index(b"%06d.txt" % number) + 512 + len(f" number {number}\n") for number in range(3)]
         assert len(found) == sum(size >= text for text in texts), size
@@ -416,8 +416,10 @@ def test_members_are_counted_once_and_again_when_the_file_changes(tmp_path, monk
     pattern = write_shards(tmp_path / "a", [3, 5])
     shards = find_shards(pattern)
     counted = []
-    count = shard_files._count_members
-    monkeypatch.setattr(shard_files, "_count_members", lambda path: counted.append(path.name) or count(path))
+    count = shards_module._count_members
+    monkeypatch.setattr(
+        shards_module, "_count_members", lambda path: counted.append(path.name) or count(path)
+    )
     for _ in range(3):
         assert count_samples("x", shards, tmp_path, progress=False) == 8
     assert counted == ["cc-0000.tar", "cc-0001.tar"]
@@ -455,7 +457,7 @@ def test_a_count_is_that_of_the_samples_that_are_read(tmp_path):
     for path in sorted(tmp_path.glob("*.tar")):
         found, _ = read(path)
         blank = 1 if path.name == "cc-0000.tar" else 0  # a caption of blanks has a size
-        assert shard_files._count_members(path) == len(found) + blank, path
+        assert shards_module._count_members(path) == len(found) + blank, path
 
 
 def test_patterns_are_paths_folders_globs_and_lists(tmp_path, monkeypatch):
@@ -504,8 +506,8 @@ def test_a_fingerprint_is_of_what_decides_the_batches(tmp_path):
 
 def test_a_relative_pattern_is_of_the_working_directory_or_of_the_data_folder(tmp_path, monkeypatch):
     names = ["cc3m/00000.tar", "cc3m/00001.tar"]
-    for place, shards in (("data", names), ("here", names), ("part", names[:1])):
-        for number, name in enumerate(shards):
+    for place, members in (("data", names), ("here", names), ("part", names[:1])):
+        for number, name in enumerate(members):
             write_tar(tmp_path / place / name, members_of(number))
     (tmp_path / "empty").mkdir()
     pattern = "cc3m/{00000..00001}.tar"

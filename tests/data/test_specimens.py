@@ -5,9 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import load_data
-from antiphase.data import small_sets as arrays
-from antiphase.data import small_sets as specimens
+from antiphase.data import load_data, small_sets
 from antiphase.data.small_sets import specimen_images
 from antiphase.errors import UserError
 from tests import needs
@@ -44,17 +42,17 @@ def test_the_packaged_file_is_what_the_function_makes(tmp_path):
 
 
 def test_the_file_is_small_and_its_licence_is_beside_it():
-    assert len((FOLDER / specimens.SPECIMEN_FILE).read_bytes()) < 600_000
+    assert len((FOLDER / small_sets.SPECIMEN_FILE).read_bytes()) < 600_000
     licence = (FOLDER / "LICENSE-fashion-mnist").read_text()
     assert "Zalando SE" in licence
     assert "The MIT License" in licence
-    assert specimens.SPECIMEN_FILE in licence
+    assert small_sets.SPECIMEN_FILE in licence
 
 
 def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
     tmp_path, monkeypatch, write_fashion_mnist
 ):
-    monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     images, labels = write_fashion_mnist(tmp_path, count=101)
     make_specimen_images(tmp_path / "out" / "made.png", per_class=3)
     made = specimen_images(tmp_path / "out" / "made.png")
@@ -64,7 +62,7 @@ def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
 
 
 def test_a_damaged_file_is_one_line(tmp_path):
-    whole = (FOLDER / specimens.SPECIMEN_FILE).read_bytes()
+    whole = (FOLDER / small_sets.SPECIMEN_FILE).read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     Image.new("L", (28, 28)).save(tmp_path / "plain.png")
     for name in ("cut.png", "plain.png", "absent.png"):

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import enlarge, mask_average_precision, pointing_game
+from antiphase.evaluation.localisation import enlarge, localise
 
 
 def mask(*rows):
@@ -17,49 +17,38 @@ FALLING = np.array([[4.0, 3.0, 2.0, 1.0], [3.5, 2.5, 1.5, 0.5]])
 
 
 def test_the_greatest_value_hits_or_misses():
-    hits = pointing_game(np.stack([FALLING, FALLING, -FALLING]), [LEFT, RIGHT, RIGHT])
-    assert hits.tolist() == [True, False, True]
+    hits = [localise(*pair)[0] for pair in ((FALLING, LEFT), (FALLING, RIGHT), (-FALLING, RIGHT))]
+    assert hits == [True, False, True]
 
 
 def test_of_equal_values_the_first_counts():
-    flat = np.ones((1, 2, 4))
-    assert pointing_game(flat, [mask("#...", "....")]).all()
-    assert not pointing_game(flat, [mask(".###", "####")]).any()
+    flat = np.ones((2, 4))
+    assert localise(flat, mask("#...", "...."))[0]
+    assert not localise(flat, mask(".###", "####"))[0]
 
 
 def test_average_precision_by_hand():
     # values fall 4, 3.5, 3, 2.5, 2, …; object pixels come 1st, 3rd and 5th: (1/1 + 2/3 + 3/5) / 3
-    (found,) = mask_average_precision(FALLING[None], [mask("###.", "....")])
-    assert found == pytest.approx((1 + 2 / 3 + 3 / 5) / 3)
-    assert mask_average_precision(FALLING[None], [LEFT])[0] == 1.0
-    assert mask_average_precision(np.full((1, 2, 4), 0.3), [mask("#...", "#.#.")])[0] == pytest.approx(3 / 8)
+    assert localise(FALLING, mask("###.", "...."))[1] == pytest.approx((1 + 2 / 3 + 3 / 5) / 3)
+    assert localise(FALLING, LEFT)[1] == 1.0
+    assert localise(np.full((2, 4), 0.3), mask("#...", "#.#."))[1] == pytest.approx(3 / 8)
 
 
-def test_each_image_is_measured_at_its_own_mask_s_size():
-    generator = np.random.default_rng(0)
-    maps = generator.normal(size=(3, 5, 7))
-    masks = [generator.random((5 * k, 7 * k)) < 0.3 for k in (1, 2, 3)]
-    found = mask_average_precision(maps, masks)
-    expected = [
-        average_precision_score(own.ravel(), enlarge(values, *own.shape).ravel())
-        for own, values in zip(masks, maps, strict=True)
-    ]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert found.dtype == np.float64
-    hits = pointing_game(maps, masks)
-    for hit, values, own in zip(hits, maps, masks, strict=True):
-        place = np.unravel_index(enlarge(values, *own.shape).argmax(), own.shape)
-        assert hit == own[place]
-    assert len(set(hits)) == 2
+@pytest.mark.parametrize("scale", [1, 2, 3])
+def test_map_is_measured_at_the_size_of_its_mask(scale):
+    generator = np.random.default_rng(scale)
+    values, own = generator.normal(size=(5, 7)), generator.random((5 * scale, 7 * scale)) < 0.3
+    fine = enlarge(values, *own.shape)
+    hit, precision = localise(values, own)
+    assert precision == pytest.approx(average_precision_score(own.ravel(), fine.ravel()), rel=1e-12)
+    assert hit == own[np.unravel_index(fine.argmax(), own.shape)]
 
 
 def test_only_the_order_of_the_values_counts():
     generator = np.random.default_rng(1)
-    maps, masks = generator.normal(size=(4, 3, 3)), [generator.random((3, 3)) < 0.5 for _ in range(4)]
-    for metric in (pointing_game, mask_average_precision):
-        np.testing.assert_array_equal(metric(maps, masks), metric(3 * maps - 8, masks))
-        backwards = metric(maps[::-1], masks[::-1])
-        np.testing.assert_array_equal(metric(maps, masks), backwards[::-1])
+    for _ in range(4):
+        values, own = generator.normal(size=(3, 3)), generator.random((3, 3)) < 0.5
+        assert localise(values, own) == localise(3 * values - 8, own)
 
 
 def test_an_enlarged_map_keeps_its_cells_where_they_were():
@@ -71,11 +60,8 @@ def test_an_enlarged_map_keeps_its_cells_where_they_were():
     assert enlarge(values.astype(np.float32)[:, ::-1], 4, 4).dtype == np.float64
 
 
-@pytest.mark.parametrize("metric", [pointing_game, mask_average_precision])
-def test_mistakes_are_named(metric):
-    with pytest.raises(UserError, match="2 masks for 1 maps"):
-        metric(FALLING[None], [LEFT, LEFT])
-    with pytest.raises(UserError, match="mask 1 is empty"):
-        metric(np.stack([FALLING, FALLING]), [LEFT, mask("....", "....")])
-    with pytest.raises(ValueError, match="map 0: expected finite"):
-        metric(np.full((1, 2, 4), np.nan), [LEFT])
+def test_localise_rejects_an_empty_mask_and_a_map_that_is_not_finite():
+    with pytest.raises(UserError, match="empty mask"):
+        localise(FALLING, mask("....", "...."))
+    with pytest.raises(ValueError, match="expected finite"):
+        localise(np.full((2, 4), np.nan), LEFT)

@@ -244,10 +244,10 @@ def test_the_search_climbs_a_single_peak(peak):
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("mean_per_class", [False, True])
 def test_probe_is_fitted_on_both_splits_at_the_cost_of_the_best_validation_accuracy(split, mean_per_class):
-    features, labels = samples(157, 7, 3, spread=2.0)
-    held = torch.arange(157) >= 120 if split else hold_out(labels, 4)
+    features, labels = samples(127, 5, 3, spread=2.0)
+    held = torch.arange(127) >= 90 if split else hold_out(labels, 4)
     train, validation = (features[~held], labels[~held]), (features[held], labels[held])
-    options, calls = {"objective": "squared", "max_iter": 30}, []
+    options, calls = {"objective": "squared", "max_iter": 20}, []
 
     def accuracy_at(cost):
         answers = fit_probe(*train, 3, cost, **options).scores(validation[0]).argmax(1)
@@ -280,11 +280,11 @@ def test_a_fifth_of_each_class_is_held_out(labels, seed):
 def test_what_is_held_out_is_drawn_uniformly_by_the_seed_alone():
     labels = torch.tensor([0, 1] * 11)
     torch.manual_seed(0)
-    drawn = torch.stack([hold_out(labels, seed) for seed in range(2000)])
+    drawn = torch.stack([hold_out(labels, seed) for seed in range(1000)])
     torch.manual_seed(1)
     assert torch.equal(drawn[3], hold_out(labels, 3))
-    assert len(drawn.unique(dim=0)) > 1000  # of 55²
-    assert (drawn.double().mean(0) - 2 / 11).abs().max() < 0.04
+    assert len(drawn.unique(dim=0)) > 700  # of 55²
+    assert (drawn.double().mean(0) - 2 / 11).abs().max() < 0.05
 
 
 def test_nothing_to_hold_out_is_named():

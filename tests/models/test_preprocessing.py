@@ -4,6 +4,7 @@ import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -223,17 +224,19 @@ def save_vit(folder, **settings):
 
 def test_pictures_of_a_folder_reach_a_classifier_as_its_processor_makes_them(tmp_path, pictures):
     own, processor = save_vit(tmp_path / "vit", **COLOUR)
-    (model,), _, images = load_lineup(
-        [f"hf:{tmp_path / 'vit'}"],
-        [],
-        f"folder:{pictures[1]}",
-        split="test",
-        limit=None,
-        random_weights=False,
-        skip_bad=False,
-        device="cpu",
-        progress=False,
-    )
+    options = {
+        "model": [f"hf:{tmp_path / 'vit'}"],
+        "data": f"folder:{pictures[1]}",
+        "against": [],
+        "split": "test",
+        "limit": None,
+        "random_weights": False,
+        "prompt": None,
+        "device": "cpu",
+        "quiet": True,
+    }
+    lineup = load_lineup(SimpleNamespace(**options))
+    (model,), images = lineup.models, lineup.data
     with torch.no_grad():
         theirs = torch.cat([own(**processor(one, return_tensors="pt")).logits for one in pictures[0]])
         torch.testing.assert_close(model(images.images(range(len(images)))), theirs)

@@ -8,7 +8,23 @@ from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
 from antiphase.errors import UserError
-from antiphase.sensitivity import align, amplification, attention_layers, cotangent_gram, exact_gram
+from antiphase.models import diffvit, load_model, vit
+from antiphase.models.vit import initialise
+from antiphase.sensitivity import (
+    align,
+    amplification,
+    attention_layers,
+    attention_maps,
+    cotangent_gram,
+    exact_gram,
+)
+from antiphase.sensitivity.alignment import (
+    cotangent_grams,
+    direction_grams,
+    loss_grams,
+    random_directions,
+    token_grams,
+)
 from antiphase.streams import key, sample_keys
 
 
@@ -173,3 +189,223 @@ def test_one_probe_has_no_interval():
     module, x = layer(6, 2, 7), tokens(1, 5, 6)
     with pytest.raises(UserError, match="probes 1: expected at least 2"):
         align(probed(branches(module, x), keys(1, 1)), probes=True)
+
+
+SHAPE = {
+    "image_size": 6,
+    "patch_size": 3,
+    "in_channels": 1,
+    "dim": 20,
+    "depth": 2,
+    "num_heads": 4,
+    "num_classes": 3,
+}
+
+
+def make(kind):
+    model = kind(**SHAPE)
+    initialise(model, 3)
+    for parameter in model.parameters():
+        parameter.data *= 2.0
+    return model.double().eval().requires_grad_(False)
+
+
+def images(batch=2):
+    return torch.rand(batch, 1, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def pixel_keys(batch, probes, seed=0):
+    return sample_keys(key(seed, "probe"), torch.arange(batch * probes)).view(batch, probes)
+
+
+def pixel_jacobians(model, x):
+    """Return by layer (J1, J2) by the pixels: (batch, heads, outputs, inputs), each by autograd."""
+    found = {}
+    for name in attention_maps(model, x):
+        sides = []
+        for side in ("positive", "negative"):
+            rows = [
+                torch.autograd.functional.jacobian(
+                    lambda t, name=name, side=side: getattr(
+                        attention_maps(model, t[None], graph=True)[name], side
+                    )[0],
+                    sample,
+                )
+                .flatten(3)
+                .flatten(1, 2)
+                for sample in x
+            ]
+            sides.append(torch.stack(rows))
+        found[name] = tuple(sides)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make(diffvit)
+
+
+@pytest.fixture(scope="module")
+def jacobians(model):
+    return pixel_jacobians(model, images())
+
+
+def basis_directions(x):
+    """Yield the unit directions of the pixels, over which the sum of `direction_grams` is exact."""
+    for pixel in range(x[0].numel()):
+        unit = torch.zeros_like(x).flatten(1)
+        unit[:, pixel] = 1.0
+        yield unit.view(1, *x.shape)
+
+
+def inner(one, two):
+    return (one * two).sum((-2, -1))
+
+
+def test_all_directions_together_are_the_frobenius_inner_products(model, jacobians):
+    totals = {}
+    for directions in basis_directions(images()):
+        for layer, gram in direction_grams(model, images(), directions):
+            parts = torch.stack([gram.first, gram.second, gram.cross])[..., 0]
+            totals[layer.name] = totals.get(layer.name, 0.0) + parts
+    for name, (one, two) in jacobians.items():
+        expected = torch.stack([inner(one, one), inner(two, two), inner(one, two)])
+        assert_close(totals[name], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_each_direction_is_the_product_with_the_jacobian(model, jacobians):
+    u = random_directions(images(), pixel_keys(2, 3))
+    for layer, gram in direction_grams(model, images(), u):
+        one, two = (torch.einsum("bhoi,kbi->bhok", j, u.flatten(2)) for j in jacobians[layer.name])
+        assert_close(gram.cross, (one * two).sum(2), rtol=1e-10, atol=1e-12)
+        moved = one - layer.weight[:, None, None] * two
+        assert_close(gram.moved, moved.square().sum(2), rtol=1e-10, atol=1e-12)
+        assert_close(gram.difference(layer.weight[:, None]), gram.moved, rtol=1e-10, atol=1e-12)
+
+
+def test_each_cotangent_is_the_product_with_the_jacobian(model, jacobians):
+    from antiphase.sensitivity.alignment import _cotangents
+
+    probes = pixel_keys(2, 2)
+    for layer, gram in cotangent_grams(model, images(), probes):
+        for k, v in enumerate(_cotangents(layer.positive.attention, probes)):
+            v = v.flatten(2)
+            one, two = (torch.einsum("bhoi,bho->bhi", j, v) for j in jacobians[layer.name])
+            assert_close(gram.cross[..., k], (one * two).sum(-1), rtol=1e-10, atol=1e-12)
+            assert_close(gram.first[..., k], one.square().sum(-1), rtol=1e-10, atol=1e-12)
+            moved = (one - layer.weight[:, None] * two).square().sum(-1)
+            assert_close(gram.moved[..., k], moved, rtol=1e-10, atol=1e-12)
+        assert_close(gram.difference(layer.weight[:, None]), gram.moved, rtol=1e-10, atol=1e-12)  # Lemma 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("probe", [pytest.param("direction", marks=pytest.mark.thorough), "cotangent"])
+def test_probes_at_the_pixels_converge_at_their_rate(model, jacobians, probe):
+    name, (one, two) = next(iter(jacobians.items()))
+    exact = (inner(one, two) / (inner(one, one) * inner(two, two)).sqrt())[0, 0]
+
+    def error(count, seeds):
+        found = []
+        for seed in range(seeds):
+            drawn = pixel_keys(2, count, seed)
+            if probe == "direction":
+                grams = direction_grams(model, images(), random_directions(images(), drawn))
+            else:
+                grams = cotangent_grams(model, images(), drawn)
+            gram = {layer.name: gram for layer, gram in grams}[name]
+            found.append(align(gram, probes=True).cosine[0, 0] - exact)
+        return torch.stack(found).square().mean().sqrt()
+
+    few, many = error(8, 20), error(32, 20)
+    assert many < 0.15
+    assert 1.2 < few / many < 3.4  # 2, give or take the error of 20 draws
+
+
+def test_the_loss_is_differentiated_through_each_map():
+    model, x = make(diffvit), images()
+    found = list(loss_grams(model, x, lambda logits: logits.square().sum()))
+    assert [layer.name for layer, _ in found] == list(attention_maps(model, x))
+    # the slope of the loss along A1's scores alone, by finite differences: tokens that only A1 sees move
+    for index, (layer, gram) in enumerate(found):
+        block = model.blocks[index]
+        one, two = _parts(model, block, x)
+        assert_close(gram.first, inner(one, one), rtol=1e-9, atol=1e-12)
+        assert_close(gram.cross, inner(one, two), rtol=1e-9, atol=1e-12)
+        whole = one - layer.weight[:, None, None] * two
+        assert_close(gram.difference(layer.weight), whole.square().sum((-2, -1)), rtol=1e-9, atol=1e-12)
+
+
+def _parts(model, block, x):
+    """Return J1ᵀv and J2ᵀv by autograd, v the loss's gradient by A1 − λ·A2, each head alone."""
+    attn, kept = block.attn, {}
+
+    def patched(tokens, mask=None):
+        t = tokens.detach().requires_grad_()
+        v = attn.parts(attn.qkv(t))[-1]
+        maps = attn.maps(t)
+        combined = maps.combined.detach().requires_grad_()
+        kept.update(t=t, maps=maps, combined=combined)
+        return attn.finish(combined @ v.detach())
+
+    original, attn.forward = attn.forward, patched
+    try:
+        model(x).square().sum().backward()
+    finally:
+        attn.forward = original
+    v = kept["combined"].grad
+    sides = []
+    for side in (kept["maps"].positive, kept["maps"].negative):
+        heads = [
+            torch.autograd.grad((side * v)[:, h].sum(), kept["t"], retain_graph=True)[0]
+            for h in range(v.shape[1])
+        ]
+        sides.append(torch.stack(heads, 1))
+    return sides
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_grams_do_not_change_with_the_batch_or_the_names(model, exact):
+    x, drawn = images(3), pixel_keys(3, 2)
+    whole = [gram.cross for _, gram, _ in token_grams(model, x, drawn, exact=exact)]
+    order = [2, 0, 1]
+    turned = [gram.cross for _, gram, _ in token_grams(model, x[order], drawn[order], exact=exact)]
+    renamed = torch.nn.Sequential(model).eval()
+    names = [(layer.name, gram.cross) for layer, gram, _ in token_grams(renamed, x, drawn, exact=exact)]
+    for at, (name, cross) in enumerate(names):
+        assert name == f"0.blocks.{at}.attn"
+        assert_close(turned[at], whole[at][order], rtol=1e-10, atol=1e-14)
+        assert_close(cross, whole[at], rtol=0, atol=0)
+    alone = [
+        [g.cross for _, g, _ in token_grams(model, x[i : i + 1], drawn[i : i + 1], exact=exact)]
+        for i in range(3)
+    ]
+    for at, cross in enumerate(whole):
+        assert_close(torch.cat([one[at] for one in alone]), cross, rtol=1e-10, atol=1e-14)
+
+
+def test_standard_attention_has_one_norm_and_no_angle():
+    model, x = make(vit), images()
+    for layer, gram, probes in token_grams(model, x, pixel_keys(2, 2)):
+        assert probes == 0
+        assert gram.first.min() > 0
+        assert gram.second.abs().max() == gram.cross.abs().max() == 0
+        assert_close(gram.difference(layer.weight), gram.first, rtol=0, atol=0)
+
+
+def test_lemma_1_and_theorem_1_hold_on_a_trained_model():
+    model = load_model("specimen:diffvit-0").double().eval().requires_grad_(False)
+    x = torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = random_directions(x, pixel_keys(1, 3))
+    for layer, gram in direction_grams(model, x, u):
+        lam = layer.weight[:, None]
+        one, two = (
+            layer.positive.jvp(layer.tangent),
+            layer.negative.jvp(layer.tangent),
+        )  # of the last direction
+        moved = (one - lam[..., None] * two).flatten(2).square().sum(-1)
+        assert_close(gram.difference(lam)[..., -1], moved, rtol=1e-10, atol=1e-16)
+        mean = gram.mean()
+        found = align(mean, probes=False)
+        predicted = amplification(layer.weight.numpy(), found.rho.numpy(), found.cosine.numpy())
+        measured = (mean.difference(layer.weight) / mean.first).sqrt()
+        assert_close(torch.as_tensor(predicted), measured, rtol=1e-10, atol=1e-12)  # aggregated

@@ -13,7 +13,7 @@ from antiphase.sensitivity import Branch, Layer, attention_maps, register, token
 from antiphase.sensitivity.maps import attention_of
 from tests.sensitivity import attention_variants as variants
 from tests.sensitivity.own_attention import DIM, FusedHalves
-from tests.sensitivity.test_finding import TOKENS, rand, wild
+from tests.sensitivity.test_detection import TOKENS, rand, wild
 
 HOW = "; if it is attention, write an adapter"
 

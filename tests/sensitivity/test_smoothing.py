@@ -3,13 +3,16 @@
 import math
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from antiphase import streams
 from antiphase.errors import UserError
-from antiphase.sensitivity.smoothing import ABSTAIN, Smoothing, certified_radius, smooth
+from antiphase.sensitivity.smoothing import ABSTAIN, Smoothing, certified_radius, lower_bound, smooth
 from tests.attacks.toys import Linear, images, network
 from tests.reference import smoothing as reference
 
@@ -195,7 +198,7 @@ def test_the_model_is_smoothed_in_evaluation_mode_and_in_the_precision_asked_for
         ({"ids": torch.arange(3)}, "ids of shape .* one per sample"),
     ],
 )
-def test_what_cannot_be_used_is_named(given, named):
+def test_margins_and_radii_refuse_what_cannot_be_used(given, named):
     with pytest.raises(UserError, match=named):
         smooth(Linear(3), images(2, SHAPE), **QUICK | given)
 
@@ -228,3 +231,39 @@ def test_ten_samples_can_certify_at_the_default_alpha():
 def test_a_model_without_finite_logits_is_refused():
     with pytest.raises(UserError, match="NaN"):
         smooth(lambda x: x.flatten(1)[:, :2] * math.nan, images(1, SHAPE), **QUICK)
+
+
+@given(samples=st.integers(1, 120), share=st.floats(0, 1), alpha=st.floats(1e-4, 0.4))
+def test_lower_bound_is_where_the_binomial_tail_is_alpha(samples, share, alpha):
+    count = round(share * samples)
+    expected = reference.lower_bound(count, samples, alpha)
+    assert float(lower_bound(count, samples, alpha)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("p", [0.3, 0.6, 0.9])
+def test_lower_bound_is_too_high_at_most_as_often_as_alpha(p):
+    """Exactly: the probability of all counts whose bound lies above p."""
+    samples, alpha = 97, 0.05
+    counts = np.arange(samples + 1)
+    above = counts[lower_bound(counts, samples, alpha) > p]
+    wrong = reference.binomial_tail(int(above.min()), samples, p)
+    assert 0.25 * alpha < wrong <= alpha  # and it is not needlessly low
+
+
+@given(sigma=st.floats(0.05, 20), samples=st.integers(20, 500), alpha=st.floats(1e-3, 0.1))
+def test_certified_radius_rises_with_the_count_and_scales_with_sigma(sigma, samples, alpha):
+    radius = certified_radius(np.arange(samples + 1), samples, sigma, alpha)
+    said = ~np.isnan(radius)
+    assert not said[samples // 2]
+    assert said[-1] == (alpha ** (1 / samples) >= 0.5)
+    assert (np.diff(said.astype(int)) >= 0).all()
+    assert (np.diff(radius[said]) > 0).all()
+    unit = certified_radius(np.arange(samples + 1), samples, 1.0, alpha)
+    np.testing.assert_allclose(radius, sigma * unit)
+
+
+def test_certified_radius_where_all_agree_is_that_of_the_paper():
+    """Section 3.2.2 of Cohen et al.: with n = 100,000 and α = .001 the radius cannot pass about 4σ."""
+    expected = 0.25 * NormalDist().inv_cdf(0.001 ** (1 / 100_000))
+    assert float(certified_radius(100_000, 100_000, 0.25, 0.001)) == pytest.approx(expected, rel=1e-6)
+    assert 3.7 < expected / 0.25 < 4

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import (
     Estimate,
     as_difference,
@@ -79,15 +78,6 @@ def test_paired_interval_holds_the_difference_stays_inside_and_changes_sign_with
     )
 
 
-@given(tables, st.randoms(use_true_random=False))
-def test_paired_quantities_ignore_the_order_of_samples(table, random):
-    first, second = outcomes(*table)
-    order = list(range(len(first)))
-    random.shuffle(order)
-    assert paired_difference(first[order], second[order]) == paired_difference(first, second)
-    assert mcnemar_exact(first[order], second[order]) == mcnemar_exact(first, second)
-
-
 def test_pairing_narrows_the_interval_of_agreeing_outcomes():
     paired = paired_difference(*outcomes(45, 5, 0, 50))
     unpaired = paired_difference(*outcomes(23, 27, 22, 28))  # the same margins, uncorrelated
@@ -115,27 +105,6 @@ def test_exact_coverage_of_the_paired_interval_over_a_grid():
     assert len(coverages) > 20
     assert min(coverages) > 0.925
     assert 0.95 < np.mean(coverages) < 0.98
-
-
-@given(tables)
-def test_mcnemar_is_the_binomial_tail_doubled(table):
-    _, b, c, _ = table
-    tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1)) / 2 ** (b + c)
-    assert mcnemar_exact(*outcomes(*table)) == pytest.approx(min(1.0, 2 * tail))
-
-
-def test_mcnemar_keeps_its_level_where_the_outcomes_are_equally_frequent():
-    generator = np.random.default_rng(11)
-    draws = generator.multinomial(40, [0.3, 0.15, 0.15, 0.4], size=1500)
-    rejected = np.mean([mcnemar_exact(*outcomes(*row)) <= 0.05 for row in draws])
-    assert rejected <= 0.05
-
-
-@pytest.mark.parametrize("test", [paired_difference, mcnemar_exact])
-@pytest.mark.parametrize("sizes", [(3, 5), (0, 0)])
-def test_paired_quantities_need_pairs(test, sizes):
-    with pytest.raises(ValueError, match="paired outcomes"):
-        test(np.ones(sizes[0], bool), np.ones(sizes[1], bool))
 
 
 def test_mean_over_seeds_against_scipy_and_by_hand():
@@ -223,7 +192,7 @@ def norms(generator, k):
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_intervals_kept_within_their_range_cover_the_truth_more_often_than_cut_ones(draw, within, k):
     generator = np.random.default_rng(0)
-    cut, kept, rounds, left = 0, 0, 3000, 0
+    cut, kept, rounds, left = 0, 0, 1500, 0
     for _ in range(rounds):
         values, truth = draw(generator, k)
         student = mean_over_seeds(values)

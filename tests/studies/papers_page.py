@@ -10,12 +10,12 @@ PAPERS = {paper: printed_settings(paper) for paper in ("robustness", "diffclip")
 PLACES = {
     "train": "training/recipe.py",
     "attack": "attacks/catalogue.py",
-    "sense": "runs/sense_model.py",
+    "sense": "commands/sense/options.py",
     "given": "models.load_model",
-    "clip": "training/clip_recipe.py",
+    "clip": "training/recipe.py",
     "look": "studies/cells/relevance.py",
-    "align": "training/vlm_recipe.py",
-    "tune": "training/vlm_recipe.py",
+    "align": "vlm/recipe.py",
+    "tune": "vlm/recipe.py",
     "answers": "runs/attack_pope.py",
 }
 _HEAD = "| in the paper | here | study | status |\n|---|---|---|---|"

@@ -29,7 +29,6 @@ from antiphase.studies.own.causes.models import (
     intervened,
     trained,
 )
-from antiphase.studies.own.causes.page import draw
 from antiphase.studies.own.causes.parts import (
     ANGLE,
     AT_LOSS,
@@ -41,7 +40,7 @@ from antiphase.studies.own.causes.parts import (
     TOTAL,
     Measured,
 )
-from antiphase.studies.own.causes.study import claims
+from antiphase.studies.own.causes.study import claims, draw
 from antiphase.studies.papers.robustness.bench import bench
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile

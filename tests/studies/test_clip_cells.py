@@ -12,17 +12,16 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
+from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate.run import evaluate
+from antiphase.commands.evaluate.sources import load_source
 from antiphase.data import load_pairs
 from antiphase.data.shards import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation import features
-from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.localisation import mask_average_precision, pointing_game
+from antiphase.evaluation.localisation import localise
 from antiphase.evaluation.metrics import ROW_SCHEMA
-from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
-from antiphase.runs.evaluate import evaluate_models
-from antiphase.runs.evaluation_sources import load_source
 from antiphase.sensitivity.relevance import chefer_relevance
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import FEATURES_FOLDER
@@ -196,9 +195,9 @@ def test_rows_are_those_of_the_evaluation_suite(task, fields, lab, twins, tmp_pa
     run_cells([cell], lab)
     rows = lab.store.rows(cell)
     source = load_source("openmoji", "test", 60, 400, task in ("probe", "few-shot"), False, False)
-    cache = FeatureStore(lab.store.root / FEATURES_FOLDER, progress=False)
-    model = load_model(twins["DiffCLIP"].spec)
-    evaluate_models([model], [], [source], tmp_path, cache, tasks={task: None}, protocol=Protocol(**fields))
+    cache = lab.store.root / FEATURES_FOLDER
+    options = EvaluateOptions(models="m", out=tmp_path, cache=cache, quiet=True, **fields)
+    evaluate([load_model(twins["DiffCLIP"].spec)], [], [source], options, tasks={task: None})
     theirs = pl.read_parquet(tmp_path / "rows.parquet")
     assert rows.select(list(ROW_SCHEMA)).equals(theirs.select(list(ROW_SCHEMA)))
     assert (set(rows["task"]), set(rows["data"])) == ({task}, {"openmoji"})
@@ -291,8 +290,7 @@ def test_relevance_is_that_of_the_image_alone_and_stands_beside_its_pixels(lab, 
             assert np.array_equal(shown, image.permute(1, 2, 0).numpy())
             mask = drawn(image)
             assert row["object_share"] == mask.mean()
-            assert row["pointing_game"] == pointing_game(found[None], [mask])[0]
-            assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [mask])[0])
+            assert (row["pointing_game"], row["average_precision"]) == pytest.approx(localise(found, mask))
 
 
 def drawn(image):
@@ -329,7 +327,7 @@ def test_an_image_is_asked_for_its_objects_and_maps_are_scored_on_the_one_that_i
         own, other = (chosen.objects[at // 2][place].mask() for place in (at % 2, 1 - at % 2))
         found = np.array(row["relevance"]).reshape(row["height"], row["width"])
         assert row["object_share"] == own.mean()
-        assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [own])[0])
+        assert row["average_precision"] == pytest.approx(localise(found, own)[1])
         fine = np.array(Image.fromarray(found).resize((64, 64), Image.Resampling.BILINEAR))
         assert row["prefers_own"] == (fine[own].mean() > fine[other].mean())
     rows = lab.store.rows(asked)
@@ -368,7 +366,7 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
     row = rows.row(0, named=True)
     found, mask = np.array(row["relevance"]).reshape(row["height"], row["width"]), np.zeros((20, 20), bool)
     mask[5:15, :10] = True
-    assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [mask])[0])
+    assert row["average_precision"] == pytest.approx(localise(found, mask)[1])
 
 
 @pytest.mark.parametrize(

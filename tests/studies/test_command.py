@@ -146,38 +146,6 @@ def test_the_claims_of_a_report_can_be_replaced(call, store, tmp_path):
     assert page.read_text() == written
 
 
-def test_power_says_what_the_rows_can_decide(call, tmp_path):
-    words = ("table-1", "--profile", "smoke", "--seeds", 2, "--store", tmp_path)
-    code, _, err = call("power", *words)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "holds no cell of these studies" in err
-    (study,) = find_studies(["table-1"])
-    run_cells(study.cells(profile("smoke", 2)), Lab(Store(tmp_path), progress=False))
-    code, out, _ = call("power", *words)
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
-    assert "Decides: the smallest difference" in " ".join(out.split())
-    code, out, _ = call("power", *words, "--json")
-    found = json.loads(out)
-    assert [each["claim"] for each in found] == [
-        "asr-peaks",
-        "asr-peaks",
-        "asr-rises",
-        "asr-falls",
-        "accuracy-peaks",
-        "accuracy-peaks",
-    ]
-    for each in found:
-        assert each["seeds"] == 2
-        assert each["error"] ** 2 == pytest.approx(each["error_of_seeds"] ** 2 + each["error_of_images"] ** 2)
-        assert each["smallest_difference"] > each["error"]
-        assert (each["core_minutes"] is None) == (each["seeds_needed"] is None)
-    code, out, _ = call(
-        "power", *words[:3], "--seeds", 3, *words[5:], "--json"
-    )  # cells are missing: no verdict
-    assert [each["verdict"] for each in json.loads(out)] == [None] * 6
-
-
 def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypatch):
     words = ("table-1", "--profile", "smoke")
     code, out, _ = call("pack", *words, "--store", store, "--to", tmp_path / "results")
@@ -191,7 +159,7 @@ def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypat
         assert code == 0, err
         made[name] = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert made["store"] == made["pack"]
-    for command in ("claims", "power", "rows"):
+    for command in ("claims", "rows"):
         code, out, err = call(command, *words, "--rows", tmp_path / "results")
         assert code == 0, err
         with monkeypatch.context() as there:  # results/ is read where there is no store, as in a clone
@@ -215,7 +183,7 @@ def test_rows_of_an_older_schema_get_one_line(call, store, tmp_path):
         record["files"] = {"rows.parquet": digest(path.read_bytes())}
         (path.parent / "done.json").write_text(json.dumps(record))
     words = ("table-1", "--profile", "smoke", "--store", tmp_path / "old")
-    for command in (("power",), ("claims",), ("report", "--out", tmp_path / "site")):
+    for command in (("claims",), ("report", "--out", tmp_path / "site")):
         code, _, err = call(command[0], *words, *command[1:])
         assert (code, err.count("\n")) == (2, 1)
         assert "the stored rows are of an older schema and lack a column" in err
@@ -251,11 +219,9 @@ def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
 def test_dry_run_checks_the_paper_profile(call, store):
     code, out, _ = call("run", "table-3", "--profile", "paper", "--dry-run", "--store", store)
     assert code == 0
-    assert re.search(r"  train.adversarial_eps_255 +0.25, 0.5, 1 +0.25, 0.5, 1 +same\n      Table 3: “", out)
-    assert re.search(
-        r"  attack.steps +– +20 +declared deviation: The paper does not give PGD's steps.\n", out
-    )
-    assert "  attack.settings = pgd: steps 20, step_size ε/4, schedule constant, restarts 1" in out
+    assert re.search(r"  setting +ours +paper +verdict\n", out)
+    assert re.search(r"  train.adversarial_eps_255 +0.25, 0.5, 1 +0.25, 0.5, 1 +same\n", out)
+    assert re.search(r"  attack.steps +20 +– +declared deviation\n", out)
     assert "differs" not in out
 
 
@@ -312,7 +278,7 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
             "antiphase-store: holds no finished cell of these studies",
         ),
         (
-            ("power", "table-1", "--rows", "nowhere"),
+            ("claims", "table-1", "--rows", "nowhere"),
             "rows 'nowhere': no such directory; expected one written by",
         ),
         (("run", "broken.py"), "broken.py: SyntaxError: "),

@@ -8,6 +8,7 @@ import pytest
 
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
+from antiphase.data.shards import CC3M, CC12M
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import jackknife, mean_over_groups
 from antiphase.studies.cells import FACTORS
@@ -15,19 +16,10 @@ from antiphase.studies.claims import LEAST_SEEDS
 from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact
-from antiphase.studies.papers.diffclip import (
-    figure_1,
-    figure_3,
-    figure_4,
-    figure_5,
-    table_1,
-    table_2,
-    table_4,
-    table_5,
-)
-from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
-from antiphase.studies.papers.diffclip.show import estimated, gains
-from antiphase.studies.papers.diffclip.spread import spread
+from antiphase.studies.papers.diffclip.figures import six_tasks
+from antiphase.studies.papers.diffclip.paper_tables import estimated, gains, published
+from antiphase.studies.papers.diffclip.reweighting import averaged, observations, with_average
+from antiphase.studies.papers.diffclip.tables import RETRIEVAL, spread
 from antiphase.studies.registry import known_studies
 from antiphase.studies.results import result, study_rows
 from antiphase.studies.run import run_cells
@@ -191,7 +183,7 @@ def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missin
 
 
 def test_figures_have_the_numbers_that_the_paper_prints(published_rows):
-    three = figure_3.draw(chosen("diffclip-figure-3", published_rows)).plots[0]
+    three = STUDIES["diffclip-figure-3"].draw(chosen("diffclip-figure-3", published_rows)).plots[0]
     assert [panel.title for panel in three.panels] == ["trained on CC3M", "trained on CC12M"]
     assert three.panels[0].ticks == (
         "imagenet",
@@ -202,17 +194,17 @@ def test_figures_have_the_numbers_that_the_paper_prints(published_rows):
         "Avg. shifted",
     )
     assert three.panels[1].paper.rows() == [("CLIP", 0.0, 0.318), ("DiffCLIP", 0.0, 0.338)]
-    four = figure_4.draw(chosen("diffclip-figure-4", published_rows))
+    four = STUDIES["diffclip-figure-4"].draw(chosen("diffclip-figure-4", published_rows))
     assert four.plots[0].panels[0].ticks == PAPER_PATTERNS
     assert four.plots[1].panels[0].ticks == (*PATTERNS, "mean of 7", "mean of 9")
     assert four.plots[1].panels[0].paper.rows() == [("CLIP", 9.0, 0.219), ("DiffCLIP", 9.0, 0.276)]
     assert "over 35 pairs" in four.notes[0]  # of seven patterns of five
-    one = figure_1.draw(chosen("diffclip-figure-1", published_rows)).plots[0]
+    one = STUDIES["diffclip-figure-1"].draw(chosen("diffclip-figure-1", published_rows)).plots[0]
     assert [panel.title for panel in one.panels] == ["trained on CC3M", "difference to CLIP"]
     assert one.panels[1].paper.sort("x")["value"].to_list() == pytest.approx(
         [0.01, 0.007, 0.012, 0.018, 0.008]
     )
-    five = figure_5.draw(chosen("diffclip-figure-5", published_rows)).plots[0]
+    five = STUDIES["diffclip-figure-5"].draw(chosen("diffclip-figure-5", published_rows)).plots[0]
     gained = five.panels[1].paper.filter(series="DiffCLIP†").sort("x")["value"].to_list()
     assert gained == pytest.approx([0.001, 0.003, 0.004, 0.012, 0.019, 0.023])
     assert set(five.panels[0].points["series"]) == {"CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†"}
@@ -220,10 +212,14 @@ def test_figures_have_the_numbers_that_the_paper_prints(published_rows):
 
 
 def test_figure_1s_numbers_are_the_averages_of_the_tables():
-    gains = dict(figure_1.PAPER.filter(data="gain").select("task", "value").iter_rows())
-    for paper, data in ((table_1.PAPER, "Avg."), (table_2.PAPER, "Avg."), (table_2.PAPER, "imagenet")):
+    gains = dict(published("figure-1").filter(data="gain").select("task", "value").iter_rows())
+    for paper, data in (
+        (published("table-1"), "Avg."),
+        (published("table-2"), "Avg."),
+        (published("table-2"), "imagenet"),
+    ):
         tables = paper.filter(pretraining="CC3M", data=data).select("task", "series", "value")
-        ours = figure_1.PAPER.filter(data="Avg.").join(tables, on=["task", "series", "value"])
+        ours = published("figure-1").filter(data="Avg.").join(tables, on=["task", "series", "value"])
         assert len(ours) == len(tables) > 0
         for (task,), block in tables.group_by("task"):
             means = dict(block.select("series", "value").iter_rows())
@@ -252,7 +248,7 @@ def test_almost_every_set_allows_one_exception_of_nine():
         sets = {name: worse if at < exceptions else better for at, name in enumerate(PROBE_SETS)}
         other = {name: better if at < exceptions else worse for at, name in enumerate(PROBE_SETS)}
         rows = made_of({"DiffCLIP": sets, "CLIP": other}).with_columns(task=pl.lit("few-shot"))
-        *_, claim = table_1.claims({"evaluate": rows})
+        *_, claim = STUDIES["diffclip-table-1"].claims({"evaluate": rows})
         assert [check.what.rpartition(", ")[2] for check in claim.checks] == list(PROBE_SETS)
         assert "all 9 but 1" in claim.statement
         return claim.verdict
@@ -266,7 +262,8 @@ def test_state_and_condition_is_the_papers_exception_among_the_patterns():
     other = {name: better if name == "State and Condition" else worse for name in PATTERNS}
     rows = made_of({"DiffCLIP": sets, "CLIP": other}).with_columns(task=pl.lit("mmvp"))
     verdicts = {
-        claim.name: (claim.verdict, len(claim.checks)) for claim in figure_4.claims({"evaluate": rows})
+        claim.name: (claim.verdict, len(claim.checks))
+        for claim in STUDIES["diffclip-figure-4"].claims({"evaluate": rows})
     }
     assert verdicts == {
         "fine-grained": ("holds", 1),
@@ -274,16 +271,18 @@ def test_state_and_condition_is_the_papers_exception_among_the_patterns():
         "worse-in-state-and-condition": ("holds", 1),
     }
     swapped = made_of({"DiffCLIP": other, "CLIP": sets}).with_columns(task=pl.lit("mmvp"))
-    assert {claim.verdict for claim in figure_4.claims({"evaluate": swapped})} == {"contradicted"}
+    assert {claim.verdict for claim in STUDIES["diffclip-figure-4"].claims({"evaluate": swapped})} == {
+        "contradicted"
+    }
 
 
 def test_an_artefact_without_meaning_at_a_size_says_so_and_shows_no_number(store):
     smoke("diffclip-figure-4", store)
-    study = replace(figure_4.study, meaningless={"smoke": "too small"})
+    study = replace(STUDIES["diffclip-figure-4"], meaningless={"smoke": "too small"})
     found = result(study, profile("smoke"), store, "")
     assert (found.artefact, found.claims) == (Artefact(notes=["too small"]), [])
     assert found.done == found.total > 0
-    assert "guessing" in figure_4.study.meaningless["laptop"]
+    assert "guessing" in STUDIES["diffclip-figure-4"].meaningless["laptop"]
 
 
 def test_every_claim_of_the_paper_is_judged(published_rows):
@@ -293,16 +292,16 @@ def test_every_claim_of_the_paper_is_judged(published_rows):
             assert claim.verdict != "not run", claim
 
 
-@pytest.mark.parametrize("module", [table_1, table_2, table_4, table_5])
-def test_the_papers_rows_have_the_averages_that_it_prints(module):
+@pytest.mark.parametrize("name", ["table-1", "table-2", "table-4", "table-5"])
+def test_the_papers_rows_have_the_averages_that_it_prints(name):
     keys = ["task", "pretraining", "series"]
-    paper = module.PAPER.filter(pl.col("task") != "zero-shot")
+    paper = published(name).filter(pl.col("task") != "zero-shot")
     means = paper.filter(pl.col("data") != "Avg.").group_by(keys).agg(pl.mean("value"), pl.len())
     both = means.join(paper.filter(data="Avg.").select(*keys, average="value"), on=keys)
     assert len(both) == len(paper.filter(data="Avg.")) > 0
     # half a unit of the last digit, and what the rounding of the entries themselves may come to
     assert (100 * (both["value"] - both["average"]).abs()).max() <= 0.1 + 1e-9
-    assert both["len"].unique().to_list() == [3 if module is table_2 else len(PROBE_SETS)]
+    assert both["len"].unique().to_list() == [3 if name == "table-2" else len(PROBE_SETS)]
 
 
 def test_the_papers_numbers_agree_with_its_words():
@@ -311,12 +310,17 @@ def test_the_papers_numbers_agree_with_its_words():
         values = {name: where.filter(series=name)["value"].item() for name in ("CLIP", "DiffCLIP")}
         return round(100 * (values["DiffCLIP"] - values["CLIP"]), 6)
 
-    assert [gain(table_1.PAPER, task, "CC3M") for task in ("probe", "few-shot")] == [1.0, 0.7]
-    assert [gain(table_2.PAPER, task, "CC3M") for task in table_2.RETRIEVAL] == [1.2, 1.8]
-    assert [gain(table_2.PAPER, "zero-shot", name, "imagenet") for name in ("CC3M", "CC12M")] == [0.8, 2.0]
-    assert figure_4.PAPER["value"].to_list() == [round(right / 105, 3) for right in (23, 29)]
-    five = {tuple(row[:4]): row[4] for row in figure_5.PAPER.rows()}
-    tables = pl.concat([table_1.PAPER, table_2.PAPER]).filter(pl.col("data").is_in(["Avg.", "imagenet"]))
+    assert [gain(published("table-1"), task, "CC3M") for task in ("probe", "few-shot")] == [1.0, 0.7]
+    assert [gain(published("table-2"), task, "CC3M") for task in RETRIEVAL] == [1.2, 1.8]
+    assert [gain(published("table-2"), "zero-shot", name, "imagenet") for name in ("CC3M", "CC12M")] == [
+        0.8,
+        2.0,
+    ]
+    assert published("figure-4")["value"].to_list() == [round(right / 105, 3) for right in (23, 29)]
+    five = {tuple(row[:4]): row[4] for row in published("figure-5").rows()}
+    tables = pl.concat([published("table-1"), published("table-2")]).filter(
+        pl.col("data").is_in(["Avg.", "imagenet"])
+    )
     for task, pretraining, series, _, value, _ in tables.filter(pretraining="CC12M").rows():
         assert five[task, pretraining, series, "Avg."] == value
     for (task, pretraining, series, data), value in five.items():
@@ -426,8 +430,10 @@ def test_gains_pair_the_seeds_that_both_have(published_rows):
 
 def test_the_vision_only_variant_is_held_against_the_middle(published_rows):
     rows = chosen("diffclip-figure-5", published_rows)
-    (claim,) = [one for one in figure_5.claims(rows) if one.name == "vision-only-keeps-most"]
-    found = estimated(figure_5.six_tasks(rows["evaluate"]))
+    (claim,) = [
+        one for one in STUDIES["diffclip-figure-5"].claims(rows) if one.name == "vision-only-keeps-most"
+    ]
+    found = estimated(six_tasks(rows["evaluate"]))
     mean = {name: found.filter(series=name)["value"].mean() for name in ("CLIP", "DiffCLIP", "DiffCLIP†")}
     assert claim.checks[0].estimate.value == pytest.approx(
         mean["DiffCLIP†"] - (mean["CLIP"] + mean["DiffCLIP"]) / 2

@@ -182,8 +182,8 @@ def test_the_dry_run_says_that_the_name_is_unverified(call):
     for words in (("figure-2b",), ("diffclip-table-2", "--models", "released")):
         code, out, err = call("run", *words, "--profile", "paper", "--dry-run")
         assert code == 0, err
-        assert f"given.note = {PAIR[0]}: its name on the hub is inferred and unverified" in out
-        assert "DIFFERS" not in out
+        assert f"given: {PAIR[0]}: its name on the hub is inferred and unverified" in out
+        assert "differs" not in out
         assert "clip.epochs" not in out
 
 
@@ -202,8 +202,8 @@ def test_rows_and_workers_get_the_same_models():
         "diffclip:a.pt",
     ]
     assert RunOptions(**options.record()) == options
-    rows = RowsOptions(name="diffclip-table-2", models="released", baseline="a.pt")
-    assert rows.study.words == ["--profile", "laptop", "--models", "released", "--baseline", "diffclip:a.pt"]
+    rows = RowsOptions(names=("diffclip-table-2",), models="released", baseline="a.pt")
+    assert rows.words == ["--profile", "laptop", "--models", "released", "--baseline", "diffclip:a.pt"]
 
 
 def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):

@@ -16,7 +16,7 @@ from antiphase.studies.paper_settings import (
     shown_settings,
 )
 from antiphase.studies.papers.diffclip import bench as diffclip
-from antiphase.studies.papers.diffclip import vlm_bench
+from antiphase.studies.papers.diffclip import pope as vlm_bench
 from antiphase.studies.papers.robustness import bench as robustness
 from antiphase.studies.registry import known_studies
 from antiphase.studies.spec import profile

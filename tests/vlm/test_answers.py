@@ -9,15 +9,15 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate.run import evaluate
+from antiphase.commands.result import read_result
 from antiphase.data import load_pairs
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
-from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import Source
 from antiphase.models import clip
 from antiphase.models.card import ModelCard, with_card
-from antiphase.report.evaluation.page import write_evaluation_page
-from antiphase.runs.evaluate import evaluate_models
 from antiphase.statistics.decisions import mcnemar_clustered
 from antiphase.streams import key
 from antiphase.vlm.answers import cider
@@ -58,8 +58,9 @@ def pope():
 
 
 def _measured(models, twins, source, out, **more):
-    store = FeatureStore(out / "cache", batch_size=50, progress=False)
-    return evaluate_models(models, twins, [source], out, store, **more)
+    options = {"models": "m", "out": out, "cache": out / "cache", "batch_size": 50, "quiet": True}
+    tasks = more.pop("tasks", None)
+    return evaluate(models, twins, [source], EvaluateOptions(**{**options, **more}), tasks=tasks)
 
 
 def test_pope_of_a_model_against_its_twin(pope, tmp_path):
@@ -105,11 +106,10 @@ def test_pope_of_a_model_against_its_twin(pope, tmp_path):
     asked = len(one.asked)
     assert _measured([one], [two], Source(pope), tmp_path)["results"] == summary["results"]
     assert len(one.asked) == asked  # stored
-    store = FeatureStore(tmp_path / "cache", batch_size=50, precision="bf16", progress=False)
-    evaluate_models([one], [two], [Source(pope)], tmp_path, store)  # the same: answers are in float32
+    _measured([one], [two], Source(pope), tmp_path, precision="bf16")  # the same: answers are in float32
     assert len(one.asked) == asked
     assert json.loads((tmp_path / "run.json").read_text())["settings"]["precision"] == "float32"
-    page = write_evaluation_page(tmp_path).read_text(encoding="utf-8")
+    page = read_result(tmp_path, "evaluate").write_report(tmp_path).read_text(encoding="utf-8")
     for words in (
         "adversarial: answers yes",
         "random: unparsed answers",

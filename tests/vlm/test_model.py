@@ -92,6 +92,12 @@ def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever
     torch.testing.assert_close(YesNo(vlm, several)(images, which), logits)
 
 
+def test_the_repr_on_which_stored_identities_depend_has_its_former_names():
+    tower = image_tokens(tiny_vit())
+    assert repr(tower).startswith("OurTower(\n  (visual): VisionTransformer(")
+    assert list(dict(tower.named_children())) == ["visual"]
+
+
 def test_the_gradient_of_a_yes_no_classifier_is_the_derivative():
     classifier = YesNo(tiny_vlm(merge=1).double(), QUESTION)
     images = tiny_images(2).double().requires_grad_()
@@ -124,7 +130,7 @@ def test_mistakes_are_told_in_one_line():
             lambda: YesNo(vlm, QUESTION)(images, torch.tensor([0, -1])),
             r"which \[0, -1\]: expected an int64 from 0 to 0 for each image",
         ),
-        (lambda: vlm.answer_logits(images, QUESTION, ("this", "this")), "they begin with the same token"),
+        (lambda: vlm.prompt.first_ids(QUESTION, ("this", "this")), "they begin with the same token"),
         (lambda: Projector("linear", 12, 16, 24, 3), "merge 3: expected a divisor of 4"),
         (lambda: image_tokens(torch.nn.Linear(2, 2)), "Linear has no image tokens: expected a CLIP"),
         (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
-from antiphase.statistics.influence import auc_values, ratio_values
+from antiphase.statistics.intervals import auc_values, ratio_values
 from antiphase.vlm.pope import is_parsed, says_yes
 from tests.reference.pope import counts_as_no
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +13,10 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from PIL import Image
 
+from antiphase.commands.train_vlm import run as runs
 from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
-from antiphase.runs import train_vlm as runs
 from antiphase.vlm import load_vlm
 from antiphase.vlm.checkpoint import named_weights, weights_digest
 from antiphase.vlm.prompt import IGNORED
@@ -36,7 +35,6 @@ from tests.test_answers import SMALL
 from tests.training.test_tracking import Fake
 from tests.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
 
-KILLED = Path(__file__).with_name("kills_itself.py")
 QUESTIONS = ("Is there a cat in the image ?", "Is there a dog in the image ?")
 
 
@@ -188,7 +186,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_p
         words(parts, stage, tmp_path / "whole", *more),
         words(parts, stage, tmp_path / "killed", *more),
     )
-    found = subprocess.run([sys.executable, KILLED, *killed], capture_output=True, text=True)
+    found = subprocess.run([sys.executable, KILLS_ITSELF, *killed], capture_output=True, text=True)
     assert found.returncode == -9, found.stderr
     assert (tmp_path / "killed" / "state.safetensors").exists()
     for one in (whole, killed):

@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Probability, Share, validated
@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, steepest
@@ -25,8 +25,8 @@ _SHORT = {"cross_entropy": "ce", "dlr": "dlr", "margin": "margin", "cosine": "co
 @validated
 def apgd(
     model: Classifier,
-    images: Float[Tensor, "samples ..."],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     steps: Count = 100,
@@ -74,15 +74,9 @@ def apgd(
     """
     if threat.eps == math.inf:
         raise UserError("eps inf: APGD needs a finite ε; use FAB to minimise the perturbation")
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "objective": objective or ("dlr" if targets else "cross_entropy"),
-        "targets": targets,
-        "restarts": restarts,
-        "rho": rho,
-        "momentum": momentum,
-    }
-    return run_search(model, images, labels, threat, _Apgd(threat, **settings), settings, run, budgets)
+    loss = objective or ("dlr" if targets else "cross_entropy")
+    search = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
+    return run_search(model, images, labels, threat, search, run, budgets)
 
 
 def checkpoints(steps: int) -> list[int]:

@@ -3,14 +3,11 @@
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from jaxtyping import Float, Integer
-from torch import Tensor
-
 from antiphase.arguments import Count, unchecked, validated
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.engine.search import RunOptions
+from antiphase.attacks.engine.search import Images, Labels, RunOptions
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.result import AttackResult
@@ -28,8 +25,8 @@ _PASSES = 20  # of a randomised model, averaged
 @validated
 def autoattack(
     model: Classifier,
-    images: Float[Tensor, "samples ..."],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     version: Version = "standard",

@@ -2,17 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
-from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Flags, Images, Labels, Numbers, Rows, RunOptions
 from antiphase.attacks.objectives import margin, targeted_margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, row_norm
@@ -32,8 +31,8 @@ _STRIDE = 0.1  # first step of a run that starts at an example, relative to the 
 @validated
 def carlini_wagner(
     model: Classifier,
-    images: Float[Tensor, "samples *shape"],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat("l2", math.inf),  # noqa: B008 (frozen)
     *,
     steps: Count = 1000,
@@ -47,26 +46,22 @@ def carlini_wagner(
 ) -> AttackResult:
     """Minimise ‖δ‖₂² + c·max(κ − margin(x + δ), 0) by Adam, for several c.
 
-    The margin is the largest other logit (with ``targets``, the target's logit) minus the label's logit. The class with
-    the second largest logit need not be the nearest, and the search seldom leaves it: for minimal perturbations, try
-    several targets (the paper's best case). With m and h the centre and half the width of the bounds,
-    w₀ = atanh(0.9·(x − m)/h) and δ(w) = h·(tanh w − tanh w₀), clipped to the bounds; Adam starts at w₀, where δ = 0.
-    c is found by bisection over ``search_steps`` runs of Adam, multiplied by 10 until a run succeeds. The result is the
-    nearest iterate with a margin of at least κ. ε is not used in the search: the attack succeeds if the result is
-    within ε.
+    The margin is the largest other logit (with ``targets``, the target's logit) minus the label's logit. The search
+    seldom leaves the class of the second largest logit, which need not be the nearest: for minimal perturbations, try
+    several targets (the paper's best case). With m and h the centre and half the width of the bounds, w₀ = atanh(0.9·(x
+    − m)/h) and δ(w) = h·(tanh w − tanh w₀), clipped to the bounds; Adam starts at w₀, where δ = 0. c is found by
+    bisection over ``search_steps`` runs of Adam, multiplied by 10 until a run succeeds. The result is the nearest
+    iterate with a margin of at least κ, and the attack succeeds if it is within ε. Each target takes at most ``steps ·
+    search_steps`` forward and backward passes, and one forward pass to confirm.
 
-    Each sample has its own c and Adam state. A run ends early if its lowest loss since the last check (ten per run) is
-    not below 0.9999 times the lowest loss before it. The search differs from the paper in five points:
+    A run ends early if its lowest loss since the last check (ten per run) is not below 0.9999 times the lowest before,
+    since the current loss oscillates at the boundary. The search differs from the authors' code in that
 
-    - 0.9 in w₀ (0.999999 in the authors' code), so that pixels at their bounds can move;
-    - a run starts at the w of the nearest example so far, or at the end of the last run if there is none;
-    - a run that starts at an example uses a learning rate small enough that its first step is at most a tenth of the
-      example's distance: longer steps lose examples that are very near;
+    - 0.9 in w₀ (theirs: 0.999999) lets pixels at their bounds move;
+    - a run starts at the w of the nearest example so far, with a first step of at most a tenth of its distance (longer
+      steps lose examples that are very near), or at the end of the last run if there is none;
     - c counts as sufficient only if an adversarial iterate since the last check has a loss below that of the clean
-      image: Adam's first steps cross a near boundary at any c;
-    - progress is judged by the lowest loss, since the current loss oscillates at the boundary.
-
-    Each target takes at most ``steps · search_steps`` forward and backward passes, and one forward pass to confirm.
+      image: Adam's first steps cross a near boundary at any c.
 
     Source: N. Carlini, D. Wagner, *Towards Evaluating the Robustness of Neural Networks*, IEEE S&P 2017,
     Sections V and VI.A; learning rate, first c and search steps are those of the authors' code.
@@ -78,14 +73,12 @@ def carlini_wagner(
         threat: norm l2, ε and bounds; an infinite ε minimises the perturbation.
         steps: steps of Adam for each c, at least 1.
         search_steps: number of values of c, at least 1.
-        targets: number of target classes, tried in the order of their clean logits; None uses the class with the
-            largest other logit at each step.
+        targets: number of target classes, tried in the order of their clean logits; None: the largest other logit.
         learning_rate: learning rate of Adam in units of w, above 0.
         initial_const: first value of c, above 0.
         confidence: κ in units of the logits, at least 0.
         abort_early: end runs that make no progress.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults
-            to False if ε is infinite. The attack is deterministic.
+        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
 
     Raises:
         UserError: The norm is not l2, or a parameter or image is out of range.
@@ -95,26 +88,19 @@ def carlini_wagner(
     run.setdefault("early_stop", math.isfinite(threat.eps))
     if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "search_steps": search_steps,
-        "targets": targets,
-        "learning_rate": learning_rate,
-        "initial_const": initial_const,
-        "confidence": confidence,
-        "abort_early": abort_early,
-    }
-    return run_search(model, images, labels, threat, _CarliniWagner(threat, **settings), settings, run)
+    search = _CarliniWagner(
+        threat, steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early
+    )
+    return run_search(model, images, labels, threat, search, run)
 
 
 @dataclass
 class _CarliniWagner:
     """Carlini and Wagner's attack.
 
-    State of a row: the iterate ``w``, Adam's two moments, number of steps (``t``) and learning ``rate``; tanh w₀
-    (``origin``) and the hinge (``clean_hinge``) of the clean image; the search for c (``const``, ``lower``, ``upper``,
-    ``trial``); the lowest loss since the last check (``lowest``) and before it (``previous``), and whether c was
-    ``enough``; ``best_w``, the w of ``best``. ``loss`` is −distance.
+    State of a row: the iterate ``w``, Adam's two moments and learning ``rate``; tanh w₀ (``origin``) and the hinge of
+    the clean image; the search for c (``const``, ``lower``, ``upper``, ``trial``); the lowest loss since the last check
+    and before it (``previous``), and whether c was ``enough``; ``best_w``, the w of ``best``. ``loss`` is −distance.
     """
 
     threat: Threat
@@ -166,18 +152,12 @@ class _CarliniWagner:
         self._search(rows, ended)
         rows["done"] = rows["trial"] == self.search_steps
 
-    def _margin(self, logits: Float[Tensor, "batch classes"], rows: Rows) -> Float[Tensor, " batch"]:
+    def _margin(self, logits: Tensor, rows: Rows) -> Numbers:
         if self.targets:
             return targeted_margin(logits, rows["label"], rows["target"])
         return margin(logits, rows["label"])
 
-    def _judge(
-        self,
-        rows: Rows,
-        square: Float[Tensor, " batch"],
-        hinge: Float[Tensor, " batch"],
-        adversarial: Bool[Tensor, " batch"],
-    ) -> Bool[Tensor, " batch"]:
+    def _judge(self, rows: Rows, square: Numbers, hinge: Numbers, adversarial: Flags) -> Flags:
         """Record the loss and whether c is sufficient; return the rows whose run has ended."""
         enough = adversarial & (square <= rows["const"] * rows["clean_hinge"])
         rows["enough"] = rows["enough"] | enough
@@ -191,7 +171,7 @@ class _CarliniWagner:
         rows.put("enough", goes_on, enough)
         return ended
 
-    def _move(self, rows: Rows, gradient: Float[Tensor, "batch *shape"]) -> None:
+    def _move(self, rows: Rows, gradient: Tensor) -> None:
         """Take one step of Adam."""
         first, second = _BETAS
         rows["first_moment"] = first * rows["first_moment"] + (1.0 - first) * gradient
@@ -204,7 +184,7 @@ class _CarliniWagner:
         rows["w"] = rows["w"] - per_row(rows["rate"], gradient) * (rows["first_moment"] / of_first) / length
         rows["t"] = rows["t"] + 1
 
-    def _search(self, rows: Rows, ended: Bool[Tensor, " batch"]) -> None:
+    def _search(self, rows: Rows, ended: Flags) -> None:
         """Set the next c of the rows whose run has ended."""
         const = rows["const"]
         rows.put("upper", ended & rows["enough"], const)
@@ -219,7 +199,7 @@ class _CarliniWagner:
         rows["trial"] = rows["trial"] + ended
         self._start_run(rows, ended)
 
-    def _start_run(self, rows: Rows, which: Bool[Tensor, " batch"]) -> None:
+    def _start_run(self, rows: Rows, which: Flags) -> None:
         """Reset the state of Adam."""
         fresh = {
             "first_moment": torch.zeros_like(rows["w"]),
@@ -234,7 +214,7 @@ class _CarliniWagner:
             rows.put(name, which, values)
 
 
-def _tanh(w: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
+def _tanh(w: Tensor) -> Tensor:
     """Return tanh w, computed in float64: torch's last bit may depend on the position in the tensor."""
     return torch.tanh(w.double()).to(w.dtype)
 

@@ -171,7 +171,7 @@ def attack_settings(name: str) -> dict[str, Setting]:
     meant, hints, text = spec.unset(defaults), get_type_hints(function), inspect.getdoc(function) or ""
     return {
         setting: Setting(
-            _kinds(hints.get(setting, str))[0],
+            next(kind for kind in _kinds(hints.get(setting, str)) if kind is not None),
             _plain(meant.get(setting) if default is None else default),
             _help(text, setting),
         )
@@ -238,7 +238,7 @@ def _kinds(hint: Any) -> list[Any]:
 
 
 def _help(docstring: str, setting: str) -> str:
-    """Return what a docstring's list of arguments says of one, to its first full stop or colon."""
+    """Return what a docstring's list of arguments says of one, in one line."""
     lines, words = docstring.splitlines(), ""
     for number, line in enumerate(lines):
         if line.startswith(f"    {setting}: "):

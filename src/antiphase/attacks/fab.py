@@ -2,21 +2,24 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
 import torch
-from jaxtyping import Float, Float64, Integer
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from antiphase.arguments import Count, Must, Probability, at_least, validated
 from antiphase.attacks.catalogue import AttackSpec, Settings, passes_by_steps
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import targeted_margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Norm, Threat, per_row, random_point, row_norm
 from antiphase.errors import UserError
+
+Points = Float[Tensor, "batch ..."]
+Values = Float64[Tensor, " batch"]
 
 MOST_CLASSES = 100  # untargeted FAB takes one backward pass per other class at every step
 # Rounding moves the decision boundary, so a search in bf16 takes its last steps in float32, from the nearest example
@@ -32,8 +35,8 @@ _RESTART_SCALE: dict[Norm, float] = {
 @validated
 def fab(
     model: Classifier,
-    images: Float[Tensor, "samples ..."],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     steps: Count = 100,
@@ -50,13 +53,10 @@ def fab(
     At x the boundary to class s is linearised as the plane f_s + ⟨∇f_s, z − x⟩ = 0, with f_s the logit of s minus
     that of the label. If x is adversarial, its distance is recorded and x ← x₀ + β(x − x₀). With d the shortest step
     from x onto the nearest plane within the bounds, d₀ the same from x₀, and α = min(‖d‖ / (‖d‖ + ‖d₀‖), α_max):
-    x ← (1 − α)(x + η·d) + α(x₀ + η·d₀), clipped to the bounds. ε is not used in the search: the attack succeeds if the
-    nearest adversarial example found is within ε, and returns it in any case. With bf16 the last fifth of the steps, at
-    least 15, are in float32.
-
-    The search takes at most ``steps + 1`` forward and backward passes (without targets, one backward pass per other
-    class), and one forward pass to confirm a success. The paper linearises again after pulling x back, which takes
-    another forward pass per step; on a DiffViT, using the plane at the crossing gave distances as small.
+    x ← (1 − α)(x + η·d) + α(x₀ + η·d₀), clipped to the bounds. The attack succeeds if the nearest adversarial example
+    found is within ε, and returns it in any case. It takes at most ``steps + 1`` forward and backward passes (without
+    targets, one backward pass per other class), and one forward pass to confirm. The paper linearises again after
+    pulling x back; on a DiffViT, using the plane at the crossing gave distances as small.
 
     Source: F. Croce, M. Hein, *Minimally Distorted Adversarial Examples with a Fast Adaptive Boundary
     Attack*, ICML 2020, Algorithm 1, without its final search; the defaults are AutoAttack's.
@@ -74,50 +74,27 @@ def fab(
         eta: overshoot η of a step, at least 1.
         beta: β, in (0, 1).
         budgets: one ε per sample, at most the threat's.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults
-            to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
 
     Raises:
-        UserError: A parameter or image is out of range, or the model has more than 100 classes and there are no
-            targets.
+        UserError: A parameter or image is out of range, or there are over 100 classes and no targets.
     """
     run.setdefault("early_stop", math.isfinite(threat.eps))
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "targets": targets,
-        "restarts": restarts,
-        "alpha_max": alpha_max,
-        "eta": eta,
-        "beta": beta,
-    }
-    search = _Fab(threat, **settings)
+    search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
     if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
         run["precision"] = "float32"
-    return run_search(model, images, labels, threat, search, settings, run, budgets)
+    return run_search(model, images, labels, threat, search, run, budgets)
 
 
 def step_onto_plane(
-    x: Float[Tensor, "batch ..."],
-    value: Float64[Tensor, " batch"],
-    gradient: Float[Tensor, "batch ..."],
-    norm: Norm,
-    bounds: tuple[float, float],
-) -> Float[Tensor, "batch ..."]:
+    x: Points, value: Values, gradient: Points, norm: Norm, bounds: tuple[float, float]
+) -> Points:
     """Return the shortest step d, in ``norm``, with value + ⟨gradient, d⟩ = 0 and x + d within the bounds.
 
-    If no such step exists, return the one that comes nearest to the plane: every pixel at its bound.
-
-    Pixel i moves against sign(value)·gᵢ by min(t·vᵢ, rᵢ), where rᵢ is its distance to the bound and vᵢ is 1
-    for linf and |gᵢ| for l2 (the optimality conditions of the projection). Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so
-    Newton's iteration from 0 rises to the t at which it equals |value|, and is exact as soon as no more pixels reach
-    their bound.
-
-    Args:
-        x: points within the bounds.
-        value: value of the linear function at x.
-        gradient: its gradient.
-        norm: norm to minimise.
-        bounds: smallest and largest pixel value.
+    If no such step exists, every pixel goes to its bound. Otherwise pixel i moves against sign(value)·gᵢ by min(t·vᵢ,
+    rᵢ), where rᵢ is its distance to the bound and vᵢ is 1 for linf and |gᵢ| for l2 (the optimality conditions of the
+    projection). Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so Newton's iteration from 0 rises to the t at which it equals
+    |value|, and is exact as soon as no more pixels reach their bound.
     """
     direction = -gradient.sign() * per_row(value.sign(), x).to(x.dtype)
     room = torch.where(direction > 0, bounds[1] - x, x - bounds[0]).flatten(1)
@@ -191,9 +168,7 @@ class _Fab:
             rows.put("loss", turns, torch.full_like(rows["loss"], -torch.inf))
             rows["found"] = rows["found"] & ~turns
 
-    def _towards(
-        self, rows: Rows, value: Float64[Tensor, " batch"], gradient: Float[Tensor, "batch ..."]
-    ) -> Float[Tensor, "batch ..."]:
+    def _towards(self, rows: Rows, value: Values, gradient: Points) -> Points:
         """Step onto the linearised boundary and beyond, from x and from the clean image, and mix the two."""
         x, clean, threat = rows["x"], rows["clean"], self.threat
         value_at_clean = value + _inner(gradient, clean - x)
@@ -225,11 +200,8 @@ class _Fab:
 
 
 def _nearest(
-    values: list[Float[Tensor, " batch"]],
-    gradients: list[Float[Tensor, "batch ..."]],
-    shift: Float[Tensor, "batch ..."],
-    norm: Norm,
-) -> tuple[Float64[Tensor, " batch"], Float[Tensor, "batch ..."]]:
+    values: list[Tensor], gradients: list[Points], shift: Points, norm: Norm
+) -> tuple[Values, Points]:
     """Return each row's nearest plane as seen after a shift: its value there and its gradient."""
     moved = [value.double() + _inner(slope, shift) for value, slope in zip(values, gradients, strict=True)]
     reach = [_reach(value, slope, norm) for value, slope in zip(moved, gradients, strict=True)]
@@ -241,16 +213,14 @@ def _nearest(
     return value, gradient
 
 
-def _reach(
-    value: Float64[Tensor, " batch"], gradient: Float[Tensor, "batch ..."], norm: Norm
-) -> Float64[Tensor, " batch"]:
+def _reach(value: Values, gradient: Points, norm: Norm) -> Values:
     """Return the distance from a point to the plane through ``value`` and ``gradient``, bounds aside."""
     flat = gradient.double().flatten(1)
     dual = flat.abs().sum(1) if norm == "linf" else flat.square().sum(1).sqrt()
     return value.abs() / dual.clamp_min(1e-12)
 
 
-def _inner(a: Float[Tensor, "batch ..."], b: Float[Tensor, "batch ..."]) -> Float64[Tensor, " batch"]:
+def _inner(a: Points, b: Points) -> Values:
     return (a.double() * b.double()).flatten(1).sum(1)
 
 

@@ -44,8 +44,7 @@ def asr_by_eps(
         success: whether the sample was broken; other distances are ignored.
 
     Returns:
-        The unique distances at which the ASR rises, in ascending order, and the ASR from there on; both empty if no
-        sample was broken.
+        The unique distances at which the ASR rises, in ascending order, and the ASR from there on.
 
     Raises:
         UserError: There are no samples, lengths differ, or the distance of a broken sample is negative or NaN.

@@ -4,14 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
-from jaxtyping import Float, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point
@@ -24,8 +23,8 @@ NoiseKind = Literal["uniform", "gaussian", "sign"]
 @validated
 def noise(
     model: Classifier,
-    images: Float[Tensor, "samples ..."],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     kind: NoiseKind = "uniform",
@@ -54,8 +53,7 @@ def noise(
     """
     if threat.eps == math.inf:
         raise UserError("eps inf: noise needs a finite ε")
-    settings = {"kind": kind, "draws": draws}
-    return run_search(model, images, labels, threat, _Noise(threat, kind, draws), settings, run)
+    return run_search(model, images, labels, threat, _Noise(threat, kind, draws), run)
 
 
 @dataclass

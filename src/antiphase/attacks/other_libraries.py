@@ -6,67 +6,58 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, Self, TypedDict, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Integer
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from antiphase.arguments import Seed, Size, validated
+from antiphase.arguments import validated
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Finished, Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.modules import running
-from antiphase.precision import Precision
 
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
 
 
-class ForeignOptions(TypedDict, total=False):
-    """Options of foreign attacks.
+_KNOWN = ("name", "seed", "ids", "context", "batch_size", "settings", "precision", "progress", "on_finished")
 
-    ``name``: name of the attack in the result. ``seed``: random seed of the global generators. ``ids``: one unique
-    int64 per sample; positions by default. ``context``: see :class:`~antiphase.attacks.engine.search.Run`; the attack
-    has to ask the model about all images of a batch at once, else it needs ``batch_size=1``. ``batch_size``: largest
-    batch. ``settings``: parameters of the attack, for the record. ``precision``: must be float32. ``progress``,
-    ``on_finished``: see :class:`~antiphase.attacks.engine.search.Run`.
+
+class ForeignOptions(RunOptions, total=False):
+    """Options of attacks of other libraries: some of :class:`~antiphase.attacks.engine.search.Run`, and two more.
+
+    ``name``: name of the attack in the result. ``settings``: parameters of the attack, for the record. ``seed``: of the
+    global generators. ``context``: the attack has to ask the model about all images of a batch at once, else it needs
+    ``batch_size=1``. ``precision``: must be float32. Also ``ids``, ``batch_size``, ``progress`` and ``on_finished``.
     """
 
     name: str
-    seed: Seed
-    ids: Int64[Tensor, " samples"] | None
-    context: Tensor | None
-    batch_size: Size | None
     settings: dict[str, Any]
-    precision: Precision
-    progress: bool | str
-    on_finished: Finished | None
 
 
 @validated
 def run_foreign(
     attack: Foreign,
     model: Classifier,
-    images: Float[Tensor, "samples *shape"],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
     """Run a function that perturbs images as an attack.
 
-    The function is called once per batch, with the samples whose clean prediction is the attacked label. Success
-    is judged as for the other attacks, in float32: prediction changed and ‖δ‖ ≤ ε + ``threat.slack``. Images that leave
-    the bounds are clipped first, and a warning says so. An image with a NaN or infinite pixel counts as failed and is
-    replaced by the clean image.
+    The function is called once per batch, with the samples whose clean prediction is the attacked label. Success is
+    judged as for the other attacks, in float32. Images that leave the bounds are clipped first, and a warning says so.
+    An image with a NaN or infinite pixel counts as failed and is replaced by the clean image.
 
-    Passes are counted on the model that the function receives. Each sample gets the mean of its batch, rounded up:
-    exact for ``batch_size=1``, or if all samples take the same number of passes. A backward pass is counted for every
-    row of a call through whose logits a gradient flows. Passes that bypass the given model are not counted.
+    Passes are counted on the model that the function receives: each sample gets the mean of its batch, rounded up. A
+    backward pass is counted for every row of a call through whose logits a gradient flows.
 
     The global generators of Python, numpy and torch are seeded before each batch (from ``seed``, the name and the first
     id of the batch) and restored after it. Unlike for other attacks, results may depend on the batch size and on the
@@ -81,39 +72,26 @@ def run_foreign(
         **options: see :class:`ForeignOptions`.
 
     Raises:
-        UserError: Images, labels or ids do not fit, an option is unknown, or the function does not return one image per
-            sample.
+        UserError: An argument does not fit, or the function does not return one image per sample.
     """
-    if odd := [name for name in options if name not in ForeignOptions.__annotations__]:
-        raise UserError(f"option {odd[0]!r}: expected one of {', '.join(ForeignOptions.__annotations__)}")
-    if options.get("precision", "float32") != "float32":
-        raise UserError(
-            f"precision {options.get('precision')!r}: expected 'float32' for attacks of other libraries"
-        )
+    if odd := [name for name in options if name not in _KNOWN]:
+        raise UserError(f"option {odd[0]!r}: expected one of {', '.join(_KNOWN)}")
+    if (precision := options.get("precision", "float32")) != "float32":
+        raise UserError(f"precision {precision!r}: expected 'float32' for attacks of other libraries")
     search = _Foreign(attack, options.get("name") or _name(attack), threat)
-    run: RunOptions = {
-        "seed": options.get("seed", 0),
-        "ids": options.get("ids"),
-        "context": options.get("context"),
-        "batch_size": options.get("batch_size"),
-        "progress": options.get("progress", False),
-        "on_finished": options.get("on_finished"),
-    }
-    result = run_search(model, images, labels, threat, search, options.get("settings", {}), run)
+    run: Any = {name: value for name, value in options.items() if name not in ("name", "settings")}
+    result = run_search(model, images, labels, threat, search, run, settings=options.get("settings", {}))
     limit = threat.eps + threat.slack(result.adversarial)
+    counts = {
+        "held NaN or infinite pixels: they count as failed": search.unusable,
+        f"left the bounds by up to {search.excess:.3g}: they were clipped to {threat.bounds}": search.clipped,
+        f"left ε = {threat.eps:g}: they count as failed": int(
+            (~result.success & (result.distance > limit)).sum()
+        ),
+    }
     said = [
         f"{count} of {len(result)} images that {search.name} returned {what}"
-        for count, what in (
-            (search.unusable, "held NaN or infinite pixels: they count as failed"),
-            (
-                search.clipped,
-                f"left the bounds by up to {search.excess:.3g}: they were clipped to {threat.bounds}",
-            ),
-            (
-                int((~result.success & (result.distance > limit)).sum()),
-                f"left ε = {threat.eps:g}: they count as failed",
-            ),
-        )
+        for what, count in counts.items()
         if count
     ]
     return replace(result, warnings=(*result.warnings, *said))
@@ -123,8 +101,8 @@ def run_foreign(
 def run_foolbox(
     attack: Any,
     model: Classifier,
-    images: Float[Tensor, "samples *shape"],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
@@ -144,8 +122,7 @@ def run_foolbox(
         **options: see :class:`ForeignOptions`.
 
     Raises:
-        UserError: As :func:`run_foreign`; foolbox is not installed, the norms differ, or ε is infinite for an attack
-            that needs a finite one.
+        UserError: As :func:`run_foreign`; foolbox is not installed, or norm or ε do not suit the attack.
     """
     foolbox = _library("foolbox")
     if not isinstance(attack, foolbox.Attack):
@@ -169,8 +146,8 @@ def run_foolbox(
 def run_torchattacks(
     make: Callable[[nn.Module], Any],
     model: nn.Module,
-    images: Float[Tensor, "samples *shape"],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
@@ -190,8 +167,7 @@ def run_torchattacks(
         **options: see :class:`ForeignOptions`.
 
     Raises:
-        UserError: As :func:`run_foreign`; ``make`` is an attack instead of a function, or the bounds are not (0, 1),
-            which torchattacks assumes.
+        UserError: As :func:`run_foreign`; ``make`` is an attack, or the bounds are not (0, 1), as torchattacks assumes.
     """
     if tuple(threat.bounds) != (0.0, 1.0):
         raise UserError(
@@ -210,23 +186,20 @@ def run_torchattacks(
     return run_foreign(perturb, model, images, labels, threat, **(own | options))
 
 
+@dataclass
 class _Foreign:
     """A search that calls the foreign attack once and ends."""
 
-    targets = 0
-    restarts = 1
-    decides_in_float32 = False
-
-    def __init__(self, attack: Foreign, name: str, threat: Threat) -> None:
-        self.attack, self.name, self.threat = attack, name, threat
-        self.unusable = self.clipped = 0  # images with NaN or infinite pixels; beyond the bounds
-        self.excess = 0.0  # how far beyond
+    attack: Foreign
+    name: str
+    threat: Threat
+    unusable: int = 0  # images with NaN or infinite pixels
+    clipped: int = 0  # images beyond the bounds
+    excess: float = 0.0  # how far beyond
+    targets, restarts, decides_in_float32 = None, 1, False
 
     def start(self, rows: Rows) -> None:
-        rows["best"] = rows["clean"].clone()
         rows["loss"] = torch.zeros_like(rows["eps"])
-        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
-        rows["done"] = rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         clean, label = rows["clean"], rows["label"]
@@ -263,25 +236,23 @@ class _Counter(nn.Module):
         return self
 
     def forward(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
-        given = () if self.context is None else (self._given(len(x)),)
+        given: tuple[Tensor, ...] = ()
+        if self.context is not None:
+            if len(x) != len(self.context) > 1:
+                raise UserError(
+                    f"the attack asks about {len(x)} of {len(self.context)} images, each with a context of its own: "
+                    "attack with batch_size=1"
+                )
+            given = (self.context.expand(len(x), *self.context.shape[1:]),)
         with running(self.model, x):
             logits = self.model(x.clone(), *given)  # which the model may write to
         self.forwards += len(x)
         if logits.requires_grad:
-            logits.register_hook(lambda gradient: self._count(len(gradient)))
+            logits.register_hook(self._count)
         return logits
 
-    def _given(self, rows: int) -> Tensor:
-        assert self.context is not None
-        if rows != len(self.context) > 1:
-            raise UserError(
-                f"the attack asks about {rows} of {len(self.context)} images, each with a context of its own: attack "
-                "with batch_size=1"
-            )
-        return self.context.expand(rows, *self.context.shape[1:])
-
-    def _count(self, rows: int) -> None:
-        self.backwards += rows
+    def _count(self, gradient: Tensor) -> None:
+        self.backwards += len(gradient)
 
 
 @contextlib.contextmanager

@@ -1,17 +1,17 @@
 """Adversarial patches: PGD within a square at a random position."""
 
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int64, Integer
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import Count, Positive, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
@@ -24,7 +24,7 @@ from antiphase.streams import sample_keys, uniform
 def patch_pgd(
     model: Classifier,
     images: Float[Tensor, "samples channels height width"],
-    labels: Integer[Tensor, " samples"] | None,
+    labels: Labels,
     threat: Threat = Threat("linf", 1.0),  # noqa: B008 (frozen)
     *,
     width: int = 8,
@@ -63,14 +63,10 @@ def patch_pgd(
         )
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "step_size": threat.eps / 4 if step_size is None else step_size,
-        "restarts": restarts,
-        "objective": objective,
-    }
-    search = _PatchPgd(PgdSearch(threat, **settings, name=f"patch-{width}"), width)
-    return run_search(model, images, labels, threat, search, {"width": width, **settings}, run)
+    alpha = threat.eps / 4 if step_size is None else step_size
+    inner = PgdSearch(threat, steps, alpha, restarts=restarts, objective=objective, name=f"patch-{width}")
+    own = {"width": width, "steps": steps, "step_size": alpha, "restarts": restarts, "objective": objective}
+    return run_search(model, images, labels, threat, _PatchPgd(inner, width), run, settings=own)
 
 
 @dataclass

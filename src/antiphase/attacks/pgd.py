@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
-from jaxtyping import Float, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
@@ -14,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, row_norm, steepest
@@ -31,8 +30,8 @@ _SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {
 @validated
 def pgd(
     model: Classifier,
-    images: Float[Tensor, "samples *shape"],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     steps: Count = 20,
@@ -77,23 +76,16 @@ def pgd(
         raise UserError("eps inf: PGD needs a finite ε; use FAB to minimise the perturbation")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "step_size": threat.eps / 4 if step_size is None else step_size,
-        "schedule": schedule,
-        "restarts": restarts,
-        "random_start": random_start,
-        "momentum": momentum,
-        "objective": objective,
-    }
-    return run_search(model, images, labels, threat, PgdSearch(threat, **settings), settings, run)
+    alpha = threat.eps / 4 if step_size is None else step_size
+    search = PgdSearch(threat, steps, alpha, schedule, restarts, random_start, momentum, objective)
+    return run_search(model, images, labels, threat, search, run)
 
 
 @validated
 def fgsm(
     model: Classifier,
-    images: Float[Tensor, "samples ..."],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     objective: str | Objective = "cross_entropy",
@@ -117,7 +109,7 @@ def fgsm(
         UserError: An image is out of range.
     """
     search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
-    return run_search(model, images, labels, threat, search, {"objective": objective}, run)
+    return run_search(model, images, labels, threat, search, run, settings={"objective": objective})
 
 
 @dataclass

@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Integer
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from antiphase.arguments import Count, Share, validated
@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Rows, RunOptions
+from antiphase.attacks.engine.search import Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Norm, Threat, per_row
@@ -49,7 +49,7 @@ Flags = Bool[Tensor, "batch ahead"]  # of queries
 def square(
     model: Classifier,
     images: Float[Tensor, "samples channels height width"],
-    labels: Integer[Tensor, " samples"] | None,
+    labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     queries: Count = AUTOATTACK_QUERIES,
@@ -106,15 +106,9 @@ def square(
         raise UserError("eps inf: Square needs a finite ε; use FAB to minimise the perturbation")
     if images.ndim != 4:
         raise UserError(f"images of shape {tuple(images.shape)}: Square expects (samples, C, H, W)")
-    settings: dict[str, Any] = {
-        "queries": queries,
-        "p_init": p_init,
-        "restarts": restarts,
-        "targets": targets,
-        "objective": objective,
-        "rescale_schedule": rescales(queries, rescale_schedule),
-    }
-    return run_search(model, images, labels, threat, _Square(threat, **settings), settings, run, budgets)
+    rescaled = rescales(queries, rescale_schedule)
+    search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
+    return run_search(model, images, labels, threat, search, run, budgets)
 
 
 def rescales(queries: int, asked: bool | None) -> bool:
@@ -163,13 +157,10 @@ class _Square:
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Evaluate several queries of each row at once if few rows are left, and accept the first improvement.
 
-        A full batch takes hardly longer than a few rows, and most proposals are rejected, so each query assumes that
-        those before it are. Queries after an accepted one are discarded, not counted, and drawn again from the new
-        image: the result equals that of one query at a time.
-
-        A proposal that changes no pixel is rejected and counted without a pass. Low precision cannot resolve small
-        gains: it rejects only proposals that are clearly worse, and float32 decides on the others, in batches of many
-        rows; until then a row waits.
+        Each query assumes that those before it are rejected, as most are. Queries after an accepted one are discarded,
+        not counted, and drawn again from the new image: the result equals that of one query at a time. A proposal that
+        changes no pixel is counted without a pass. Low precision rejects only proposals that are clearly worse;
+        float32 decides on the others, in batches of many rows; until then a row waits.
         """
         low, waits = oracle.precision != "float32", rows["waits"]
         ahead = self._ahead(len(rows) - int(waits.sum()), rows["clean"][0].numel(), oracle)
@@ -296,9 +287,8 @@ SQUARE = AttackSpec(
     black_box=True,
     implied=_implied,
     unset=lambda settings: {"rescale_schedule": False},
-    passes=lambda settings: (
-        settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2
-    ),  # forward only
+    # forward only
+    passes=lambda settings: settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2,
 )
 
 
@@ -483,28 +473,18 @@ def _draw(
     return level, at.height[level], at.width[level], draws.view(*t.shape, count)
 
 
-def _place(
-    draw: Float[Tensor, "*shape"], length: int, size: Int64[Tensor, "*shape"]
-) -> Int64[Tensor, "*shape"]:
+def _place(draw: Tensor, length: int, size: Tensor) -> Tensor:
     """Return the first pixel of a window, uniform over all positions at which it fits."""
     return (draw * (length - size + 1)).long()
 
 
-def _span(
-    length: int, first: Int64[Tensor, "*shape"], size: Int64[Tensor, "*shape"]
-) -> Bool[Tensor, "*shape length"]:
+def _span(length: int, first: Tensor, size: Tensor) -> Tensor:
     """Return whether each pixel along an axis lies in a window."""
     pixel = torch.arange(length, device=first.device)
     return (pixel >= first[..., None]) & (pixel < (first + size)[..., None])
 
 
-def _inside(
-    tall: Queries, wide: Queries
-) -> tuple[
-    Int64[Tensor, "batch ahead pixels"],
-    Int64[Tensor, "batch ahead pixels"],
-    Bool[Tensor, "batch ahead pixels"],
-]:
+def _inside(tall: Queries, wide: Queries) -> tuple[Tensor, Tensor, Tensor]:
     """List the pixels of each window by row and column from its corner, and whether each occurs for the first time."""
     tallest, widest = torch.stack([tall.amax(), wide.amax()]).tolist()
     pixel = torch.arange(tallest * widest, device=tall.device)

@@ -2,18 +2,19 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal, Unpack, get_args
 
 import torch
-from jaxtyping import Float, Int64, Integer
+from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.arguments import ANY_NUMBER, validated
 from antiphase.attacks.engine.checks import black_box_wins, falling_asr
 from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.engine.search import Run, RunOptions, read_options
+from antiphase.attacks.engine.search import Images, Labels, Run, RunOptions, read_options
 from antiphase.attacks.ensemble import AttackFunction, Ensemble, Stage
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
@@ -28,8 +29,8 @@ Piece = tuple[Positions, AttackResult]  # what a stage says of the samples at so
 def sweep(
     attack: AttackFunction | Ensemble,
     model: Classifier,
-    images: Float[Tensor, "samples ..."],
-    labels: Integer[Tensor, " samples"] | None,
+    images: Images,
+    labels: Labels,
     threat: Threat,
     eps: Iterable[Annotated[float, ANY_NUMBER]],
     *,
@@ -114,9 +115,12 @@ def sweep_ensemble(
                 part = _some(part, torch.searchsorted(positions, robust))
                 part = _within(replace(part, warnings=(), seconds=0.0, **_no_passes(part)), at)
             elif carries and ensemble.minimal:  # one search at infinite ε, of which each ε counts its share
-                part = _within(samples.attack(stage, robust, replace(threat, eps=math.inf)), at)
+                part = _within(samples.under(stage, robust, replace(threat, eps=math.inf))(), at)
             else:
-                part = samples.attack(stage, robust, at)
+                part = samples.under(stage, robust, at)()
+            samples.labels = (
+                part.label if samples.labels is None else samples.labels
+            )  # of all: the first has all
             pieces[number] = robust, part
             whole = _merged(whole, part, robust, at)
             if run.on_finished is not None:
@@ -147,10 +151,10 @@ class _Samples:
     options: RunOptions
     run: Run
 
-    def attack(
+    def under(
         self, stage: Stage, at: Positions, threat: Threat, budgets: Tensor | None = None
-    ) -> AttackResult:
-        """Attack the samples at some positions; the first call, of all samples, settles what is attacked."""
+    ) -> Callable[[], AttackResult]:
+        """Return the call that attacks the samples at some positions."""
         options: dict[str, Any] = {**self.options, "ids": self.ids[at]}
         options.pop("on_finished", None)
         options["progress"] = stage.name if self.run.progress is True and stage.name else self.run.progress
@@ -159,10 +163,7 @@ class _Samples:
         if budgets is not None:
             options["budgets"] = budgets
         labels = None if self.labels is None else self.labels[at]
-        part = stage.attack(self.model, self.images[at], labels, threat, **stage.settings, **options)
-        if self.labels is None:
-            self.labels = part.label
-        return part
+        return partial(stage.attack, self.model, self.images[at], labels, threat, **stage.settings, **options)
 
 
 def _descend(
@@ -188,7 +189,8 @@ def _descend(
         ):
             levels = level[here].unique().tolist()
             own = torch.tensor(budgets, dtype=torch.float64)[level[here]] if len(levels) > 1 else None
-            part = samples.attack(stage, here, replace(threat, eps=budgets[levels[-1]]), own)
+            part = samples.under(stage, here, replace(threat, eps=budgets[levels[-1]]), own)()
+            samples.labels = part.label if samples.labels is None else samples.labels
             shared = ", ".join(f"{budgets[one]:g}" for one in levels)
             said = [f"{one} (of ε = {shared} together)" if own is not None else one for one in part.warnings]
             settings = {name: value for name, value in part.settings.items() if name != "budgets"}

@@ -56,7 +56,7 @@ def show(options: StudyOptions) -> Answer:
 
     antiphase study show figure-3a --profile paper
     """
-    from antiphase.studies.paper_settings import shown_settings
+    from antiphase.studies.paper_settings import shown_settings, text_of
     from antiphase.studies.plan import describe, select
     from antiphase.studies.results import costs
     from antiphase.studies.store import identity
@@ -65,7 +65,7 @@ def show(options: StudyOptions) -> Answer:
     found = []
     for one in chosen.studies:
         plan, cells = chosen.plan(one), []
-        say(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
+        say(f"{one.label}: {one.title} ({one.paper})\n\n{text_of(one).strip()}\n")
         settings = shown_settings(one, chosen.profile) | costs(one.cells(chosen.profile), chosen.store)
         for name, value in settings.items():
             say(f"{name}: {value}")
@@ -82,7 +82,7 @@ def show(options: StudyOptions) -> Answer:
                 "paper": one.paper,
                 "artefact": one.label,
                 "title": one.title,
-                "text": one.text,
+                "text": text_of(one),
                 "profile": chosen.profile.name,
                 "settings": dict(settings),
                 "cells": cells,

@@ -26,24 +26,27 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.",
     ),
     "certify": (
-        "antiphase.cli.certify",
+        "antiphase.commands.certify",
         "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.",
     ),
     "evaluate": (
-        "antiphase.cli.evaluate",
+        "antiphase.commands.evaluate",
         "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.",
     ),
-    "look": ("antiphase.cli.look", "Draw where a CLIP and its twin look in images for a text, side by side."),
+    "look": (
+        "antiphase.commands.look",
+        "Draw where a CLIP and its twin look in images for a text, side by side.",
+    ),
     "train": (
-        "antiphase.cli.training",
+        "antiphase.commands.train",
         "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",
     ),
     "train-clip": (
-        "antiphase.cli.clip_training",
+        "antiphase.commands.train_clip",
         "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
     ),
     "train-vlm": (
-        "antiphase.cli.vlm_training",
+        "antiphase.commands.train_vlm",
         "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
     ),
     "study": (
@@ -51,7 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
     ),
     "export": (
-        "antiphase.cli.export",
+        "antiphase.commands.export",
         "Write a model as safetensors, in our layout or the released one, or put it on the hub.",
     ),
     "rerun": (
@@ -74,15 +77,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Each command's module, which has it as ``COMMAND``, and the first line of its help."""
 
 
+_ELSEWHERE = {"study run": "antiphase.studies.result"}
+
+
 def find_command(name: str) -> "Command":
     """Return a command by name, such as ``"audit"``.
 
     Raises:
         UserError: there is no such command.
     """
-    if name not in COMMANDS and name != "study run":
+    if name not in COMMANDS and name not in _ELSEWHERE:
         raise UserError(f"command {name!r}: expected one of {', '.join(COMMANDS)}")
-    module = importlib.import_module(COMMANDS[name.split()[0]][0])
+    module = importlib.import_module(_ELSEWHERE.get(name) or COMMANDS[name][0])
     if hasattr(module, "COMMAND"):
         return module.COMMAND
     if name in getattr(module, "COMMANDS", {}):

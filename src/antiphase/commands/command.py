@@ -32,12 +32,14 @@ class Command:
         run: ``"module:function"`` of (options, the command as typed): does the work, and writes ``options.out``.
             For a command without a result, it returns the ``Answer`` and prints what it likes.
         result: ``"module:class"`` of the ``Result``; empty for a command that leaves no run to read back.
+        in_folder: whether ``options.out`` is the directory of a run; if not, the function returns the ``Answer``.
     """
 
     name: str
     options: type[Options]
     run: str
     result: str = ""
+    in_folder: bool = True
 
     def function(self) -> Callable[..., Any]:
         """Return the function that does the work."""
@@ -54,7 +56,7 @@ class Command:
             options: chosen ones.
             typed: the command, for the record.
         """
-        if not self.result:
+        if not self.result or not self.in_folder:
             return self.function()(options, typed)
         from antiphase.commands.result import read_result
 

@@ -14,15 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-KINDS: Table = {
-    "certify": "antiphase.api.certified:KIND",
-    "evaluate": "antiphase.api.evaluated:KIND",
-    "look": "antiphase.api.looked:KIND",
-    "train": "antiphase.api.trained:KIND",
-    "train-clip": "antiphase.api.trained:KIND",
-    "train-vlm": "antiphase.api.trained:KIND",
-    "study run": "antiphase.api.studied:KIND",
-}
+KINDS: Table = {"look": "antiphase.api.looked:KIND"}
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,19 @@ from typing import Any, TypeVar
 
 from antiphase.commands import find_command
 from antiphase.commands.audit.options import AttackOptions, AuditOptions
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.live_objects import as_text
+from antiphase.commands.look.options import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder
 from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.train.options import TrainOptions
+from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
-from antiphase.runs.options.certify import CertifyOptions
-from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.options.evaluate import EvaluateOptions
-from antiphase.runs.options.look import LookOptions
-from antiphase.runs.options.training import TrainOptions
-from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 
@@ -82,14 +81,12 @@ def certify(model: Any, **options: Any) -> Result:
 
     Args:
         model: specification or module.
-        **options: fields of :class:`~antiphase.runs.options.certify.CertifyOptions`, as for :func:`audit`.
+        **options: fields of :class:`~antiphase.commands.certify.options.CertifyOptions`, as for :func:`audit`.
 
     Raises:
         UserError: an option is not known or not valid, or models and data do not fit each other.
     """
-    from antiphase.runs.certify import run
-
-    return _run("certify", CertifyOptions, {"model": model, **options}, run)
+    return _command_of("certify", {"model": model, **options})
 
 
 def evaluate(models: Any, **options: Any) -> Result:
@@ -97,13 +94,13 @@ def evaluate(models: Any, **options: Any) -> Result:
 
     Args:
         models: specification or loaded model, or several.
-        **options: fields of :class:`~antiphase.runs.options.evaluate.EvaluateOptions`. Without ``out`` and ``cache``
-            features are not kept either.
+        **options: fields of :class:`~antiphase.commands.evaluate.options.EvaluateOptions`. Without ``out`` and
+            ``cache`` features are not kept either.
 
     Raises:
         UserError: an option is not known or not valid, or models and data allow none of the tasks.
     """
-    from antiphase.runs.evaluate_run import run
+    run = find_command("evaluate").function()
 
     def work(chosen: EvaluateOptions, command: str) -> None:
         own = (
@@ -127,35 +124,24 @@ def look(model: Any, images: Any, text: Any, **options: Any) -> Result:
         model: specification or loaded model, or several.
         images: path, or several.
         text: what to look for; several texts in a list.
-        **options: fields of :class:`~antiphase.runs.options.look.LookOptions`. With ``out`` the figure and its maps are
-            written there, as the command does.
+        **options: fields of :class:`~antiphase.commands.look.options.LookOptions`. With ``out`` the figure and its
+            maps are written there, as the command does.
 
     Raises:
         UserError: an option, a model or an image cannot be used.
     """
-    from antiphase.api.looked import looked_result
-    from antiphase.files import replacing
-    from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, looked_figure
-    from antiphase.runs.look import run
+    from antiphase.commands.look.run import look as compute
 
-    several = {
-        name: (value,) if isinstance(value, str | Path) else value
-        for name, value in (
-            ("images", images),
-            ("text", text),
-            *((name, options[name]) for name in ("mask",) if name in options),
-        )
+    several = {"images": images, "text": text} | {
+        name: options[name] for name in ("mask",) if name in options
     }
+    several = {name: (value,) if isinstance(value, str | Path) else value for name, value in several.items()}
     with as_text({"model": model, **options, **several}) as values:
         chosen = LookOptions(**values)
-        check_suffix(chosen.out)
-        check_rows(len(chosen.images), len(chosen.text))
-        found = run(chosen, _command("look", chosen))
+        result = compute(chosen, _command("look", chosen))
     if options.get("out") is not None:
-        with replacing(chosen.out) as temporary:
-            temporary.write_bytes(figure_bytes(looked_figure(found), chosen.out))
-            found.write(chosen.out)
-    return looked_result(found)
+        result.write(chosen.out)
+    return result
 
 
 def train(model: str, data: str, **options: Any) -> Result:
@@ -166,20 +152,14 @@ def train(model: str, data: str, **options: Any) -> Result:
     Args:
         model: kind of model: vit or diffvit for a classifier, clip, diffclip and so on for a CLIP.
         data: source of images, or of image-text pairs for a CLIP.
-        **options: fields of :class:`~antiphase.runs.options.training.TrainOptions`, or of
-            :class:`~antiphase.runs.options.clip_training.TrainClipOptions` for a CLIP.
+        **options: fields of :class:`~antiphase.commands.train.options.TrainOptions`, or of
+            :class:`~antiphase.commands.train_clip.options.TrainClipOptions` for a CLIP.
 
     Raises:
         UserError: an option is not known or not valid, or the data do not fit the model.
     """
     values = {"model": model, "data": data, **options}
-    if model in CLIPS:
-        from antiphase.runs.train_clip import run as run_clip
-
-        return _run("train-clip", TrainClipOptions, values, lambda chosen, _: run_clip(chosen))
-    from antiphase.runs.train import run
-
-    return _run("train", TrainOptions, values, lambda chosen, _: run(chosen))
+    return _command_of("train-clip" if model in CLIPS else "train", values)
 
 
 def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
@@ -189,15 +169,12 @@ def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
         stage: 1 or 2.
         data: source of conversations.
         out: directory to write, which ``antiphase.vlm.load_vlm`` takes.
-        **options: fields of :class:`~antiphase.runs.options.vlm_training.TrainVlmOptions`.
+        **options: fields of :class:`~antiphase.commands.train_vlm.options.TrainVlmOptions`.
 
     Raises:
         UserError: an option is not known or not valid, or the data do not fit the stage.
     """
-    from antiphase.runs.train_vlm import run
-
-    values = {"stage": str(stage), "data": data, "out": out, **options}
-    return _run("train-vlm", TrainVlmOptions, values, lambda chosen, _: run(chosen))
+    return _command_of("train-vlm", {"stage": str(stage), "data": data, "out": out, **options})
 
 
 def study(names: Any, **options: Any) -> Result:
@@ -211,7 +188,7 @@ def study(names: Any, **options: Any) -> Result:
     Raises:
         UserError: an option is not known or not valid, or a cell fails.
     """
-    from antiphase.api.studied import studied
+    from antiphase.studies.result import studied
     from antiphase.studies.run import run
 
     named = (names,) if isinstance(names, str) else names

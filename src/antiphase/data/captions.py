@@ -4,7 +4,7 @@ import csv
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     pairs = listed_pairs(
         "coco-objects", split, [path.parent.parent], rows, (), "has fewer than two categories"
     )
-    return replace(pairs, objects=tuple(objects))
+    return pairs.altered(objects=tuple(objects))
 
 
 def _coco(name: str, root: Path, split: str, kind: str) -> tuple[str, Path, Any]:
@@ -365,7 +365,7 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
         raise UserError(f"{name}: its images are URLs, such as {files[0]}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}
     rows = [(file, tuple(said), numbers.get(labels.get(file, ""))) for file, said in captions.items()]
-    return replace(listed_pairs(name, split, [path.parent], rows, class_names), skipped=tuple(skipped))
+    return listed_pairs(name, split, [path.parent], rows, class_names).altered(skipped=tuple(skipped))
 
 
 def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:

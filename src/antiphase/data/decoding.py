@@ -5,7 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -60,11 +60,8 @@ class Square:
 
     def __repr__(self) -> str:
         """Leave out defaults, so that what is stored with the repr of a plain square keeps its name."""
-        shown = {each.name: getattr(self, each.name) for each in fields(self)}
-        parts = [
-            f"{name}={value!r}" for name, value in shown.items() if value or name in ("size", "interpolation")
-        ]
-        return f"Square({', '.join(parts)})"
+        values = {name: value for name, value in vars(self).items() if value or name == "size"}
+        return f"Square({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def __call__(self, image: UInt8[Tensor, "3 height width"]) -> UInt8[Tensor, "3 size size"]:
         return self.apply(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
@@ -105,10 +102,8 @@ def decode_whole(
     file: Path | bytes, name: str | None = None, fix: str = "repair it, or remove it from the data"
 ) -> UInt8[Tensor, "3 height width"]:
     """Decode a path, or the bytes of a file, to RGB at its own size; otherwise like :func:`decode`."""
-    source = file if isinstance(file, Path) else io.BytesIO(file)
-    return pil_to_tensor(
-        _read(source, 3, name or (printable(str(file)) if isinstance(file, Path) else "in memory"), fix)
-    )
+    name = name or (printable(str(file)) if isinstance(file, Path) else "in memory")
+    return pil_to_tensor(_read(file, 3, name, fix))
 
 
 def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
@@ -138,13 +133,12 @@ def _shortened(image: Image.Image) -> Image.Image:
     return image.crop((left, top, image.width - left, image.height - top))
 
 
-def _read(source: Path | io.BytesIO, channels: int, name: str, fix: str) -> Image.Image:
+def _read(file: Path | bytes, channels: int, name: str, fix: str) -> Image.Image:
     try:
-        with Image.open(openable(source) if isinstance(source, Path) else source) as image:
+        with Image.open(openable(file) if isinstance(file, Path) else io.BytesIO(file)) as image:
             return flat(image, _MODES[channels])
     except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
-        reason = one_line(error)
-        raise UserError(f"cannot read image {name} ({reason}): {fix}") from error
+        raise UserError(f"cannot read image {name} ({one_line(error)}): {fix}") from error
 
 
 WORKERS = min(16, os.cpu_count() or 1)

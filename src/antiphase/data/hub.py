@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, snapshot_download
@@ -40,7 +40,7 @@ OFFLINE = (
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
 
 _WDS_IMAGES = ("webp", "png", "jpg", "jpeg")
-_DIGITS = 18  # of a label; Python refuses to parse numbers with thousands of digits
+_CLASS_NUMBER = r"0*\d{1,18}"  # Python refuses to parse numbers with thousands of digits
 _LABELS = ("label", "labels", "fine_label")
 _NUMBER = re.compile(r"(^|[-_.])(\d+(-of-\d+)?|[0-9a-f]{8,})(?=$|[-_.])")  # of a Parquet file, or a hash
 
@@ -111,13 +111,9 @@ def wds_images(path: Path, split: str) -> FileImages:
     labels: list[int] = []
     for sample in samples:
         text = sample.text.strip()
-        if not text.isdecimal():
-            raise UserError(f"{name}: {sample.place}.cls contains {text[:80]!r}, expected a class number")
-        if len(text.lstrip("0")) > _DIGITS or int(text) >= most:
-            raise UserError(
-                f"{name}: {sample.place}.cls contains {text[:80]}, expected a class number from 0 to {most - 1}: "
-                "correct it, or download the set again"
-            )
+        if not re.fullmatch(_CLASS_NUMBER, text) or int(text) >= most:
+            expected = f"expected a class number from 0 to {most - 1}: correct it, or download the set again"
+            raise UserError(f"{name}: {sample.place}.cls contains {text[:80]!r}, {expected}")
         labels.append(int(text))
     names = names or list(map(str, range(max(labels) + 1)))
     listed = path / "zeroshot_classification_templates.txt"
@@ -154,10 +150,9 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
             f"--local-dir {path}'"
         )
     split = choose_split(name, split, splits)
-    if has_captions(path) and suffix != "txt":
-        raise UserError(f"{name} has captions, not labels (see dataset_type.txt): use it for retrieval")
-    if not has_captions(path) and suffix == "txt":
-        raise UserError(f"{name} has labels, not captions (see dataset_type.txt): use it for classification")
+    if has_captions(path) != (suffix == "txt"):
+        kinds = "labels, not captions" if suffix == "txt" else "captions, not labels"
+        raise UserError(f"{name} has {kinds} (see dataset_type.txt): use it for what it is")
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
         raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
@@ -236,17 +231,14 @@ def _labels(name: str, path: Path) -> list[int]:
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = first_line(error)
         raise UserError(f"{name}: {path} is no complete Parquet file ({reason}): download it again") from None
-    image = next((column for column in IMAGE_COLUMNS if column in schema), None)
+    image = next((schema[column] for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
-    if image is None or label is None:
-        raise UserError(f"{name}: {path} has the columns {', '.join(schema)}; expected image and label")
-    kind: Any = schema[image]
-    fields = [field.name for field in kind.fields] if isinstance(kind, pl.Struct) else []
-    if kind != pl.Binary and "bytes" not in fields:
-        raise UserError(f"{name}: column {image} of {path} has type {kind}; expected bytes and path")
+    encoded = image == pl.Binary or (isinstance(image, pl.Struct) and "bytes" in image.to_schema())
+    if not encoded or label is None or not (schema[label].is_numeric() or schema[label] == pl.Boolean):
+        columns = ", ".join(f"{column} ({kind})" for column, kind in schema.items())
+        expected = "expected image, of bytes and path, and label, of integers"
+        raise UserError(f"{name}: {path} has the columns {columns}; {expected}")
     where = f"{name}: column {label} of {path}"
-    if not (schema[label].is_numeric() or schema[label] == pl.Boolean):
-        raise UserError(f"{where} has type {schema[label]}; expected integers")
     labels = rows.select(label).collect().to_series()
     if labels.null_count() or labels.min() == -1:
         raise UserError(f"{where} has rows without a label (null or −1); use a labelled split")

@@ -4,7 +4,6 @@ import contextlib
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -59,7 +58,7 @@ def imagenet(split: str, root: Path) -> FileImages:
         )
     images = class_folder("imagenet", folder, split)
     names = prompt_names()
-    return replace(images, class_names=tuple(names.get(wnid, wnid) for wnid in images.class_names))
+    return images.altered(class_names=tuple(names.get(wnid, wnid) for wnid in images.class_names))
 
 
 def imagenet_variant(name: str, split: str, root: Path) -> FileImages:

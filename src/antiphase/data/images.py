@@ -1,11 +1,12 @@
 """Sets of labelled images, in memory or decoded from files on demand."""
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -38,7 +39,13 @@ class Samples(ABC):
             for name, value in vars(self).items()
             if name in _OF_EACH_SAMPLE and value is not None
         }
-        return replace(self, **chosen)  # pyright: ignore[reportArgumentType]
+        return self.altered(**chosen)
+
+    def altered(self, **values: Any) -> Self:
+        """Return a copy with other values, which are not checked: a million file names would take seconds."""
+        other = copy.copy(self)
+        vars(other).update(values)
+        return other
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -197,7 +204,7 @@ class FileImages(ImageSet):
 
     def resized(self, square: Square, channels: int | None = None) -> "FileImages":
         """Return the same files, resized and cropped in another way."""
-        return replace(self, image_size=square.size, square=square, channels=channels or self.channels)
+        return self.altered(image_size=square.size, square=square, channels=channels or self.channels)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
@@ -225,7 +232,7 @@ class FileImages(ImageSet):
         if not good:
             first = self.files[0]
             raise UserError(f"{self.name}: none of its {len(self)} images can be read, the first is {first}")
-        return replace(self.take(good), skipped=(*self.skipped, *bad))
+        return self.take(good).altered(skipped=(*self.skipped, *bad))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
         return decode(self.root / self.files[row], self.square or self.image_size, self.channels)

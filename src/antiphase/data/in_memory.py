@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def dataset_images(
         raise UserError(f"{name}: images of different shapes, {several}; expected one; resize them")
     names = dataset_class_names(data) if class_names is None else class_names
     labelled = array_images(name, torch.stack(images), [label for _, label in pairs], class_names=names)
-    return replace(labelled, ids=rows)
+    return labelled.altered(ids=rows)
 
 
 def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> list[tuple[Any, Any]]:
@@ -257,46 +256,27 @@ def checked_pixels(name: str, images: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         reason = first_line(error)
         raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_TYPES}") from None
-    _check_layout(name, tuple(pixels.shape))
+    shape = tuple(pixels.shape)
+    if len(shape) != 4 or shape[1] not in (1, 3) or not math.prod(shape):
+        hint = ": add the channel, images[:, None]" if len(shape) == 3 else ""
+        hint = ": images.transpose(0, 3, 1, 2) in NumPy, .permute in torch" if _channels_last(shape) else hint
+        raise UserError(f"{name}: images of shape {shape}; expected some {_LAYOUT}, 1 or 3 channels{hint}")
     kind = str(pixels.dtype).removeprefix("torch.")
     whole = pixels.dtype == torch.uint8
     if not whole and not pixels.is_floating_point():
-        hint = (
-            ": divide them by 65535, or by the largest value that they can have" if kind == "uint16" else ""
-        )
-        raise UserError(f"{name}: images of type {kind}; expected {_TYPES}{hint}")
+        raise UserError(f"{name}: images of type {kind}; expected {_TYPES}")
     pixels = pixels if whole else pixels.float()
     low, high = (float(value) for value in torch.aminmax(pixels))
     if high == 1 if whole else not (low >= 0 and high <= 1):
-        if whole:
-            expected = "0..255: multiply them by 255"
-        elif low >= 0 and high <= 255:
-            expected = "[0, 1]: divide them by 255"
-        elif low < 0:
-            expected = "[0, 1]: leave out the normalisation, which belongs into the model"
-        else:
-            expected = "[0, 1]: scale them to [0, 1], without NaN"
+        expected = (
+            "0..255: multiply them by 255" if whole else "[0, 1]: divide bytes by 255, and do not normalise"
+        )
         raise UserError(f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected {expected}")
     return pixels
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3)
-
-
-def _check_layout(name: str, shape: tuple[int, ...]) -> None:
-    if _channels_last(shape):
-        raise UserError(
-            f"{name}: images of shape {shape} have their channels last; expected {_LAYOUT}: images.transpose(0, 3, "
-            "1, 2) in NumPy, images.permute(0, 3, 1, 2) in torch"
-        )
-    if len(shape) != 4 or shape[1] not in (1, 3):
-        side = math.isqrt(shape[1]) if len(shape) == 2 else 0
-        hint = ": add the channel, images[:, None]" if len(shape) == 3 else ""
-        hint = f": images.reshape(-1, 1, {side}, {side})" if side and side**2 == shape[1] else hint
-        raise UserError(f"{name}: images of shape {shape}; expected {_LAYOUT} with 1 or 3 channels{hint}")
-    if not math.prod(shape):
-        raise UserError(f"{name}: no images; expected at least one")
 
 
 def _tensor(images: Any) -> Tensor:

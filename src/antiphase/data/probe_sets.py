@@ -3,7 +3,6 @@
 import hashlib
 import tarfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,7 @@ def caltech101(split: str, root: Path) -> FileImages:
     manifest = folder / SPLIT_FILE
     splits = read_split(manifest, images.files) if manifest.is_file() else split_by_digest(images.files)
     rows = [row for row, file in enumerate(images.files) if splits[file] == split]
-    return replace(images.take(rows), ids=torch.arange(len(rows)))
+    return images.take(rows).altered(ids=torch.arange(len(rows)))
 
 
 def split_by_digest(files: Sequence[str]) -> dict[str, str]:

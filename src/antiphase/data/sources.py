@@ -3,7 +3,7 @@
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,7 +32,7 @@ _KINDS = {  # of sources that read a file, by its suffix
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Request:
     """What a caller asked of a source; ``path`` follows the colon of ``name``. A source uses what applies to it."""
 
@@ -366,19 +366,10 @@ def load_data(
         facts = source_of(source)
         if facts.splits is not None:
             split = choose_split(source, split, facts.splits)
-        ask = Request(
-            name=source,
-            split=split,
-            root=data_root(root),
-            image_size=image_size,
-            channels=channels,
-            num_classes=num_classes,
-            limit=limit,
-            seed=seed,
-        )
+        ask = Request(source, split, data_root(root), image_size, channels, num_classes, limit, seed)
         images = facts.load(ask)
         if isinstance(images, FileImages):
-            images = replace(images, image_size=image_size or facts.image_size, channels=channels or 3)
+            images = images.altered(image_size=image_size or facts.image_size, channels=channels or 3)
         warn_of_other_counts(source, images.split, len(images), len(images.class_names))
     else:
         images = _own_images(source, labels, class_names, limit, seed)
@@ -455,9 +446,7 @@ def load_pairs(
         raise UserError(f"{name}: --samples only applies to shards; leave it out, or use --limit {samples}")
     if not streamed and lanes is not None:
         raise UserError(f"{name}: --lanes only applies to shards; leave out --lanes {lanes}")
-    ask = Request(
-        name=name, split=split, root=data_root(root), samples=samples, lanes=lanes, progress=progress
-    )
+    ask = Request(name, split, data_root(root), samples=samples, lanes=lanes, progress=progress)
     pairs = source.load(ask)
     if streamed:
         return pairs

@@ -147,15 +147,13 @@ def few_shot_accuracies(
     return (right & asked).sum(1).cpu().double() / asked.sum(1).cpu()
 
 
-def _rows(
-    features: Float[Tensor, "images dim"], rows: Int64[Tensor, "episodes rows"], memory: Tensor
-) -> Float[Tensor, "episodes rows dim"]:
+def _rows(features: Tensor, rows: Tensor, memory: Tensor) -> Float[Tensor, "episodes rows dim"]:
     """Return copies of these rows in ``memory``, which is cheaper than allocating it each time."""
     copies = torch.index_select(features, 0, rows.flatten(), out=memory[: rows.numel()])
     return copies.unflatten(0, rows.shape)
 
 
-def _move(support: Float[Tensor, "episodes rows dim"], queries: Float[Tensor, "episodes asked dim"]) -> None:
+def _move(support: Tensor, queries: Tensor) -> None:
     """Subtract the mean of each episode's support from both, in place."""
     mean = support.mean(1, keepdim=True)
     support -= mean
@@ -180,9 +178,7 @@ def _picks(
 
 
 def _images_of(
-    labels: Int64[Tensor, " images"],
-    classes: Int64[Tensor, "episodes ways"],
-    places: Int64[Tensor, "episodes ways count"],
+    labels: Int64[Tensor, " images"], classes: Tensor, places: Tensor
 ) -> Int64[Tensor, "episodes ways count"]:
     """Return the position of the image at each place among those of its class; of place −1, −1."""
     ordered, positions = labels.sort(stable=True)

@@ -113,13 +113,7 @@ def accuracy_stands_for(data: str, metric: str) -> bool:
 
 
 def task_metrics(task: str, rows: pl.DataFrame, groups: Sequence[str] | None = None) -> list[Metric]:
-    """Return the metrics that the rows of a task on one data set hold.
-
-    Args:
-        task: a name of :data:`~antiphase.registry.TASKS`.
-        rows: of ``ROW_SCHEMA``.
-        groups: names of the groups that the rows number.
-    """
+    """Return the metrics that the rows of a task on one data set hold; ``groups`` names the groups of the rows."""
     metrics = find(TASKS, task, "task").metrics
     by_setting = rows.group_by("setting", maintain_order=True)
     return [metric for (setting,), block in by_setting for metric in metrics(str(setting), block, groups)]
@@ -186,10 +180,7 @@ def summarise_tasks(
 ) -> dict[str, Any]:
     """Return every metric of every model (``results``), and its difference to the twin's (``differences``).
 
-    Args:
-        rows: of ``rows.parquet``.
-        twins: name of the twin of each model that has one.
-        groups: names of the groups that the rows of a data set number: MMVP's patterns.
+    ``twins`` has the twin's name for each model that has one; ``groups`` names MMVP's patterns for each data set.
     """
     metrics: dict[tuple[str, ...], Metric] = {}
     for (model, task, data), block in rows.group_by("model", "task", "data", maintain_order=True):

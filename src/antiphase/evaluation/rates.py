@@ -73,11 +73,7 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate the clean accuracy of each model, with 95 % Wilson intervals.
-
-    Returns:
-        Columns ``model, value, low, high, n``, models in the order of the rows.
-    """
+    """Estimate the clean accuracy of each model, in the order of the rows: ``model, value, low, high, n``."""
     results = []
     for (model,), cell in rows.group_by(["model"], maintain_order=True):
         images = cell.unique("sample", keep="first")
@@ -87,12 +83,7 @@ def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
-    """Return a warning for each model whose clean accuracy is not above chance, 1 / number of classes.
-
-    Args:
-        accuracy: frame of ``clean_accuracy``.
-        num_classes: number of classes of each model.
-    """
+    """Return a warning for each model whose :func:`clean_accuracy` is not above chance, 1 / number of classes."""
     return [
         f"{row['model']}: clean accuracy {100 * row['value']:.1f} % [{100 * row['low']:.1f}, {100 * row['high']:.1f}] "
         f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that the "
@@ -136,8 +127,7 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
 def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
     """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack.
 
-    Args:
-        comparisons: of :func:`compare`, or of :func:`family_comparisons`, whose n is the number of training seeds.
+    They are those of :func:`compare`, or of :func:`family_comparisons`, whose n is the number of training seeds.
     """
     single = "p_value" in comparisons.columns
     sides = ("model", "against") if single else ("family", "against_family")
@@ -157,16 +147,7 @@ def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
 def summarise_rates(
     rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return the content of ``summary.json`` (version 1), ready for JSON.
-
-    Args:
-        rows: The run's rows.
-        cards: of :func:`described_models`.
-        pairs: (model, against) to compare.
-
-    Raises:
-        UserError: As ``rates`` and ``compare``, or the model of a card has no rows.
-    """
+    """Return the content of ``summary.json`` (version 1), ready for JSON; ``pairs`` are (model, against)."""
     models = described_models(rows, cards)
     compared = [compare(rows, *pair).drop("norm", "n").to_dicts() for pair in pairs]
     return {
@@ -180,10 +161,8 @@ def summarise_rates(
 def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the part ``models`` of ``summary.json``: the cards with each model's clean accuracy.
 
-    Args:
-        rows: The run's rows.
-        cards: One per model, in the order of the report: ``name``, ``attention``, ``seed`` (or None) and ``lambda``,
-            the λ of each layer (mean over heads), empty without differential attention.
+    A card has ``name``, ``attention``, ``seed`` (or None) and ``lambda``, the λ of each layer (mean over heads), empty
+    without differential attention.
 
     Raises:
         UserError: the model of a card has no rows.
@@ -200,13 +179,7 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
 
 
 def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Group models by attention and by name without the seed at its end; models without a seed are apart.
-
-    Args:
-        models: ``name``, ``attention`` and ``seed`` of each.
-
-    Returns:
-        The names of the models of each family, by the family's name.
+    """Group the names of models by attention and by name without the seed at its end, under the family's name.
 
     >>> by_seed([{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)])
     {'vit': ['vit-0', 'vit-1']}
@@ -228,11 +201,7 @@ def over_seeds(
 ) -> pl.DataFrame:
     """Average a column over each group of at least two rows, one row per seed, with Student's t interval.
 
-    Args:
-        frame: the rows.
-        keys: columns that define the groups.
-        column: column to average.
-        within: restricts the interval to the range of the values.
+    ``within`` restricts the interval to the range of the values.
 
     Returns:
         Columns ``*keys, value, low, high, n``, groups in the order of the rows, without smaller groups.
@@ -246,11 +215,7 @@ def over_seeds(
 
 
 def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
-    """Average each rate over the seeds of each family of ``by_seed``.
-
-    Returns:
-        Columns ``family, attack, norm, eps, metric, value, low, high, n``.
-    """
+    """Average each rate over the seeds of each family: ``family, attack, norm, eps, metric, value, low, high, n``."""
     named = results.with_columns(family=_family("model", families))
     return over_seeds(named, ["family", *_CELL, "metric"], "value", as_share)
 

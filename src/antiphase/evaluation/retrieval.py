@@ -75,11 +75,7 @@ def retrieval_rows(
 ) -> pl.DataFrame:
     """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
 
-    Args:
-        images: unit vectors.
-        texts: unit vectors of the captions.
-        owners: position of each caption's image; every image has one at least.
-        ids: of the images.
+    ``images`` and ``texts`` are unit vectors, ``owners`` the position of each caption's image.
     """
     places = torch.arange(len(images), device=owners.device)
     by_caption = outcome_rows(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import PositiveFloat, ValidationError
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from antiphase.arguments import Fields, Seed, validated
@@ -18,15 +18,12 @@ from antiphase.data.decoding import Square
 from antiphase.errors import UserError, invalid
 from antiphase.models.preprocessing import Images
 from antiphase.models.transformer import (
-    AttentionFactory,
-    Block,
-    QuickGELU,
     ScheduleName,
     Size,
-    TowerConfig,
+    TextConfig,
+    TextTransformer,
     attention_slot,
     check_memory,
-    run_blocks,
 )
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, find
@@ -39,52 +36,8 @@ Towers = Literal["both", "vision", "text"]
 TokenIds = Int64[Tensor, "batch length"]
 Embeddings = Float[Tensor, "batch embed"]
 
-VOCABULARY = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wasted tokens
-
-
-class TextConfig(TowerConfig):
-    """Architecture of a text tower."""
-
-    vocab_size: Size = VOCABULARY
-    context_length: Size = 77
-    norm_eps: PositiveFloat = 1e-5
-
-
-class TextTransformer(nn.Module):
-    """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
-
-    ``attention(layer_index)`` returns the attention module of a layer; it is called with a causal mask.
-
-    Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
-    Section 2.4 (causal attention, QuickGELU).
-    """
-
-    def __init__(self, attention: AttentionFactory, config: TextConfig) -> None:
-        super().__init__()
-        dim, eps = config.dim, config.norm_eps
-        self.context_length = config.context_length
-        self.checkpointing = False  # recompute each block in the backward pass: slower, less memory
-        self.token_embed = nn.Embedding(config.vocab_size, dim)
-        self.pos_embed = nn.Parameter(torch.zeros(config.context_length, dim))
-        self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), config.mlp_ratio, QuickGELU(), eps) for layer in range(config.depth)
-        )
-        self.norm = nn.LayerNorm(dim, eps=eps)
-
-    def forward(self, tokens: TokenIds) -> Float[Tensor, "batch dim"]:
-        """Return one feature vector per text.
-
-        A text ends at the largest id of its row, and later ids have no effect (see :func:`trimmed`).
-        """
-        length = tokens.shape[1]
-        if length > self.context_length:
-            raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")
-        x = self.token_embed(tokens) + self.pos_embed[:length]
-        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        x = run_blocks(self.blocks, x, mask, checkpointing=self.checkpointing)
-        return self.norm(x[torch.arange(len(x), device=x.device), tokens.argmax(1)])
 
 
 def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
@@ -137,7 +90,7 @@ class CLIP(nn.Module):
     Args:
         visual: image tower without a head.
         text: text tower.
-        widths: feature widths of the image tower and the text tower.
+        widths: feature widths of both towers.
         embed_dim: width of the common space.
         logit_scale: natural logarithm of the factor on the cosines.
         logit_bias: added to the logits by the sigmoid loss; None for no bias.
@@ -188,11 +141,7 @@ class CLIP(nn.Module):
 
 @validated
 def build_clip(config: ClipConfig, seed: Seed = 0) -> CLIP:
-    """Build a model from its configuration, with weights drawn from ``seed``.
-
-    Raises:
-        UserError: if the sizes are incompatible.
-    """
+    """Build a model from its configuration, with weights drawn from ``seed``."""
     with torch.random.fork_rng(devices=[]):  # the constructors' weights are overwritten
         model = bare_clip(config)
     _initialise(model, config.init, seed)
@@ -289,15 +238,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ClipVariant:
-    """A kind of CLIP, as registered in :data:`antiphase.registry.CLIPS`.
+    """A kind of CLIP, as registered in :data:`antiphase.registry.CLIPS`."""
 
-    Attributes:
-        label: what reports call it; * and † are the DiffCLIP paper's (Sections 4.5 and 4.6).
-        fields: arguments of :func:`configure_clip` that make it what it is.
-    """
-
-    label: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    label: str  # what reports call it; * and † are the DiffCLIP paper's (Sections 4.5 and 4.6)
+    fields: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # arguments of configure_clip that make it what it is
 
     @property
     def schedule(self) -> str | None:
@@ -325,10 +271,7 @@ def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
         preset: ``"b16"`` or ``"small"``.
         seed: random seed of the initial weights.
         **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
-            and the other fields of :class:`~antiphase.models.clip.ClipConfig`.
-
-    Raises:
-        UserError: for an unknown preset or field, or incompatible sizes.
+            and the other fields of :class:`~antiphase.models.clip.ClipConfig`; an unknown one is a ``UserError``.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 

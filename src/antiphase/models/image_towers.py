@@ -23,22 +23,17 @@ Features = Float[Tensor, "batch width"]
 
 @dataclass(frozen=True)
 class ImageTower:
-    """A model's image tower, split in front of its projection or head.
+    """A model's image tower, split in front of its projection or head."""
 
-    Attributes:
-        features: maps images in [0, 1] to the input of the projection or head.
-        project: maps features to the joint embedding space, not normalised; None for a classifier.
-        square: resizes and crops an image to the model's size.
-        channels: number of image channels.
-        raw: whether ``features`` precede the projection; False for models that cannot be split there, whose
-            ``project`` is the identity.
-    """
-
-    features: Callable[[Images], Features]
-    project: Callable[[Features], Features] | None
-    square: Square
+    features: Callable[[Images], Features]  # from images in [0, 1] to the input of the projection or head
+    project: (
+        Callable[[Features], Features] | None
+    )  # to the joint space, not normalised; None for a classifier
+    square: Square  # resizes and crops an image to the model's size
     channels: int
-    raw: bool = True
+    raw: bool = (
+        True  # False for models that cannot be split before their projection: ``project`` is the identity
+    )
 
 
 def image_tower(model: nn.Module) -> ImageTower:

@@ -68,19 +68,12 @@ class Normalized(nn.Module):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A model's preprocessing.
+    """A model's preprocessing; mean and std of each channel, in [0, 1] pixels, include offset and factor."""
 
-    Attributes:
-        square: resizes and crops pictures when they are loaded.
-        mean: of each channel, in units of the [0, 1] pixel range; includes offset and factor.
-        std: of each channel, in the same units.
-        bgr: whether the model takes the channels in reverse order.
-    """
-
-    square: Square
+    square: Square  # resizes and crops pictures when they are loaded
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    bgr: bool = False
+    bgr: bool = False  # whether the model takes the channels in reverse order
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from pydantic import AfterValidator, Field, PositiveFloat
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
@@ -160,15 +161,12 @@ class TowerConfig(Fields):
 class AttentionSpec:
     """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`.
 
-    Attributes:
-        label: what reports call a vision transformer with it, such as ``"DiffViT"``.
-        differential: whether it subtracts a second map weighted by λ.
-        make: returns the attention module of a tower's layer, counted from 0. Modules may draw their own initial
-            weights, see :func:`antiphase.models.vit.draw_own`.
+    ``make`` returns the attention module of a tower's layer, counted from 0. Modules may draw their own initial
+    weights, see :func:`antiphase.models.vit.draw_own`.
     """
 
-    label: str
-    differential: bool
+    label: str  # what reports call a vision transformer with it, such as "DiffViT"
+    differential: bool  # whether it subtracts a second map weighted by λ
     make: Callable[[TowerConfig, int], nn.Module]
 
     @property
@@ -229,3 +227,46 @@ def check_memory(config: TowerConfig, vectors: int) -> None:
             f"{sizes}: the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory; choose "
             "smaller sizes"
         )
+
+
+class TextConfig(TowerConfig):
+    """Architecture of a text tower."""
+
+    vocab_size: Size = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
+    context_length: Size = 77
+    norm_eps: PositiveFloat = 1e-5
+
+
+class TextTransformer(nn.Module):
+    """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
+
+    ``attention(layer_index)`` returns the attention module of a layer; it is called with a causal mask.
+
+    Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
+    Section 2.4 (causal attention, QuickGELU).
+    """
+
+    def __init__(self, attention: AttentionFactory, config: TextConfig) -> None:
+        super().__init__()
+        dim, eps = config.dim, config.norm_eps
+        self.context_length = config.context_length
+        self.checkpointing = False  # recompute each block in the backward pass: slower, less memory
+        self.token_embed = nn.Embedding(config.vocab_size, dim)
+        self.pos_embed = nn.Parameter(torch.zeros(config.context_length, dim))
+        self.blocks = nn.ModuleList(
+            Block(dim, attention(layer), config.mlp_ratio, QuickGELU(), eps) for layer in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(dim, eps=eps)
+
+    def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch dim"]:
+        """Return one feature vector per text.
+
+        A text ends at the largest id of its row, and later ids have no effect (:func:`~antiphase.models.clip.trimmed`).
+        """
+        length = tokens.shape[1]
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")
+        x = self.token_embed(tokens) + self.pos_embed[:length]
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        x = run_blocks(self.blocks, x, mask, checkpointing=self.checkpointing)
+        return self.norm(x[torch.arange(len(x), device=x.device), tokens.argmax(1)])

@@ -187,10 +187,7 @@ def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransf
         image_size: height and width in pixels; 8, 28, 32, 64 and 224 have presets.
         seed: of the initial weights.
         **sizes: ``patch_size, in_channels, dim, depth, num_heads, num_classes`` and the other fields of
-            :class:`VitConfig`.
-
-    Raises:
-        UserError: for an unknown or missing size, or sizes that do not fit together.
+            :class:`VitConfig`. One that is unknown, missing or does not fit the others is a ``UserError``.
     """
     return build(configure("softmax", image_size, sizes), seed)
 
@@ -219,11 +216,7 @@ def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConf
 
 @validated
 def build(config: VitConfig, seed: Seed = 0) -> VisionTransformer:
-    """Build the model that a configuration describes, with weights drawn from ``seed``.
-
-    Raises:
-        UserError: for sizes that do not fit together.
-    """
+    """Build the model that a configuration describes, with weights drawn from ``seed``."""
     with torch.random.fork_rng(devices=[]):  # construction draws weights that `initialise` draws again
         model = build_vision(config)
     initialise(model, seed, config.initial_weights)

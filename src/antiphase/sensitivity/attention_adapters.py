@@ -79,22 +79,30 @@ def _registered(module: nn.Module) -> type | str | None:
     return next((key for pair in pairs for key in pair if key in _ADAPTERS), None)
 
 
-def _projected(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, counts: Sequence[int]
-) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return the projected tokens and the matrix of each head, for queries, keys and values with so many heads."""
-    return tuple(
+def _branch(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] | None,
+    counts: Sequence[int],
+    mask: Tensor | None,
+    scale: float | None = None,
+    turns: Sequence[Turn | None] = (None, None),
+) -> tuple[Branch, Tensor]:
+    """Return the branch of all maps and the values, from matrices and head counts of queries, keys and values."""
+    (q, to_q), (k, to_k), (v, _) = (
         (
             F.linear(x, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2),
             weight.unflatten(0, (heads, -1)),
         )
         for weight, bias, heads in zip(weights, biases or (None,) * 3, counts, strict=True)
     )
+    if (groups := counts[0] // counts[1]) > 1:
+        k, to_k = k.repeat_interleave(groups, 1), to_k.repeat_interleave(groups, 0)
+    return Branch(q, k, to_q, to_k, scale, mask, *turns), v
 
 
-def _qkv(module: Any, x: Tensor, maps: int, values: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    biases = None if module.qkv.bias is None else module.qkv.bias.chunk(3)
-    return _projected(x, module.qkv.weight.chunk(3), biases, (maps, maps, values))
+def _qkv(layer: nn.Linear) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+    return layer.weight.chunk(3), None if layer.bias is None else layer.bias.chunk(3)
 
 
 def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
@@ -144,15 +152,15 @@ def _layer(
 
 
 def _softmax(module: SoftmaxAttention, call: Call) -> Layer:
-    (q, to_q), (k, to_k), (v, _) = _qkv(module, call.tokens, module.num_heads, module.num_heads)
-    branch = Branch(q, k, to_q, to_k, mask=_additive(call.given(0, "mask"), call.tokens))
+    mask = _additive(call.given(0, "mask"), call.tokens)
+    branch, v = _branch(call.tokens, *_qkv(module.qkv), (module.num_heads,) * 3, mask)
     return _layer(call, branch, v, lambda heads: module.proj(_merge(heads)))
 
 
 def _differential(module: DifferentialAttention, call: Call) -> Layer:
     x, heads = call.tokens, module.num_diff_heads
-    (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * heads, heads)
-    both = Branch(q, k, to_q, to_k, mask=_additive(call.given(0, "mask"), x))
+    mask = _additive(call.given(0, "mask"), x)
+    both, v = _branch(x, *_qkv(module.qkv), (2 * heads, 2 * heads, heads), mask)
     return _layer(call, _pair(both, *_ALTERNATING), v, module.finish, lambda_at(module.lam, x))
 
 
@@ -184,13 +192,11 @@ def _timm(module: Any, call: Call) -> Layer:
         to_mlp, *weights = module.in_proj.weight.split(module.in_split)
         bias = module.in_proj.bias
         mlp_bias, *biases = (None,) * 4 if bias is None else bias.split(module.in_split)
-        projected = _projected(x, weights, biases, (maps, maps, heads))
     else:
-        projected = _qkv(module, x, maps, heads)
-    (q, to_q), (k, to_k), (v, _) = projected
+        weights, biases = _qkv(module.qkv)
     mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
-    norms = (None if isinstance(norm, nn.Identity) else norm for norm in (module.q_norm, module.k_norm))
-    branch = Branch(q, k, to_q, to_k, module.scale, mask, *norms)
+    norms = [None if isinstance(norm, nn.Identity) else norm for norm in (module.q_norm, module.k_norm)]
+    branch, v = _branch(x, weights, biases, (maps, maps, heads), mask, module.scale, norms)
 
     def finish(heads: Tensor) -> Tensor:
         if differential:
@@ -221,14 +227,13 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     tangent = None if call.tangent is None else call.batch_first(call.tangent)
     x, heads = call.batch_first(call.tokens), module.num_heads
     biases = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    (q, to_q), (k, to_k), (v, _) = _projected(x, module.in_proj_weight.chunk(3), biases, (heads,) * 3)
     mask = _additive(call.given(4, "attn_mask"), x, forbids=True)
     if mask is not None and mask.ndim == 3:
         mask = mask.unflatten(0, (-1, heads))
     padding = _additive(call.given(2, "key_padding_mask"), x, forbids=True)
     if padding is not None:
         mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
-    branch = Branch(q, k, to_q, to_k, mask=mask)
+    branch, v = _branch(x, module.in_proj_weight.chunk(3), biases, (heads,) * 3, mask)
     return _layer(
         replace(call, tokens=x, tangent=tangent), branch, v, lambda heads: module.out_proj(_merge(heads))
     )
@@ -239,15 +244,12 @@ def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
     x, layers = call.tokens, (module.q_proj, module.k_proj, module.v_proj)
     counts = [layer.out_features // module.head_dim for layer in layers]
     weights, biases = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias"))
-    (q, to_q), (k, to_k), (v, _) = _projected(x, weights, biases, counts)
-    groups = q.shape[1] // k.shape[1]
-    k, to_k = k.repeat_interleave(groups, 1), to_k.repeat_interleave(groups, 0)
     causal = call.kwargs.get("is_causal", getattr(module, "is_causal", False))
     mask = _additive(call.given(1, "attention_mask"), x, bool(causal))
-    turns = (_rotary(call, getattr(module, name, None)) for name in ("q_norm", "k_norm"))
+    turns = [_rotary(call, getattr(module, name, None)) for name in ("q_norm", "k_norm")]
     scale = getattr(module, "scaling", None) or module.scale
     output = module.o_proj if hasattr(module, "o_proj") else module.out_proj
-    return Branch(q, k, to_q, to_k, scale, mask, *turns), v, output
+    return *_branch(x, weights, biases, counts, mask, scale, turns), output
 
 
 def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:

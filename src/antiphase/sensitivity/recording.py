@@ -369,8 +369,8 @@ def _opposed(total: Tensor, left: list[Tensor], right: list[Tensor]) -> bool:
     """Return whether a sum has its two sides with weights of opposite signs everywhere."""
     u = torch.randn(total.shape, generator=torch.Generator().manual_seed(5)).to(total)
     slopes = torch.autograd.grad(total, [*left, *right], u, retain_graph=True)
-    signs = [(slope * u).sign() if slope.shape == u.shape else u.new_zeros(1) for slope in slopes]
-    least, most = (torch.stack([fold(sign) for sign in signs]) for fold in (torch.min, torch.max))
-    up, down = (least >= 0) & (most > 0), (most <= 0) & (least < 0)
-    parts = [slice(len(left)), slice(len(left), None)]
-    return any(bool(up[one].any() and down[two].any()) for one, two in (parts, parts[::-1]))
+    products = [slope * u if slope.shape == u.shape else u.new_zeros(1) for slope in slopes]
+    up = [bool((one >= 0).all() and (one > 0).any()) for one in products]
+    down = [bool((one <= 0).all() and (one < 0).any()) for one in products]
+    count = len(left)
+    return (any(up[:count]) and any(down[count:])) or (any(down[:count]) and any(up[count:]))

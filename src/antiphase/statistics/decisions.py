@@ -25,9 +25,6 @@ def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, 
 
     Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
     value is 1.
-
-    Raises:
-        ValueError: The arrays differ in length or are empty.
     """
     check_pairs(first, second)
     only_first, discordant = int((first & ~second).sum()), int((first != second).sum())
@@ -42,9 +39,6 @@ def mcnemar_clustered(
     With d_c the difference of the two counts in cluster c, p = P(|Σ s_c·d_c| ≥ |Σ d_c|) for independent random signs
     s_c: under the hypothesis the two outcomes of a cluster can be exchanged as a whole. If each cluster has at most one
     discordant observation, this is the exact McNemar test.
-
-    Raises:
-        ValueError: The arrays differ in length or are empty.
     """
     check_pairs(first, second, clusters)
     _, place = np.unique(clusters, return_inverse=True)

@@ -1,4 +1,7 @@
-"""Estimates with 95 % intervals: proportions, paired proportions, means over seeds and classes, functions of means."""
+"""Estimates with 95 % intervals: proportions, paired proportions, means over seeds and classes, functions of means.
+
+And linearised values, which make such functions means of one value a sample.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from scipy import special, stats
 
+STRATA = 20  # of the covariate that a rate is standardised to
 _LARGEST_EXPONENT = 700.0  # exp overflows beyond this
 _NO_WIDTH = 1e-12  # rounding of equal values
 
@@ -42,9 +46,6 @@ def student_t(degrees: float) -> float:
 def proportion(successes: int, n: int) -> Estimate:
     """Estimate a proportion with Wilson's (1927) score interval: every π with |p − π| ≤ z·√(π(1 − π)/n).
 
-    Raises:
-        ValueError: There are no samples, or the count is outside [0, n].
-
     >>> round(proportion(0, 10).high, 4)  # z²/(n + z²)
     0.2775
     """
@@ -68,9 +69,6 @@ def paired_difference(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarr
 
     Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
     based on paired data", Statistics in Medicine 17:2635–2650 (1998), method 10.
-
-    Raises:
-        ValueError: The arrays differ in length or are empty.
     """
     check_pairs(first, second)
     cells = (first & second, first & ~second, ~first & second, ~first & ~second)
@@ -104,9 +102,6 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
     """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom.
 
     The interval may extend beyond the range of the values; see ``as_share``, ``as_size`` and ``as_difference``.
-
-    Raises:
-        ValueError: There are fewer than two values.
     """
     k = len(values)
     if k < 2:
@@ -176,9 +171,6 @@ def jackknife(parts: Float[np.ndarray, "samples parts"], statistic: Statistic) -
 
     Source: B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistics 9:586–596 (1981).
 
-    Raises:
-        ValueError: There are no samples.
-
     >>> jackknife(np.array([[1.0], [2.0], [3.0]]), lambda means: means[..., 0]).value  # a mean: x̄ ± t·s/√n
     2.0
     """
@@ -193,23 +185,6 @@ def jackknife(parts: Float[np.ndarray, "samples parts"], statistic: Statistic) -
     return _around(value, student_t(n - 1) * spread, n)
 
 
-def linearised(
-    parts: Float[np.ndarray, "samples parts"], statistic: Statistic
-) -> Float[np.ndarray, " samples"]:
-    """Return one value a sample whose mean is f(x̄) and whose variance over n is that of :func:`jackknife`.
-
-    v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎), so that ratios of means can be averaged over training seeds like other values.
-
-    >>> linearised(np.array([[1.0], [2.0], [6.0]]), lambda means: means[..., 0])
-    array([1., 2., 6.])
-    """
-    n, value = len(parts), statistic(parts.mean(0))
-    if n == 1:
-        return np.full(1, value)
-    left_out = _left_out(parts, statistic)
-    return value + (n - 1) * (left_out.mean() - left_out)
-
-
 def mean_over_groups(
     values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"]
 ) -> Estimate:
@@ -219,9 +194,6 @@ def mean_over_groups(
     m ± t·s, Student's t at n − G degrees of freedom. A group of equal values gets the variance with one more value on
     either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0. A group of one sample gets the mean
     variance of the others. If no group has two samples the interval is infinite.
-
-    Raises:
-        ValueError: There are no samples.
 
     >>> mean_over_groups(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 5])).value == (2 / 3 + 1) / 2
     True
@@ -247,3 +219,107 @@ def _left_out(parts: np.ndarray, statistic: Statistic) -> Float[np.ndarray, " sa
 
 def _around(value: float, half: float, n: int) -> Estimate:
     return Estimate(value, value - half, value + half, n)
+
+
+# Values whose mean is a statistic that is no mean, and whose spread is that of the statistic, to first order: θ plus n
+# times each observation's influence on θ. So ratios, areas under a curve and standardised rates can be averaged over
+# clusters, such as six questions about one image, and over training seeds like any other values.
+
+
+def linearised(
+    parts: Float[np.ndarray, "samples parts"], statistic: Statistic
+) -> Float[np.ndarray, " samples"]:
+    """Return one value a sample whose mean is f(x̄) and whose variance over n is that of :func:`jackknife`.
+
+    v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎), so that ratios of means can be averaged over training seeds like other values.
+
+    >>> linearised(np.array([[1.0], [2.0], [6.0]]), lambda means: means[..., 0])
+    array([1., 2., 6.])
+    """
+    n, value = len(parts), statistic(parts.mean(0))
+    if n == 1:
+        return np.full(1, value)
+    left_out = _left_out(parts, statistic)
+    return value + (n - 1) * (left_out.mean() - left_out)
+
+
+def ratio_values(
+    numerator: Float[np.ndarray, " n"], denominator: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb.
+
+    >>> float(ratio_values(np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 0.0])).mean())
+    0.5
+    """
+    total = float(denominator.sum())
+    if not total:
+        raise ValueError("a ratio to nothing")
+    ratio = float(numerator.sum()) / total
+    return ratio + len(numerator) * (numerator - ratio * denominator) / total
+
+
+def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Return values whose mean is the area under the ROC curve.
+
+    The area A is the probability that a positive scores higher than a negative; ties count half. With Vᵢ the share of
+    the observations of the other kind that observation i is on the right side of, and mᵢ the number of its own kind,
+    the value is A + n·(Vᵢ − A) / mᵢ.
+
+    Source: N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53:567–578 (1997).
+
+    >>> float(auc_values(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True])).mean())
+    0.875
+    """
+    positive, negative = np.sort(scores[truth]), np.sort(scores[~truth])
+    if not len(positive) or not len(negative):
+        raise ValueError("an area under a curve of one kind of observation")
+    own, other = np.where(truth, len(positive), len(negative)), np.where(truth, len(negative), len(positive))
+    lower, upper = (
+        np.where(truth, np.searchsorted(negative, scores, side), np.searchsorted(positive, scores, side))
+        for side in ("left", "right")
+    )
+    below = (lower + upper) / 2 / other
+    right = np.where(truth, below, 1 - below)
+    area = float(right[truth].mean())
+    return area + len(scores) * (right - area) / own
+
+
+def standardised(
+    values: Float[np.ndarray, "seeds samples"],
+    covariate: Float[np.ndarray, "seeds samples"],
+    population: Sequence[Float[np.ndarray, "seeds samples"]],
+    strata: int = STRATA,
+) -> Float[np.ndarray, "seeds samples"]:
+    """Return values whose mean is Σ_k w_k·μ_k: the rate if a model's images had a common population's covariate.
+
+    A model with smaller margins is broken more often even if nothing else sets it apart; post-stratification by the
+    margin takes that away. The strata k lie between the quantiles of the population's covariate (ties may leave fewer);
+    w_k is the share of the population in stratum k, p_k that of the model's own images, and μ_k the mean of the model's
+    values there. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), where k is its own stratum and
+    k(r,i) that of the r-th of the R members of the population. The second term is 0 on average. Where the model has no
+    image in a stratum, μ_k is that of the nearest stratum that has.
+
+    The result is comparable between models if images of the same stratum are: the covariate varies little within a
+    stratum, and nothing else that both the model and the outcome depend on is left out.
+
+    Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
+
+    Args:
+        values: the model's outcome, such as whether an image was broken.
+        covariate: the model's covariate of the same images.
+        population: covariates of the models whose images, pooled, are the common population.
+        strata: their number, at least 1.
+    """
+    pooled = np.stack(population)
+    inner = np.unique(np.quantile(pooled, np.arange(1, strata) / strata))
+    count = len(inner) + 1
+    own, theirs = (np.searchsorted(inner, each, side="right") for each in (covariate, pooled))
+    sizes = np.bincount(own.ravel(), minlength=count)
+    sums = np.bincount(own.ravel(), values.ravel().astype(float), count)
+    weights = np.bincount(theirs.ravel(), minlength=count) / pooled.size
+    filled = np.flatnonzero(sizes)
+    nearest = filled[np.abs(np.arange(count)[:, None] - filled).argmin(1)]
+    means = (sums[filled] / sizes[filled])[np.searchsorted(filled, nearest)]
+    weights = np.bincount(nearest, weights, count)  # an empty stratum hands its weight to its stand-in
+    ratios = np.divide(weights * own.size, sizes, out=np.zeros(count), where=sizes > 0)
+    return means[theirs].mean(0) + ratios[own] * (values - means[own])

@@ -26,21 +26,13 @@ _LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail 
 
 @dataclass(frozen=True)
 class Spread:
-    """The variance of a mean over k seeds and n samples, and what it is made of.
+    """The variance of a mean over k seeds and n samples, and what it is made of."""
 
-    Attributes:
-        seeds: k.
-        n: number of samples.
-        by_seed: S, the variance of the seeds' means divided by k; 0 with one seed.
-        by_sample: I, the variance of the samples' means divided by n.
-        rest: R, the variance of the residuals divided by kn; 0 with one seed.
-    """
-
-    seeds: int
+    seeds: int  # k
     n: int
-    by_seed: float
-    by_sample: float
-    rest: float
+    by_seed: float  # S, the variance of the seeds' means divided by k; 0 with one seed
+    by_sample: float  # I, the variance of the samples' means divided by n
+    rest: float  # R, the variance of the residuals divided by kn; 0 with one seed
 
     @property
     def variance(self) -> float:
@@ -69,15 +61,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class CrossedEstimate(Estimate):
-    """An estimate over crossed seeds and samples.
+    """An estimate over crossed seeds and samples."""
 
-    Attributes:
-        spread: its variance; None if there is one sample.
-        cells: identities of the cells whose rows it is made from, if known.
-    """
-
-    spread: Spread | None = None
-    cells: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    spread: Spread | None = None  # its variance; None if there is one sample
+    cells: tuple[str, ...] = field(
+        default=(), repr=False, compare=False
+    )  # whose rows it is made from, if known
 
     @property
     def seeds(self) -> int:
@@ -91,9 +80,6 @@ def crossed_mean(values: Float[np.ndarray, "seeds samples"]) -> CrossedEstimate:
     The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
     equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply a
     rate of 0. With one seed the interval is over the samples only.
-
-    Raises:
-        ValueError: There are no values, or one is not finite.
 
     >>> crossed_mean(np.array([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]])).value
     0.625

@@ -16,9 +16,6 @@ Names = Annotated[
     Typed(argument=True, metavar="STUDY"),
     Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all."),
 ]
-Name = Annotated[
-    str, Typed(argument=True, metavar="STUDY"), Field(description="Study, or a file of your own.")
-]
 ProfileName = Annotated[
     Literal["smoke", "laptop", "paper"],
     Field(
@@ -172,27 +169,15 @@ class RunOptions(StudyOptions):
         return self
 
 
-class RowsOptions(Options):
+class RowsOptions(StudyOptions):
     """Print or export the rows of a study."""
 
-    name: Name
-    profile: ProfileName = "laptop"
-    seeds: Seeds = None
-    models: GivenModels = ()
-    baseline: Baseline = None
-    store: StoreFolder = STORE
     rows: ReadRows = None
     table: Annotated[
         str | None,
         Field(description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."),
     ] = None
     out: Annotated[Path | None, Field(description="File to write, .csv or .parquet.")] = None
-
-    @property
-    def study(self) -> StudyOptions:
-        """The study whose rows are asked for."""
-        chosen = self.model_dump(include={"profile", "seeds", "models", "baseline", "store", "rows"})
-        return StudyOptions(names=(self.name,), **chosen)
 
 
 class ClaimsOptions(AnyStudyOptions):
@@ -213,12 +198,6 @@ class PackOptions(AnyStudyOptions):
     """Write the rows of finished cells as small files."""
 
     to: Annotated[Directory, Field(description="Directory to add the rows to.")] = RESULTS
-
-
-class PowerOptions(StudyOptions):
-    """Say what the stored rows can decide."""
-
-    rows: ReadRows = None
 
 
 class ReportOptions(AnyStudyOptions):

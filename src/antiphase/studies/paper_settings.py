@@ -128,6 +128,18 @@ def printed_numbers(paper: str, study: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema_overrides={"sd": pl.Float64})
 
 
+def text_of(study: Study) -> str:
+    """Return a study's text, and below it the paper's numbers as tables in Markdown."""
+    parts = [(study.text or "").strip()]
+    for block in _read(study.paper)["numbers"] if printed_settings(study.paper) else ():
+        if block["study"] == study.name:
+            head = [*block["keys"], *block["columns"]]
+            rows = [head, ["---"] * len(head), *block["rows"]]
+            parts.append("\n".join(f"| {' | '.join(str(cell) or '–' for cell in row)} |" for row in rows))
+            parts[-1] = f"The paper's numbers{' (percent)' if block.get('percent') else ''}:\n\n{parts[-1]}"
+    return "\n\n".join(parts) + "\n"
+
+
 def deviations(study: Study, profile: Profile) -> list[Line]:
     """Return the lines in which a study deviates under the profile ``paper``; others are stand-ins throughout."""
     lines = printed_settings(study.paper).get(study.name, ()) if profile.name == "paper" else ()

@@ -1,7 +1,6 @@
 """The results of a study, as input of the report."""
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,21 +12,14 @@ from polars import selectors
 
 from antiphase.errors import UserError, first_line
 from antiphase.files import replacing
-from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.statistics.seeds_by_images import (
-    POWER,
-    CrossedEstimate,
-    power_of,
-    seeds_until,
-    smallest_difference,
-)
+from antiphase.statistics.seeds_by_images import CrossedEstimate
 from antiphase.studies.cells import FACTORS
-from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact
 from antiphase.studies.options import PackOptions, RowsOptions, StudyOptions
 from antiphase.studies.pack import Pack, add_to_pack
-from antiphase.studies.paper_settings import note_of, shown_settings
+from antiphase.studies.paper_settings import note_of, shown_settings, text_of
 from antiphase.studies.plan import reading, select
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
 from antiphase.studies.store import Reader, core_seconds, identity
@@ -75,17 +67,15 @@ class Result:
 
 def study_rows(cells: Sequence[Cell], store: Reader) -> RowsByTable:
     """Return the rows of the finished cells by table, with the columns that identify their cells."""
-    found: dict[str, list[pl.DataFrame]] = {}
+    tables: dict[str, list[pl.DataFrame]] = {}
     for cell in cells:
-        if not store.done(cell) or (rows := store.rows(cell)) is None:
-            continue
-        factors = [
-            pl.lit(value, FACTORS.get(name)).alias(name)
-            for name, value in (dict.fromkeys(FACTORS) | cell.factors()).items()
-        ]
-        named = rows.with_columns(*factors, cell=pl.lit(identity(cell)))
-        found.setdefault(cell.table, []).append(named)
-    return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in found.items()}
+        if store.done(cell) and (rows := store.rows(cell)) is not None:
+            factors = (dict.fromkeys(FACTORS) | cell.factors()).items()
+            constant = [pl.lit(value, FACTORS.get(name)).alias(name) for name, value in factors]
+            tables.setdefault(cell.table, []).append(
+                rows.with_columns(*constant, cell=pl.lit(identity(cell)))
+            )
+    return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in tables.items()}
 
 
 def result(study: Study, profile: Profile, store: Reader, command: str, partial: bool = False) -> Result:
@@ -107,44 +97,81 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]
     rows = study_rows(done, store)
-    whole = {cell.table for cell in cells} <= set(rows)
-    reason = study.meaningless.get(profile.name)
-    artefact, claims = _read(study, rows, profile) if whole and not reason else (None, [])
-    claims = _claims(
-        claims,
-        {identity(cell): cell for cell in done},
-        store,
-        partial or len(done) == len(cells),
-        profile.name != "smoke",
-    )
+    artefact, claims = None, []
+    if reason := study.meaningless.get(profile.name):
+        artefact = Artefact(notes=[reason])
+    elif {cell.table for cell in cells} <= set(rows):
+        artefact, claims = _read(study, rows, profile)
+        complete = partial or len(done) == len(cells)
+        by_identity = {identity(cell): cell for cell in done}
+        claims = [_judged(claim, by_identity, store, complete, profile) for claim in claims]
     records = [record for cell in done if (record := store.record(cell)) is not None]
     versions: dict[str, set[str]] = {}
     for record in records:
         for name, version in record["versions"].items():
             versions.setdefault(name, set()).add(version)
-    warnings = sorted({warning for record in records for warning in record["warnings"]})
+    settings = {**shown_settings(study, profile), **costs(cells, store)}
+    if warnings := sorted({warning for record in records for warning in record["warnings"]}):
+        settings["warnings"] = "; ".join(warnings)
     return Result(
         study.name,
         study.paper,
         study.label,
         study.title,
-        study.text or "",
+        text_of(study),
         profile.name,
         training_seeds(cells),
         command,
         len(done),
         len(cells),
-        Artefact(notes=[reason]) if reason else artefact,
+        artefact,
         claims,
-        {
-            **shown_settings(study, profile),
-            **costs(cells, store),
-            **({"warnings": "; ".join(warnings)} if warnings else {}),
-        },
-        {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
+        settings,
+        {name: ", ".join(sorted(several)) for name, several in sorted(versions.items())},
         sorted({record["hardware"] for record in records}),
         sum(record["seconds"] for record in records),
     )
+
+
+def _read(study: Study, rows: RowsByTable, profile: Profile) -> tuple[Artefact, Sequence[Claim]]:
+    """Return what a study draws, with a note of what deviates from the paper, and what it claims."""
+    try:
+        drawn, claims = study.draw(rows), study.claims(rows)
+    except pl.exceptions.ColumnNotFoundError as error:
+        lacking = first_line(error).strip("\"'` ")
+        raise UserError(
+            f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study again"
+        ) from None
+    note = note_of(study, profile)
+    return replace(drawn, notes=[*drawn.notes, note]) if note else drawn, claims
+
+
+def _judged(
+    claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile
+) -> Claim:
+    """Return a claim with what its verdict depends on besides the estimates: completeness, seeds, cost."""
+
+    def measured(check: Check) -> list[Cell]:
+        """Return the cells behind a check; all of the study's where the rows do not tell."""
+        known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
+        return [cells[cell] for cell in known if cell in cells] or list(cells.values())
+
+    checks = []
+    for check in claim.checks:
+        own = measured(check)
+        given = bool(own) and check.seeds == 1 and not any(cell.needs() for cell in own)
+        checks.append(
+            replace(
+                check,
+                estimate=check.estimate if complete else None,
+                judged=profile.name != "smoke",
+                over="images" if given else "seeds",
+                seconds=seconds_per_seed(own, store, check.seeds),
+            )
+        )
+    every = [cell for check in claim.checks for cell in measured(check)]
+    fewest = min((check.seeds for check in claim.checks), default=0)
+    return replace(claim, checks=checks, seconds=seconds_per_seed(every, store, fewest))
 
 
 def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
@@ -166,59 +193,8 @@ def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
 
 def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
     """Return the training seeds of the models that are measured."""
-    found = {cell.factors().get(SEED) for cell in cells}
-    return tuple(sorted(seed for seed in found if seed is not None))
-
-
-def _read(study: Study, rows: RowsByTable, profile: Profile) -> tuple[Artefact, Sequence[Claim]]:
-    """Return what a study draws, with a note of what deviates from the paper, and what it claims.
-
-    Raises:
-        UserError: The rows lack a column.
-    """
-    try:
-        drawn, claims = study.draw(rows), study.claims(rows)
-    except pl.exceptions.ColumnNotFoundError as error:
-        lacking = first_line(error).strip("\"'` ")
-        raise UserError(
-            f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study again"
-        ) from None
-    note = note_of(study, profile)
-    return replace(drawn, notes=[*drawn.notes, note]) if note else drawn, claims
-
-
-def _claims(
-    found: Sequence[Claim], cells: Mapping[str, Cell], store: Reader, complete: bool, judged: bool
-) -> list[Claim]:
-    """Return claims with what their verdicts depend on besides the estimates: completeness, seeds, cost."""
-
-    def own(check: Check) -> list[Cell]:
-        """Return the cells behind a check; all of the study's where the rows do not tell."""
-        known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
-        return [cells[cell] for cell in known if cell in cells] or list(cells.values())
-
-    def completed(check: Check) -> Check:
-        given = check.seeds == 1 and not any(cell.needs() for cell in own(check))
-        return replace(
-            check,
-            estimate=check.estimate if complete else None,
-            judged=judged,
-            over="images" if given and own(check) else "seeds",
-            seconds=seconds_per_seed(own(check), store, check.seeds),
-        )
-
-    return [
-        replace(
-            claim,
-            checks=[completed(check) for check in claim.checks],
-            seconds=seconds_per_seed(
-                [cell for check in claim.checks for cell in own(check)],
-                store,
-                min((check.seeds for check in claim.checks), default=0),
-            ),
-        )
-        for claim in found
-    ]
+    seeds = {cell.factors().get(SEED) for cell in cells}
+    return tuple(sorted(seed for seed in seeds if seed is not None))
 
 
 def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float | None:
@@ -229,70 +205,6 @@ def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float 
     return sum(core_seconds(record) for record in records if record is not None) / seeds
 
 
-@dataclass(frozen=True)
-class Power:
-    """The power behind one check, in the unit of its estimate.
-
-    Attributes:
-        result: the study.
-        claim: the claim.
-        check: the check.
-        verdict: its verdict; None while cells are missing.
-        seeds: training seeds that were measured.
-        error: standard error of the estimate; None with fewer than two seeds, like all that follows.
-        by_seed: part of it that more training seeds make smaller; by_seed² + by_image² = error².
-        by_image: part of it that only more images make smaller.
-        decides: smallest true difference that is off zero with a probability of 80 %.
-        needed: seeds for a power of 80 % at the 95 % interval, if the difference seen is the true one, and at least as
-            many as a verdict takes; None if no number is enough.
-        minutes: core-minutes of that many seeds, with their trainings; None if unknown.
-    """
-
-    result: Result
-    claim: Claim
-    check: Check
-    verdict: Verdict | None
-    seeds: int
-    error: float | None = None
-    by_seed: float | None = None
-    by_image: float | None = None
-    decides: float | None = None
-    needed: int | None = None
-    minutes: float | None = None
-
-
-def powers(results: Sequence[Result]) -> list[Power]:
-    """Return the power behind every check of some studies."""
-    return [
-        _power(result, claim, check, verdict if result.done == result.total else None)
-        for result in results
-        for claim in result.claims
-        for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
-    ]
-
-
-def _power(result: Result, claim: Claim, check: Check, verdict: Verdict | None) -> Power:
-    spread = check.spread
-    if check.estimate is None or spread is None or spread.seeds < 2:
-        return Power(result, claim, check, verdict, check.seeds)
-    value = check.estimate.value
-    needed = seeds_until(lambda seeds: power_of(value, spread.at(seeds)) >= POWER, LEAST_SEEDS)
-    minutes = None if needed is None or check.seconds is None else needed * check.seconds / 60
-    return Power(
-        result,
-        claim,
-        check,
-        verdict,
-        spread.seeds,
-        spread.error,
-        math.sqrt(spread.by_seed),
-        math.sqrt(max(spread.variance - spread.by_seed, 0.0)),
-        smallest_difference(spread),
-        needed,
-        minutes,
-    )
-
-
 def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     """Return the rows of a study, by table.
 
@@ -300,15 +212,14 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
         UserError: the name is not that of one study, or it has no such rows.
     """
     options = reading(options)
-    name, table = options.name, options.table
-    chosen = select(options.study)
+    name, table, chosen = ", ".join(options.names), options.table, select(options)
     if len(chosen.studies) > 1:
         raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
     rows = study_rows(chosen.cells, chosen.store)
     if not rows:
         raise UserError(
-            f"{name}: no rows in {options.study.place} under profile {options.profile}; "
-            f"{options.study.next_command('run')} makes them"
+            f"{name}: no rows in {options.place} under profile {options.profile}; "
+            f"{options.next_command('run')} makes them"
         )
     if table is not None and table not in rows:
         raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")

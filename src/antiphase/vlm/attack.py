@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float
 
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.statistics.intervals import Estimate, as_difference, as_share
@@ -35,11 +34,11 @@ def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
     Returns:
         Columns ``model, attack, sampling`` (``ALL`` for every question once), ``eps, image, metric, value``.
     """
-    told = rows.with_columns(wrong=(pl.col("clean_prediction") != pl.col("label")).cast(pl.Float64))
-    attacked = told.with_columns(wrong=(pl.col("wrong") > 0).or_(pl.col("success")).cast(pl.Float64))
+    wrong = pl.col("clean_prediction") != pl.col("label")
     smallest = pl.col("eps") == pl.col("eps").min().over("model", "attack")
-    clean = told.filter(smallest).with_columns(eps=pl.lit(0.0))
-    columns = ["model", "attack", "eps", "image", "label", "wrong", "samplings"]
+    clean = rows.filter(smallest).with_columns(eps=pl.lit(0.0), wrong=wrong)
+    attacked = rows.with_columns(wrong=wrong | pl.col("success"))
+    columns = ["model", "attack", "eps", "image", "label", pl.col("wrong").cast(pl.Float64), "samplings"]
     every = pl.concat([clean.select(columns), attacked.select(columns)])
     by_sampling = every.explode("samplings").rename({"samplings": "sampling"})
     every = pl.concat([every.drop("samplings").with_columns(sampling=pl.lit(ALL)), by_sampling])
@@ -49,14 +48,11 @@ def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
         "false no": (every.filter(label=1), pl.col("wrong")),
         "accuracy": (every, 1 - pl.col("wrong")),
     }
-    return pl.concat(
-        [
-            some.group_by(keys, maintain_order=True)
-            .agg(value=value.mean())
-            .with_columns(metric=pl.lit(metric))
-            for metric, (some, value) in parts.items()
-        ]
-    )
+    frames = [
+        some.group_by(keys, maintain_order=True).agg(value=value.mean()).with_columns(metric=pl.lit(metric))
+        for metric, (some, value) in parts.items()
+    ]
+    return pl.concat(frames)
 
 
 def summarise_answers(
@@ -77,62 +73,43 @@ def summarise_answers(
         same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``,
         and are in the order of attacks, ``METRICS``, samplings (``ALL`` first) and ε.
     """
-    rates = answer_rates(rows)
-    tables = {
-        key: _matrix(some)
-        for key, some in rates.group_by("attack", "sampling", "eps", "metric", "model", maintain_order=True)
-    }
-    attacks, asked = list(dict.fromkeys(key[0] for key in tables)), (ALL, *SAMPLINGS)
+    keys = ("attack", "sampling", "eps", "metric")
+    grouped = answer_rates(rows).group_by(*keys, "model", maintain_order=True)
+    values = {key: block.sort("image")["value"].to_numpy() for key, block in grouped}
+    attacks, samplings = list(dict.fromkeys(key[0] for key in values)), (ALL, *SAMPLINGS)
     cells = sorted(
-        {key[:4] for key in tables},
-        key=lambda cell: (attacks.index(cell[0]), METRICS.index(cell[3]), asked.index(cell[1]), cell[2]),
+        {key[:4] for key in values},
+        key=lambda cell: (attacks.index(cell[0]), METRICS.index(cell[3]), samplings.index(cell[1]), cell[2]),
     )
+    family_of = {model: name for name, models in families.items() for model in models}
+    grouped_pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for model, twin in pairs:
+        grouped_pairs.setdefault((family_of[model], family_of[twin]), []).append((model, twin))
     results = []
     for name, models in families.items():
         for cell in cells:
-            values = np.stack([tables[*cell, model] for model in models if (*cell, model) in tables])
+            several = np.stack([values[*cell, model] for model in models if (*cell, model) in values])
+            estimate = as_share(crossed_mean(several))
             results.append(
-                {"family": name, **_named(cell), **_told(as_share(crossed_mean(values)), len(values))}
+                {"family": name, **dict(zip(keys, cell, strict=True)), **_entry(estimate, several)}
             )
-    of_model = {model: name for name, models in families.items() for model in models}
-    grouped: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for model, twin in pairs:
-        grouped.setdefault((of_model[model], of_model[twin]), []).append((model, twin))
     differences = []
-    for (model, twin), own in grouped.items():
+    for (model, twin), of_families in grouped_pairs.items():
+
+        def gaps(*cell: Any, pairs: Sequence[tuple[str, str]] = tuple(of_families)) -> np.ndarray:
+            return np.stack([values[*cell, one] - values[*cell, other] for one, other in pairs])
+
         for attack, sampling, eps, metric in cells:
-            kinds = {"level": _gaps(tables, own, (attack, sampling, eps, metric))}
-            if eps:
-                kinds["move"] = kinds["level"] - _gaps(tables, own, (attack, sampling, 0.0, metric))
-            for what, values in kinds.items():
-                found = as_difference(crossed_mean(values))
-                named = {
-                    "model": model,
-                    "twin": twin,
-                    "what": what,
-                    **_named((attack, sampling, eps, metric)),
-                }
-                differences.append(named | _told(found, len(own)))
+            level = gaps(attack, sampling, eps, metric)
+            moves = {"move": level - gaps(attack, sampling, 0.0, metric)} if eps else {}
+            named = {"attack": attack, "sampling": sampling, "eps": eps, "metric": metric}
+            for what, several in ({"level": level} | moves).items():
+                entry = _entry(as_difference(crossed_mean(several)), several)
+                differences.append({"model": model, "twin": twin, "what": what, **named, **entry})
     return {"results": results, "differences": differences}
 
 
-def _matrix(some: pl.DataFrame) -> Float[np.ndarray, " images"]:
-    return some.sort("image")["value"].to_numpy()
-
-
-def _gaps(
-    tables: Mapping[Any, np.ndarray], pairs: Sequence[tuple[str, str]], cell: tuple[Any, ...]
-) -> Float[np.ndarray, "pairs images"]:
-    """Return model minus twin of every pair."""
-    return np.stack([tables[*cell, model] - tables[*cell, twin] for model, twin in pairs])
-
-
-def _named(cell: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(("attack", "sampling", "eps", "metric"), cell, strict=True))
-
-
-def _told(found: Estimate, seeds: int) -> dict[str, Any]:
-    ends = {
-        name: end if np.isfinite(end) else None for name, end in (("low", found.low), ("high", found.high))
-    }
-    return {"value": found.value, **ends, "n": found.n, "seeds": seeds}
+def _entry(estimate: Estimate, values: np.ndarray) -> dict[str, Any]:
+    ends = {"low": estimate.low, "high": estimate.high}
+    finite = {name: end if np.isfinite(end) else None for name, end in ends.items()}
+    return {"value": estimate.value, **finite, "n": estimate.n, "seeds": len(values)}

@@ -13,15 +13,7 @@ from torch import Tensor, nn
 from antiphase.errors import UserError, shown
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
-from antiphase.vlm.prompt import (
-    IGNORED,
-    IMAGE,
-    PreparedQuestions,
-    Prompt,
-    Style,
-    check_question,
-    prepare_questions,
-)
+from antiphase.vlm.prompt import IGNORED, IMAGE, Prompt, Style, check_question
 from antiphase.vlm.towers import Images, Tokens, Tower
 
 ANSWERS = ("No", "Yes")
@@ -300,44 +292,20 @@ class VisionLanguageModel(nn.Module):
             )
         return new, first[0]
 
-    def answer_logits(
-        self, images: Images, questions: str | Sequence[str], answers: tuple[str, str] = ANSWERS
-    ) -> Float[Tensor, "batch 2"]:
-        """Return the logits of the first answer token, in the columns (no, yes); differentiable in the images.
-
-        To ask the same questions again and again, see :class:`~antiphase.vlm.YesNo`.
+    def answer_logits(self, images: Images, questions: str | Sequence[str]) -> Float[Tensor, "batch 2"]:
+        """Return the logits of no and yes as the first answer token, as :class:`~antiphase.vlm.YesNo` does.
 
         Args:
             images: in [0, 1].
             questions: one for all images, or one for each.
-            answers: the words for no and yes, of which the first token counts.
 
         Raises:
             UserError: if there are not as many questions as images, or a question is empty.
         """
         several = [questions] * len(images) if isinstance(questions, str) else questions
         different = list(dict.fromkeys(_one_each(several, len(images))))
-        which = torch.tensor([different.index(question) for question in several], device=images.device)
-        return self.first_logits(images, prepare_questions(self.prompt, different, answers), which)
-
-    def first_logits(
-        self, images: Images, questions: PreparedQuestions, which: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch 2"]:
-        """Return the logits of the first answer token to prepared questions; differentiable in the images.
-
-        All prompts are padded to the longest of ``questions``, and logits are computed wherever one of them ends: what
-        the model computes has the same shape in every batch. ``which`` is the position of each image's question.
-        """
-        device = images.device
-        ids, mask, columns = (
-            part[which.cpu()].to(device) for part in (questions.ids, questions.mask, questions.columns)
-        )
-        embedded, _, used = self.embed(images, ids, attention_mask=mask)
-        ends = questions.mask.sum(1) + self.projector.count - 2  # the image stands for one id
-        kept, place = (part.to(device) for part in ends.unique(return_inverse=True))
-        logits = self.language(inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept).logits
-        own = logits[torch.arange(len(images), device=device), place[which.to(device)]].gather(1, columns)
-        return own.to(torch.promote_types(own.dtype, torch.float32))
+        which = torch.tensor([different.index(question) for question in several])
+        return YesNo(self, different)(images, which)
 
 
 @contextmanager
@@ -380,7 +348,11 @@ class YesNo(nn.Module):
         self.questions: tuple[str, ...] = tuple(questions) if several else (questions,)  # type: ignore[assignment]
         if not self.questions:
             raise UserError("questions: expected at least one")
-        self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
+        ids = [vlm.prompt.question(check_question(question)) for question in self.questions]
+        # padded to the longest, so that what the model computes has the same shape in every batch
+        self._ids = nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        self._lengths = torch.tensor([len(row) for row in ids])
+        self._columns = torch.tensor([vlm.prompt.first_ids(question, ANSWERS) for question in self.questions])
         card = getattr(vlm, "card", None)
         card = card or ModelCard("vlm", "vlm", attention_kind(vlm.tower), None, vlm.image_shape, 0)
         with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
@@ -391,7 +363,7 @@ class YesNo(nn.Module):
     def forward(
         self, images: Images, which: Int64[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch 2"]:
-        """Return the logits of no and yes.
+        """Return the logits of no and yes, differentiable in the images.
 
         Args:
             images: in [0, 1].
@@ -412,4 +384,16 @@ class YesNo(nn.Module):
             raise UserError(
                 f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
             )
-        return self.vlm.first_logits(images, self._prepared, which)
+        device, which = images.device, which.cpu()
+        mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]
+        embedded, _, used = self.vlm.embed(
+            images, self._ids[which].to(device), attention_mask=mask.to(device)
+        )
+        # logits wherever a question ends; the image stands for one id
+        kept, place = (self._lengths + self.vlm.projector.count - 2).unique(return_inverse=True)
+        output = self.vlm.language(
+            inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept.to(device)
+        )
+        logits = output.logits[torch.arange(len(images), device=device), place[which].to(device)]
+        answers = logits.gather(1, self._columns[which].to(device))
+        return answers.to(torch.promote_types(answers.dtype, torch.float32))

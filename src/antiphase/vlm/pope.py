@@ -30,7 +30,7 @@ from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
 from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.reading import parse_json
-from antiphase.statistics.influence import auc_values, ratio_values
+from antiphase.statistics.intervals import auc_values, ratio_values
 from antiphase.streams import generator, key
 from antiphase.vlm.answers import answer_all, with_suffix
 
@@ -377,7 +377,7 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
     """Return POPE's metrics, each as a value for every question whose mean is the metric.
 
     Precision, recall, F1 and AUC are no means of questions, so that their values are linearised
-    (:func:`~antiphase.statistics.influence.ratio_values`). What is undefined is left out, such as the precision of a
+    (:func:`~antiphase.statistics.intervals.ratio_values`). What is undefined is left out, such as the precision of a
     model that never says yes.
 
     Args:

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.errors import UserError, shown
@@ -155,34 +154,6 @@ class Prompt:
                 labels.append(token if inside and last > first else IGNORED)
             start += len(side)
         return torch.tensor(ids), torch.tensor(labels)
-
-
-@dataclass(frozen=True)
-class PreparedQuestions:
-    """Questions that are answered with one of several words, ready for a model.
-
-    Attributes:
-        ids: of each question, padded on the right to the longest.
-        mask: False for padding.
-        columns: the first token's id of each answer.
-    """
-
-    ids: Int64[Tensor, "questions length"]
-    mask: Bool[Tensor, "questions length"]
-    columns: Int64[Tensor, "questions answers"]
-
-
-def prepare_questions(prompt: Prompt, questions: Sequence[str], answers: Sequence[str]) -> PreparedQuestions:
-    """Prepare questions about images, of whose answers the first token counts.
-
-    Raises:
-        UserError: if a question is empty, or two answers begin with the same token.
-    """
-    ids = [prompt.question(check_question(question)) for question in questions]
-    padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    lengths = torch.tensor([len(row) for row in ids])
-    columns = torch.tensor([prompt.first_ids(question, answers) for question in questions])
-    return PreparedQuestions(padded, torch.arange(padded.shape[1]) < lengths[:, None], columns)
 
 
 def check_question(question: object) -> str:

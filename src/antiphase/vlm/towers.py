@@ -34,7 +34,7 @@ class Tower(nn.Module):
     Args:
         visual: a vision transformer of ours, open_clip or transformers; its head and last block are not used.
         square: resizes and crops an image to the tower's size.
-        reference: from what :func:`build_tower` builds it again, without its weights; ``kind`` is a key of ``_TOKENS``.
+        reference: from what :func:`build_tower` builds it again, without its weights; ``kind`` is a key of ``_KINDS``.
         normalize: normalises the images; None: the transformer does.
 
     Attributes:
@@ -49,7 +49,7 @@ class Tower(nn.Module):
         self, visual: Any, square: Square, reference: dict[str, Any], normalize: Normalize | None = None
     ) -> None:
         super().__init__()
-        self.visual, self.normalize = visual, normalize or nn.Identity()
+        self.visual, self.normalize = visual, normalize
         self.square, self.reference = square, reference
         self.image_shape = (3, square.size, square.size)
         self.count, self.width = 0, 0
@@ -64,7 +64,11 @@ class Tower(nn.Module):
             raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
 
     def forward(self, images: Images) -> Tokens:
-        return _TOKENS[self.reference["kind"]](self.visual, self.normalize(images))
+        images = images if self.normalize is None else self.normalize(images)
+        return _KINDS[self.reference["kind"]][1](self.visual, images)
+
+    def _get_name(self) -> str:
+        return _KINDS[self.reference["kind"]][0]
 
 
 def _our_tokens(visual: VisionTransformer, images: Images) -> Tokens:
@@ -88,10 +92,11 @@ def _hugging_face_tokens(visual: Any, images: Images) -> Tokens:
     return states[HIDDEN_STATE][:, -patches:]  # SigLIP has no class token
 
 
-_TOKENS: dict[str, Callable[[Any, Images], Tokens]] = {
-    "antiphase": _our_tokens,
-    "open_clip": _open_clip_tokens,
-    "hf": _hugging_face_tokens,
+# the names in a model's repr, on which the identity of stored rows depends, and the functions
+_KINDS: dict[str, tuple[str, Callable[[Any, Images], Tokens]]] = {
+    "antiphase": ("OurTower", _our_tokens),
+    "open_clip": ("OpenClipTower", _open_clip_tokens),
+    "hf": ("HuggingFaceTower", _hugging_face_tokens),
 }
 
 

@@ -8,7 +8,7 @@ the sample counts as robust.
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,9 @@ def run_search(
     labels: Tensor | None,
     threat: Threat,
     search: Search,
-    settings: Mapping[str, Any],
     options: RunOptions,
     budgets: Tensor | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> AttackResult:
     """Attack every sample.
 
@@ -71,9 +71,9 @@ def run_search(
         labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds.
         search: the attack.
-        settings: parameters of the attack, for the record.
         options: seed, batch size and others.
         budgets: one ε per sample, at most the threat's.
+        settings: parameters of the attack, for the record; by default the fields of the search.
 
     Raises:
         UserError: Images are outside the bounds, labels or ids do not fit, or the model's logits are not finite.
@@ -84,7 +84,7 @@ def run_search(
         goal, prediction = check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
         labels = torch.zeros_like(goal)
-        result = run_search(_Towards(model), images, labels, threat, search, settings, options, budgets)
+        result = run_search(_Towards(model), images, labels, threat, search, options, budgets, settings)
         return replace(
             result,
             label=prediction,
@@ -94,6 +94,11 @@ def run_search(
         )
     ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()
     images = check_inputs(images, labels, threat, ids, run.context)
+    if settings is None:
+        own: Any = search
+        settings = {
+            one.name: getattr(own, one.name) for one in fields(own) if one.name not in ("threat", "name")
+        }
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)

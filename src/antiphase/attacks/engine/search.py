@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, Size, validated
@@ -13,7 +13,11 @@ from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.threat import Threat, per_row
 from antiphase.precision import Precision
 
+Images = Float[Tensor, "samples *shape"]
+Labels = Integer[Tensor, " samples"] | None
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
+Numbers = Float[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
 
 
 class Rows(dict[str, Tensor]):
@@ -47,18 +51,14 @@ class Rows(dict[str, Tensor]):
         for name in names:
             self[name] = torch.full_like(self["eps"], value)
 
-    def keep_best(
-        self, x: Tensor, loss: Float[Tensor, " batch"], adversarial: Bool[Tensor, " batch"]
-    ) -> None:
+    def keep_best(self, x: Tensor, loss: Numbers, adversarial: Flags) -> None:
         """Make ``x`` the best image where it is the first adversarial one, or no worse and of higher loss."""
         better = (adversarial & ~self["found"]) | ((loss > self["loss"]) & (adversarial >= self["found"]))
         self.put("best", better, x)
         self.put("loss", better, loss)
         self["found"] = self["found"] | adversarial
 
-    def keep_nearest(
-        self, x: Tensor, adversarial: Bool[Tensor, " batch"], threat: Threat
-    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+    def keep_nearest(self, x: Tensor, adversarial: Flags, threat: Threat) -> tuple[Numbers, Flags]:
         """Make ``x`` the best image where it is the nearest adversarial one; return its distance and where it is."""
         distance = threat.distance(x, self["clean"])
         nearer = adversarial & (-distance > self["loss"])

@@ -63,24 +63,18 @@ def attend(
 ) -> Tensor:
     """Return A1 v for one branch, (A1 − λ·A2) v for two, of parts that are views of the sources.
 
-    Args:
-        view: returns the queries and the keys, one of each per branch, and the values, as views of the sources.
-        lam: λ, a number or a tensor of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; ignored if there
-            is only one branch.
-        mask: as in :func:`~antiphase.attention.functional.differential_attention`.
-        backend: ``"auto"`` takes the one that was measured to be the fastest on a CPU among those that can compute
-            the call (dev/attention-backends.md), and ``"sdpa"`` on other devices.
-            ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
-            ``"chunked"`` works in pieces that fit a CPU's cache and keeps no map; no forward mode.
-            ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++
-            compiler, bfloat16 if the processor has AVX512-BF16.
-            ``"sdpa"`` calls torch's fused attention for each branch.
-            A λ for each query goes through ``"eager"`` in place of ``"chunked"`` and ``"native"``.
-        sources: the tensors that are viewed, such as one projection.
-        norm: applied last to each query's row of a head; None for no norm.
+    λ is a number or ``()``, ``(heads,)`` or ``(batch, heads, queries)``; it is ignored if there is only one branch. The
+    norm is applied last to each query's row of a head. The backends:
 
-    Raises:
-        UserError: for an unknown backend, one that cannot take the inputs, or shapes that do not fit together.
+    - ``"auto"`` takes the one that was measured to be the fastest on a CPU among those that can compute the call
+      (dev/attention-backends.md), and ``"sdpa"`` on other devices.
+    - ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
+    - ``"chunked"`` works in pieces that fit a CPU's cache and keeps no map; no forward mode.
+    - ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++ compiler,
+      bfloat16 if the processor has AVX512-BF16.
+    - ``"sdpa"`` calls torch's fused attention for each branch.
+
+    A λ for each query goes through ``"eager"`` in place of ``"chunked"`` and ``"native"``.
     """
     if backend != "auto" and backend not in BACKENDS:
         raise UserError(f"backend {backend!r}: expected one of auto, {', '.join(BACKENDS)}")

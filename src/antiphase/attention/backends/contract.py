@@ -24,24 +24,14 @@ Backward = Callable[[Tensor, Parts, Tensor, Tensor | None, Parts, Tensor | None]
 
 
 class Call(NamedTuple):
-    """One call of attention.
+    """One call of attention."""
 
-    Attributes:
-        view: returns the queries, keys and values as views of the sources.
-        sources: the tensors that are viewed, such as one projection.
-        parts: what the view returns: queries and keys, one of each per branch, and the values.
-        lam: λ: a number, or a tensor of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; ignored if there
-            is only one branch.
-        mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
-        norm: applied last to each query's row of a head; None for no norm.
-    """
-
-    view: View
-    sources: tuple[Tensor, ...]
-    parts: Parts
-    lam: float | Tensor
-    mask: Tensor | None
-    norm: HeadNorm | None
+    view: View  # returns the parts as views of the sources
+    sources: tuple[Tensor, ...]  # the tensors that are viewed, such as one projection
+    parts: Parts  # what the view returns: queries and keys, one of each per branch, and the values
+    lam: float | Tensor  # λ: (), (heads,) or (batch, heads, queries); ignored if there is only one branch
+    mask: Tensor | None  # as in softmax_maps
+    norm: HeadNorm | None  # applied last to each query's row of a head
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return the heads' output after the norm."""
@@ -57,17 +47,14 @@ class Call(NamedTuple):
 class Backend:
     """One way to compute a call.
 
-    Attributes:
-        name: as callers choose it.
-        forward: returns A1 v for one branch and (A1 − λ·A2) v for two, normed, of shape
-            ``(batch, heads, queries, value width)``. The result has gradients.
-        refusal: returns None if the backend takes the call, else what it expected, in words.
-        own_backward: whether the backend writes the gradients itself, through ``Call.view``. Such a backend computes
-            in the dtype of autocast, and only calls with tokens, with the same batch and heads in all parts and
-            with at most one λ per head. If not, autograd differentiates ``forward``.
+    ``forward`` returns A1 v for one branch and (A1 − λ·A2) v for two, normed, of shape
+    ``(batch, heads, queries, value width)``, with gradients. ``refusal`` returns None if the backend takes the call,
+    else what it expected, in words. A backend with ``own_backward`` writes the gradients itself, through ``Call.view``.
+    It computes in the dtype of autocast, and only calls with tokens, with the same batch and heads in all parts and
+    with at most one λ per head. If not, autograd differentiates ``forward``.
     """
 
-    name: str
+    name: str  # as callers choose it
     forward: Callable[[Call], Tensor]
     refusal: Callable[[Call], str | None] = lambda call: None
     own_backward: bool = False

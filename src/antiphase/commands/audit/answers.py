@@ -25,6 +25,7 @@ from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.commands.result import Result, combined_rows
@@ -39,7 +40,6 @@ from antiphase.report.gallery import AttackGallery, gallery_cards, gallery_marku
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
 from antiphase.report.words import attack_label, percent, percent_range, points_interval
-from antiphase.runs.evaluation_sources import load_source
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame

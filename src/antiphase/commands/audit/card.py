@@ -14,7 +14,6 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from antiphase.budgets import eps_label
-from antiphase.commands.audit.result import AuditResult
 from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
 from antiphase.files import write_json, write_text
@@ -261,7 +260,7 @@ _NOT_THE_AUDIT = ("out", "quiet", "batch_size", "independent")  # options that a
 _ESTIMATE = ("value", "low", "high", "n")
 
 
-def write_card(result: AuditResult, directory: Path) -> Path | None:
+def write_card(result: Any, directory: Path) -> Path | None:
     """Write ``card.json`` and ``CARD.md`` into the directory of an audit or attack.
 
     What was filled in by hand in a card of the same weights stays.
@@ -279,7 +278,7 @@ def write_card(result: AuditResult, directory: Path) -> Path | None:
     return path
 
 
-def card_of_run(result: AuditResult) -> RobustnessCard | None:
+def card_of_run(result: Any) -> RobustnessCard | None:
     """Return the card of a run; None where :func:`write_card` writes none."""
     run = result.record
     options = run.get("options", {})
@@ -318,7 +317,7 @@ def card_of_run(result: AuditResult) -> RobustnessCard | None:
     return RobustnessCard.model_validate(content)
 
 
-def _names(result: AuditResult, twins: set[str]) -> list[str]:
+def _names(result: Any, twins: set[str]) -> list[str]:
     """Return the audited models and their twins, each as one text; families of training seeds by their name."""
     names = {model["name"] for model in result.models}
     sides = (
@@ -328,7 +327,7 @@ def _names(result: AuditResult, twins: set[str]) -> list[str]:
     return [", ".join(side) for side in sides if side]
 
 
-def _model(model: dict[str, Any], result: AuditResult, twins: set[str]) -> dict[str, Any]:
+def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any]:
     name, run = model["name"], result.record
     (accuracy,) = result.accuracy.filter(model=name).to_dicts()
     rates = []

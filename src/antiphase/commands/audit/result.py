@@ -291,6 +291,9 @@ class AuditResult(Result):
 
     # tables
 
+    def all_tables(self) -> list[Table]:
+        return [*self.rate_tables("asr"), *self.difference_tables()]
+
     def models_table(self) -> Table:
         """Tabulate name, attention, training seed, clean accuracy and range of λ of each model."""
         accuracy = {row["model"]: row for row in self.accuracy.iter_rows(named=True)}

@@ -61,8 +61,8 @@ def quickstart(options: QuickstartOptions, command: str = "") -> None:
     """Audit the models that come with the package, or a fresh pair."""
     models = {kind: tuple(f"specimen:{kind}-{seed}" for seed in range(8)) for kind in ("diffvit", "vit")}
     if options.train:
-        from antiphase.runs.options.training import TrainOptions
-        from antiphase.runs.train import run as train
+        from antiphase.commands.train.options import TrainOptions
+        from antiphase.commands.train.run import run as train
 
         recipe = {"data": "fashion-mnist", "epochs": options.epochs or 3, "seed": options.seed}
         for kind in models:

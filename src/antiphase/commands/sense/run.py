@@ -1,8 +1,9 @@
 """How sensitive the attention of models is: rows of alignment, Lipschitz constants and depth, on disk as they come."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
 from antiphase.progress import progress_bar
-from antiphase.runs.branches import branch_rows
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.alignment import (
     Gram,
@@ -34,7 +34,7 @@ from antiphase.sensitivity.alignment import (
     random_directions,
     token_grams,
 )
-from antiphase.sensitivity.depth import propagate, stage_norms
+from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
@@ -365,8 +365,18 @@ def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseO
     """Yield what uniform noise and PGD's perturbation do to the branches of every layer."""
     for eps in options.eps:
         for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
-            for row in branch_rows(model, images, ids, moved):
-                yield row | {"perturbation": kind, "eps": eps}
+            for layer_index, change in enumerate(branch_changes(model, images, moved)):
+                values = {part: getattr(change, part).tolist() for part in _BRANCH_PARTS}
+                lam = change.positive.shape[1] * [None] if change.lam is None else change.lam.tolist()
+                about = {"perturbation": kind, "eps": eps, "layer": layer_index, "name": change.name}
+                for row, sample in enumerate(ids.tolist()):
+                    for head, weight in enumerate(lam):
+                        numbers = {part: each[row][head] for part, each in values.items()}
+                        known = {part: None if math.isnan(one) else one for part, one in numbers.items()}
+                        yield about | {"sample": sample, "head": head, "lam": weight} | known
+
+
+_BRANCH_PARTS = [one.name for one in fields(BranchChange) if one.name not in ("name", "lam")]
 
 
 def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: int) -> dict[str, Tensor]:

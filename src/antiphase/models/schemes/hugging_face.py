@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,10 @@ def _load(wanted: Wanted) -> nn.Module:
                 "a model on the hub and network access"
             ) from None
         processor = None if kind == "other" else _processor(transformers, place, spec)
-        tokenizer = _tokenizer(transformers, place) if kind == "dual" else None
+        tokenizer = None
+        if kind == "dual":
+            with suppress(*_FAILURES):  # its files may be missing
+                tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
@@ -121,7 +124,13 @@ def _load(wanted: Wanted) -> nn.Module:
     if processor is None:
         doubts = (f"{spec}: no preprocessor_config.json: its images are not normalised",)
         warnings.warn(doubts[0], stacklevel=3)
-        used = Preprocessing(Square(_size(vision, spec)), (0.0,) * channels, (1.0,) * channels)
+        size = getattr(vision, "image_size", None)
+        if size is None:
+            raise UserError(
+                f"{spec}: says nothing of its image size; expected a preprocessor_config.json next to it"
+            )
+        side = one_side(size if isinstance(size, list | tuple) else (size, size), spec)
+        used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)
     else:
         used = of_processor(processor, channels, spec)
     facts: dict[str, Any] = {"preprocessing": used, "doubts": doubts}
@@ -146,14 +155,6 @@ def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
     if kind in auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         return "dual", transformers.AutoModelForZeroShotImageClassification
     return "other", transformers.AutoModel
-
-
-def _tokenizer(transformers: Any, place: str) -> Any:
-    """Load a tokenizer; None if its files are missing."""
-    try:
-        return transformers.AutoTokenizer.from_pretrained(place)
-    except _FAILURES:
-        return None
 
 
 def _processor(transformers: Any, place: str, spec: str) -> Any:
@@ -184,15 +185,6 @@ def _has_processor(transformers: Any, place: str) -> bool:
         return bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
     except (OSError, ValueError):
         return True
-
-
-def _size(vision: Any, spec: str) -> int:
-    size = getattr(vision, "image_size", None)
-    if size is None:
-        raise UserError(
-            f"{spec}: says nothing of its image size; expected a preprocessor_config.json next to it"
-        )
-    return one_side(size if isinstance(size, list | tuple) else (size, size), spec)
 
 
 def _class_names(labels: dict[int, str], count: int) -> tuple[str, ...] | None:

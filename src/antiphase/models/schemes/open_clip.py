@@ -81,12 +81,9 @@ def _load(wanted: Wanted) -> nn.Module:
             tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
     except OFFLINE as error:
         what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
-        fix = (
-            "load it once with network access, or use a model with a built-in tokenizer, such as open_clip:ViT-B-32"
-            if drawn
-            else "download them on a machine with network access, or build the model with --random-weights"
-        )
-        raise UserError(f"{spec}: {what} available ({first_line(error)}); {fix}") from None
+        fix = "use one such as open_clip:ViT-B-32" if drawn else "build the model with --random-weights"
+        reason = f"{what} available ({first_line(error)}); load it once with network access, or {fix}"
+        raise UserError(f"{spec}: {reason}") from None
     check_finite(model.state_dict(), spec)
     preprocessing = of_open_clip(model.visual.preprocess_cfg, spec)
     dual = OpenClip(model, tokenizer, preprocessing)

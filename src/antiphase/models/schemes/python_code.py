@@ -19,7 +19,7 @@ from torch import nn
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import digest
 from antiphase.models.checkpoints import check_finite, file_and_set, files_of, load_into, read_state
-from antiphase.models.schemes.scheme import ImageShape, Scheme, Wanted, drawn_from, probe
+from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, probe
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.modules import device_of, differentiable, to_evaluation
 
@@ -109,7 +109,14 @@ def _load(wanted: Wanted) -> nn.Module:
                     "antiphase.data.decoding.Square(224), which says how images are resized"
                 )
             return wanted.loaded(model, name, (3, square.size, square.size), **facts)
-        shape, count, any_size = probe(model, spec, _stated_shape(model, spec))
+        stated: Any = getattr(model, "image_shape", None)
+        try:
+            stated = None if stated is None else tuple(map(int, stated))
+        except (TypeError, ValueError):
+            stated = ()
+        if stated is not None and len(stated) != 3:
+            raise UserError(f"{spec}: image_shape {model.image_shape!r}: expected (channels, height, width)")
+        shape, count, any_size = probe(model, spec, stated)
         names: Any = getattr(model, "class_names", None)
         names = tuple(map(str, names)) if names is not None and len(names) == count else None
         return wanted.loaded(model, name, shape, count, class_names=names, any_size=any_size, **facts)
@@ -173,17 +180,6 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
             f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
         )
     return model, weights
-
-
-def _stated_shape(model: nn.Module, spec: str) -> ImageShape | None:
-    stated: Any = getattr(model, "image_shape", None)
-    if stated is None:
-        return None
-    try:
-        channels, height, width = map(int, stated)
-    except (TypeError, ValueError):
-        raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
-    return channels, height, width
 
 
 @contextmanager

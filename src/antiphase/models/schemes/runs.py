@@ -15,16 +15,8 @@ from antiphase.arguments import validated
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, invalid, shown
 from antiphase.files import replacing
+from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
-from antiphase.models.checkpoints import (
-    CLASS_NAMES,
-    RECIPE_FILE,
-    WEIGHTS_FILE,
-    load_into,
-    read_recipe,
-    read_weights,
-    save,
-)
 from antiphase.models.clip import CLIP, build_clip, valid_clip
 from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.diffclip import CONFIG, to_released
@@ -38,8 +30,8 @@ RELEASED_WEIGHTS = "released.safetensors"
 
 def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     """Load a run directory of ``antiphase train``, ``train-clip`` or ``train-vlm``."""
-    recipe = read_recipe(directory)
-    source, path = directory / RECIPE_FILE, directory / WEIGHTS_FILE
+    recipe = checkpoints.read_recipe(directory)
+    source, path = directory / checkpoints.RECIPE_FILE, directory / checkpoints.WEIGHTS_FILE
     if (made := recipe.get("kind")) in RUNS:
         model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
@@ -55,14 +47,16 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
         model, kind = build(config), attention_spec(config.attention).family
         count = config.num_classes
         names = _class_names(recipe, count, source)
-    load_into(model, read_weights(path), str(path))
+    checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(name, spec, kind, recipe.get("seed"), model.image_shape, count, recipe, names)
     return with_card(model, card)
 
 
 def specimen_names() -> list[str]:
     """Return the names of the trained models that ship with the package."""
-    return sorted(entry.name for entry in _specimens().iterdir() if (entry / RECIPE_FILE).exists())
+    return sorted(
+        entry.name for entry in _specimens().iterdir() if (entry / checkpoints.RECIPE_FILE).exists()
+    )
 
 
 def _specimens() -> Path:
@@ -80,7 +74,9 @@ def _load_from_hub(wanted: Wanted) -> nn.Module:
     name = wanted.name
     try:
         with offline_at_once():
-            recipe, _ = (hf_hub_download(name, file) for file in (RECIPE_FILE, WEIGHTS_FILE))
+            recipe, _ = (
+                hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)
+            )
     except OFFLINE as error:
         raise UserError(
             f"hub:{name}: not available from the hub ({first_line(error)}); check the name, or "
@@ -91,12 +87,12 @@ def _load_from_hub(wanted: Wanted) -> nn.Module:
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
     """Return the class names in a recipe; None for runs of older versions."""
-    names = recipe.get(CLASS_NAMES)
+    names = recipe.get(checkpoints.CLASS_NAMES)
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
         raise UserError(
-            f"{source}: {CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
+            f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
         )
     return tuple(names)
 
@@ -128,8 +124,8 @@ def write_model(
         kind = {"kind": "clip"} if isinstance(model, CLIP) else {}
         config = {"model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
         recipe = getattr(card, "recipe", None)
-        save(model, kind | config if recipe is None else recipe, directory)
-        return directory / WEIGHTS_FILE
+        checkpoints.save(model, kind | config if recipe is None else recipe, directory)
+        return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
         raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
     with replacing(directory / RELEASED_WEIGHTS) as temporary:

@@ -22,21 +22,13 @@ _USUAL = 224  # of a model that takes any
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a caller of ``load_model`` asked of a scheme.
+    """What a caller of ``load_model`` asked of a scheme."""
 
-    Attributes:
-        spec: the whole specification.
-        name: its part after the scheme.
-        random_weights: whether to build the model with random weights, without a download.
-        seed: random seed of these weights.
-        lambda_init: λ_init of a checkpoint that does not contain it.
-    """
-
-    spec: str
-    name: str
-    random_weights: bool = False
-    seed: int = 0
-    lambda_init: float | Literal["depth"] | None = None
+    spec: str  # the whole specification
+    name: str  # its part after the scheme
+    random_weights: bool = False  # build the model with random weights, without a download
+    seed: int = 0  # of these weights
+    lambda_init: float | Literal["depth"] | None = None  # λ_init of a checkpoint that does not contain it
 
     def split(self) -> tuple[str, str]:
         """Return NAME and FILE of ``SCHEME:NAME@FILE``; FILE is empty if there is none."""
@@ -54,19 +46,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A kind of specification, as registered in :data:`antiphase.registry.MODELS`.
+    """A kind of specification, as registered in :data:`antiphase.registry.MODELS`."""
 
-    Attributes:
-        form: how it is written.
-        description: what it is, in one line.
-        load: returns the model with its card, in evaluation mode.
-        random: whether it can build models with random weights.
-    """
-
-    form: str
-    description: str
-    load: Callable[[Wanted], nn.Module]
-    random: bool = False
+    form: str  # how it is written
+    description: str  # in one line
+    load: Callable[[Wanted], nn.Module]  # returns the model with its card, in evaluation mode
+    random: bool = False  # whether it can build models with random weights
 
 
 @contextmanager
@@ -90,13 +75,9 @@ def build_to_fit(
 ) -> nn.Module:
     """Build a library's classifier with the sizes of a file of weights, and load them.
 
-    Args:
-        make: builds the model from keyword arguments; without any, with the library's own sizes.
-        file: the weights, as :func:`~antiphase.models.checkpoints.read_state` takes them.
-        positions: suffix of the name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
-        size: name of the argument of ``make`` for the side of the image in pixels.
-        classes: that for the number of classes.
-        channels: that for the number of channels; empty if there is none.
+    ``make`` builds it from keyword arguments; ``size``, ``classes`` and ``channels`` name those for the side of the
+    image, the number of classes and, if there is one, of channels. ``positions`` is the suffix of the name of a vision
+    transformer's position embeddings, ``(1, tokens, dim)``.
     """
     with torch.device("meta"):
         own = make().state_dict()

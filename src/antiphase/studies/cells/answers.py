@@ -9,8 +9,8 @@ import polars as pl
 
 from antiphase.attacks.catalogue import passes_of, settings_of
 from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.evaluate.sources import load_source
 from antiphase.errors import UserError
-from antiphase.runs.evaluation_sources import load_source
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER

@@ -9,14 +9,14 @@ from typing import Any, final
 import polars as pl
 from torch import nn
 
+from antiphase.commands.evaluate.run import warm
+from antiphase.commands.evaluate.sources import left_out, load_source
 from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.processes import Process
-from antiphase.runs.evaluate import warm
-from antiphase.runs.evaluation_sources import left_out, load_source
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 

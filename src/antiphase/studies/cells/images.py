@@ -15,9 +15,9 @@ from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
 from antiphase.commands.audit.cells import AGAIN, measure
 from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.certify.estimated_radius import measure_radii
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
-from antiphase.runs.radii import measure_radii
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
@@ -202,7 +202,7 @@ class Margin(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Radius(Measurement):
-    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B); see :mod:`antiphase.runs.radii`.
+    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B).
 
     Attributes:
         limit: at most this many images.

@@ -15,7 +15,7 @@ from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import enlarge, mask_average_precision, pointing_game
+from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
@@ -202,9 +202,10 @@ def _scores(values: np.ndarray, masks: dict[str | None, np.ndarray], text: str) 
     mask = masks.get(text, masks.get(None))
     if mask is None:
         return {}
+    hit, precision = localise(values, mask)
     scores: dict[str, Any] = {
-        "pointing_game": bool(pointing_game(values[None], [mask])[0]),
-        "average_precision": float(mask_average_precision(values[None], [mask])[0]),
+        "pointing_game": hit,
+        "average_precision": precision,
         "object_share": float(mask.mean()),
     }
     others = np.any([other & ~mask for name, other in masks.items() if name != text], axis=0)

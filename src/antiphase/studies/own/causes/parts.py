@@ -1,7 +1,7 @@
 """Parts of the difference in ASR between DiffViT and ViT, from stored rows: one value for each training seed and image.
 
 With s the indicator of an image that PGD breaks, and v the same standardised to the clean margins of both twins
-(:func:`~antiphase.statistics.influence.standardised`), the steps of the ladder ViT → norm and factor → λ frozen at 0
+(:func:`~antiphase.statistics.intervals.standardised`), the steps of the ladder ViT → norm and factor → λ frozen at 0
 → DiffViT split the difference exactly:
 
     s_DiffViT − s_ViT = [(s − v)_DiffViT − (s − v)_ViT] + [v_norm − v_ViT] + [v_zero − v_norm] + [v_DiffViT − v_zero]
@@ -17,8 +17,7 @@ import polars as pl
 from jaxtyping import Float
 
 from antiphase.errors import UserError
-from antiphase.statistics.influence import STRATA, standardised
-from antiphase.statistics.intervals import Estimate
+from antiphase.statistics.intervals import STRATA, Estimate, standardised
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.own.causes.models import (

@@ -1,27 +1,4 @@
-"""Attention of CLIP and DiffCLIP for a text.
-
-The paper (Figures 2 and 6) matches images against two queries each ("Mug", "Lamp"; "Flower", "Dog") and says that CLIP
-allocates attention to irrelevant background where DiffCLIP centres on the object that is asked about; Appendix C, that
-A1 highlights the object and A2 captures the background. It does not say which
-models the maps are of; here those trained on CC12M. It prints no number: Appendix A holds that a map cannot be
-measured against a mask without choosing a threshold.
-
-Three measures need none. *Mask average precision* uses the values of a map as scores for the pixels of the object; the
-*pointing game* tests whether the largest value lies on it; and *the right one of two* tests whether the mean of the map
-is larger on the object that is asked for than on the other one. All are computed on images that were not hand-picked.
-Masks are COCO's own segmentations; the queries of an image are its two categories of the largest area. A constant map
-has the share of the object in the first two and half in the third. Figure 2 is drawn from images that show both of two
-classes, the nearest that COCO has to the paper's second row; Figure 6 from images spread evenly over those measured.
-Maps are relevance after Chefer et al. (ICCV 2021) through all layers: for differential attention the signed A1 − λ·A2,
-and A1 and A2 alone.
-
-| profile | models | cost |
-|---|---|---|
-| paper | 6, CC12M; 200 images of COCO with at least two categories | 10 A100-days a model |
-| laptop | 16, OpenMoji; 136 images of two held-out emoji, by their names | as Table 2, ¾ core-minute of maps a model |
-
-antiphase study run diffclip-attention --profile laptop
-"""
+"""Figures 2 and 6: attention of CLIP and DiffCLIP for a text."""
 
 from collections.abc import Sequence
 
@@ -168,12 +145,28 @@ def claims(rows: RowsByTable) -> list[Claim]:
     ]
 
 
-study = Study(
+ATTENTION = Study(
     "diffclip-attention",
     "diffclip",
     "Figures 2 and 6",
     "What is attended to for a text",
-    __doc__,
+    """Attention of CLIP and DiffCLIP for a text.
+
+The paper (Figures 2 and 6) matches images against two queries each ("Mug", "Lamp"; "Flower", "Dog") and says that CLIP
+allocates attention to irrelevant background where DiffCLIP centres on the object that is asked about; Appendix C, that
+A1 highlights the object and A2 captures the background. It does not say which
+models the maps are of; here those trained on CC12M. It prints no number: Appendix A holds that a map cannot be
+measured against a mask without choosing a threshold.
+
+Three measures need none. *Mask average precision* uses the values of a map as scores for the pixels of the object; the
+*pointing game* tests whether the largest value lies on it; and *the right one of two* tests whether the mean of the map
+is larger on the object that is asked for than on the other one. All are computed on images that were not hand-picked.
+Masks are COCO's own segmentations; the queries of an image are its two categories of the largest area. A constant map
+has the share of the object in the first two and half in the third. Figure 2 is drawn from images that show both of two
+classes, the nearest that COCO has to the paper's second row; Figure 6 from images spread evenly over those measured.
+Maps are relevance after Chefer et al. (ICCV 2021) through all layers: for differential attention the signed A1 − λ·A2,
+and A1 and A2 alone.
+""",
     cells,
     draw,
     claims,

@@ -4,15 +4,14 @@
 the data folder; ViT-B/16 and the recipe of Section 4.1: 40 epochs of batches of 4,096, AdamW at 5e-4, weight decay .5,
 one epoch of warm-up; nine probe sets, three of retrieval, ImageNet and four shifts of it, MMVP-VLM. The paper trains
 each model once; this trains three seeds, about 10 A100-days each on CC12M (Section 5.2). With ``--models`` trained
-checkpoints are measured instead, such as the authors' pair (``--models released``; see
-:mod:`~antiphase.studies.papers.diffclip.released`).
+checkpoints are measured instead, such as the authors' pair (``--models released``).
 
 ``laptop``: OpenMoji's drawings with their names, models of 192 × 4 layers (``TRAINING_PRESETS["openmoji"]``). Test
 images show concepts that no training image shows. Noto's emoji of the same concepts, by another artist, stand for a
 shift of distribution, ``emoji-mmvp`` for MMVP-VLM. ``smoke``: a tiny model of 32 pairs, for tests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +21,11 @@ from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.cells.training import TrainClip
+from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip.released import given_models, listed
 from antiphase.studies.scale import IN_SHORT, clips_in_short
-from antiphase.studies.spec import Profile
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 TWINS = ("clip", "diffclip")
 VARIANTS = ("clip", "diffclip", "diffclip-depth", "diffclip-vision")
@@ -223,3 +224,18 @@ def settings(profile: Profile) -> dict[str, str]:
     for task, fields in own.protocols.items():
         shown[f"protocol of {task}"] = ", ".join(f"{name} {value}" for name, value in fields.items())
     return shown
+
+
+def diffclip_study(
+    label: str,
+    title: str,
+    text: str,
+    cells: Callable[[Profile], Sequence[Cell]],
+    draw: Callable[[RowsByTable], Artefact],
+    claims: Callable[[RowsByTable], Sequence[Claim]],
+    settings: Callable[[Profile], Mapping[str, str]] = settings,
+    **more: Any,
+) -> Study:
+    """Return a study of the paper under the name of its table or figure."""
+    name = f"diffclip-{label.lower().replace(' ', '-')}"
+    return Study(name, "diffclip", label, title, text, cells, draw, claims, settings, **more)

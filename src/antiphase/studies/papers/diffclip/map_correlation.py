@@ -1,28 +1,4 @@
-"""Do A1 and A2 carry the same noise? Correlation of the two maps on clean and noisy images, trained and untrained.
-
-The paper does not measure this. It says (Appendix C) that A2 "is learned … to capture more diffuse, high-entropy
-patterns often corresponding to noise", which the subtraction then removes. A published summary of it names the check:
-"measure correlation between A1 and A2 attention maps across different input types (clean vs. noisy images …). If
-correlation is consistently high for noisy inputs but low for clean inputs, this would support the core
-noise-cancellation hypothesis." Here, for every layer and head of the image tower:
-
-- the correlation of the maps, of the clean image and of the image with noise: Pearson's r of the entries of A1 and A2
-  after each row's mean is subtracted (every row sums to 1, so that its mean would count as agreement);
-- the correlation of the changes ΔA1 and ΔA2 that the noise makes. Only this one says whether the subtraction cancels
-  the noise: maps can look alike and still change in different ways.
-
-Noise is uniform within ±8/255 and ±64/255; PGD's perturbations of the same sizes, against the zero-shot classes, are
-shown for comparison. "Untrained" is DiffCLIP with the weights that its training starts from. Under ``paper`` the
-released DiffCLIP is the trained one; its initial weights are not published, so that others are drawn. Text towers are
-left out.
-
-| profile | models | cost |
-|---|---|---|
-| paper | the released DiffCLIP, 3 untrained | not run |
-| laptop | 8, OpenMoji, and as many untrained | the trainings of Table 2, a core-minute a model |
-
-antiphase study run map-correlation --profile laptop
-"""
+"""Appendix C: do A1 and A2 carry the same noise?"""
 
 import polars as pl
 
@@ -201,12 +177,29 @@ def claims(rows: RowsByTable) -> list[Claim]:
     ]
 
 
-study = Study(
+MAP_CORRELATION = Study(
     "map-correlation",
     "diffclip",
     "Appendix C",
     "Do the two maps share their noise?",
-    __doc__,
+    """Do A1 and A2 carry the same noise? Correlation of the two maps on clean and noisy images, trained and untrained.
+
+The paper does not measure this. It says (Appendix C) that A2 "is learned … to capture more diffuse, high-entropy
+patterns often corresponding to noise", which the subtraction then removes. A published summary of it names the check:
+"measure correlation between A1 and A2 attention maps across different input types (clean vs. noisy images …). If
+correlation is consistently high for noisy inputs but low for clean inputs, this would support the core
+noise-cancellation hypothesis." Here, for every layer and head of the image tower:
+
+- the correlation of the maps, of the clean image and of the image with noise: Pearson's r of the entries of A1 and A2
+  after each row's mean is subtracted (every row sums to 1, so that its mean would count as agreement);
+- the correlation of the changes ΔA1 and ΔA2 that the noise makes. Only this one says whether the subtraction cancels
+  the noise: maps can look alike and still change in different ways.
+
+Noise is uniform within ±8/255 and ±64/255; PGD's perturbations of the same sizes, against the zero-shot classes, are
+shown for comparison. "Untrained" is DiffCLIP with the weights that its training starts from. Under ``paper`` the
+released DiffCLIP is the trained one; its initial weights are not published, so that others are drawn. Text towers are
+left out.
+""",
     cells,
     draw,
     claims,

@@ -107,18 +107,15 @@ def draw(rows: RowsByTable) -> Artefact:
     means = means.sort("depth", "layer", maintain_order=True)
     refuted = estimates(beyond(rows), ["data", "series", "depth", "radius"], VALUE)
     order = pl.col("quantity").cast(pl.Enum(QUANTITIES))
+    by_layer = means.sort("depth", "layer", order, maintain_order=True)
     row, title = (
         pl.format("depth {}, layer {}", "depth", pl.col("layer") + 1),
         "Estimated radii, DiffViT / ViT, {data}",
     )
     style = {"index": "layer", "percent": False, "digits": 3}
-    listed = tables(
-        means.sort("depth", "layer", order), title, "theory-radius-{data}", row, "quantity", **style
-    )
-    row, title = (
-        pl.format("{}, depth {}", "series", "depth"),
-        "Images with an adversarial example within the radius, {data}",
-    )
+    listed = tables(by_layer, title, "theory-radius-{data}", row, "quantity", **style)
+    row = pl.format("{}, depth {}", "series", "depth")
+    title = "Images with an adversarial example within the radius, {data}"
     refuted = refuted.sort("depth", maintain_order=True)
     listed += tables(refuted, title, "theory-radius-refuted-{data}", row, "radius")
     last = means.filter(

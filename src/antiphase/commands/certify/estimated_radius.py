@@ -1,0 +1,190 @@
+"""Margin-over-Lipschitz radii of a model and its twin, and what equation (6) predicts of their ratio."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.lineup import Lineup
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import BATCH_SIZE, entries, sense
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
+from antiphase.processes import Process, this_process
+from antiphase.progress import progress_bar
+from antiphase.sensitivity.layer_estimates import within
+from antiphase.sensitivity.layers import eager_attention
+from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
+from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
+from antiphase.sensitivity.theory import estimated_radius, margins
+from antiphase.statistics.intervals import jackknife
+from antiphase.store import Cache, write_frame
+
+STEPS = 20  # of power iteration
+CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
+_CELL_SCHEMA = {
+    "sample": pl.Int64,
+    "label": pl.Int64,
+    "prediction": pl.Int64,
+    "margin": pl.Float64,
+    "lipschitz": pl.Float64,
+    "slope": pl.Float64,
+}
+RADIUS_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64} | _CELL_SCHEMA
+"""``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
+
+
+def margin_slopes(
+    model: nn.Module, images: Float[Tensor, "batch *shape"]
+) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, at least 0, and ‖∂m/∂x‖₂.
+
+    The last is the Lipschitz constant of the margin for ever smaller perturbations: one backward pass, exact. Appendix
+    B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
+    """
+    with eager_attention():
+        linear = Linearisation(model, images)
+        with torch.enable_grad():
+            prediction = linear.y.argmax(1)
+            margin = margins(linear.y, prediction)
+            (cotangent,) = torch.autograd.grad(margin.sum(), linear.y, retain_graph=True)
+        return prediction, margin.detach(), linear.vjp(cotangent).flatten(1).norm(dim=1)
+
+
+def measure_radii(
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    out: Path,
+    *,
+    steps: int,
+    seed: int,
+    process: Process,
+    batch_size: int,
+    progress: bool,
+    limit: int | None = None,
+) -> pl.DataFrame:
+    """Measure margin and local Lipschitz constant of every image that is not on disk yet; return the rows.
+
+    Args:
+        name: of the model in the rows.
+        model: a loaded classifier, with its card.
+        data: images and labels.
+        out: run directory; cells lie under ``cells/``.
+        steps: steps of power iteration, at least 1.
+        seed: random seed of its start.
+        process: measures its share of the images.
+        batch_size: images at once; affects no result.
+        progress: whether to show a progress bar on stderr.
+        limit: at most this many of the images.
+    """
+    device, card = device_of(model), card_of(model)
+    what = {"version": CELL_VERSION, "part": "radius", "model": fingerprint(model)}
+    what |= {"data": data.fingerprint(), "steps": steps, "seed": seed}
+    samples = data.ids.tolist()[:limit]
+    cache = Cache(out, {name: what}, _CELL_SCHEMA, [(name, sample) for sample in samples], process)
+    with (
+        progress_bar(f"{name} radius", len(cache.mine), progress and process.first) as advance,
+        cache.filling(batch_size) as batches,
+    ):
+        for positions in batches:
+            images, ids = data.images(positions).to(device), data.ids[positions]
+            prediction, margin, slope = margin_slopes(model, images)
+            constant = power_iteration(model, images, steps=steps, seed=seed, ids=ids).value
+            values = (ids, data.labels[positions], prediction, margin, constant, slope)
+            columns = {
+                column: value.cpu().numpy() for column, value in zip(_CELL_SCHEMA, values, strict=True)
+            }
+            cache.journals[name].append(pl.DataFrame(columns, schema=_CELL_SCHEMA))
+            advance(len(positions))
+    about = {"model": name, "attention": card.attention, "seed": card.seed}
+    named = (pl.lit(value, RADIUS_SCHEMA[column]).alias(column) for column, value in about.items())
+    rows = cache.collect()[name].filter(pl.col("sample").is_in(samples))
+    return rows.with_columns(named).select(*RADIUS_SCHEMA).sort("sample")
+
+
+def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
+    """Estimate the radius of each image within which the prediction does not change, and write ``estimated.parquet``.
+
+    Nothing here is certified: the Lipschitz constants are lower bounds, see
+    :func:`~antiphase.sensitivity.estimated_radius`.
+
+    Returns:
+        The summary: ``models`` with mean margin, constant and radii; for two models ``ratios``, and a ``note`` if
+        equation (6) does not apply to them.
+    """
+    out, limit, seed, process = options.out, options.estimated, options.seed, this_process()
+    how: dict[str, Any] = {"process": process, "progress": not options.quiet, "batch_size": BATCH_SIZE}
+    rows = [
+        measure_radii(name, model, lineup.data, out, steps=STEPS, seed=seed, limit=limit, **how)
+        for name, model in lineup.by_name.items()
+    ]
+    if process.first:
+        write_frame(out / "estimated.parquet", pl.concat(rows))
+    summary: dict[str, Any] = {
+        "settings": {"images": len(rows[0]), "steps": STEPS, "norms": "L2 → L2"},
+        "models": [{"name": name, **_means(own)} for name, own in zip(lineup.names, rows, strict=True)],
+    }
+    if len(rows) < 2:
+        return summary
+    layers, note = None, "equation (6) is about a differential model against standard attention"
+    if [card_of(model).attention for model in lineup.everyone] == ["differential", "softmax"]:
+        sensing = SenseOptions(
+            model=("certify",), parts=("alignment",), probes=16, seed=seed, quiet=options.quiet
+        )
+        try:
+            aligned = [
+                sense(name, model, lineup.data, sensing, out, limit=limit)["alignment"]
+                for name, model in lineup.by_name.items()
+            ]
+            if len({own["layer"].n_unique() for own in aligned}) > 1:
+                raise UserError("the models have different numbers of attention layers")
+            layers, note = layer_parts(*aligned), ""
+        except UserError as error:
+            note = f"equation (6) is not evaluated: {error}"
+    return summary | {"ratios": _ratios(layers, *rows)} | ({"note": note} if note else {})
+
+
+def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the ratio of radii as rows; without inner products only what was measured."""
+    usable = [rows.filter(pl.col("margin") > 0, pl.col("lipschitz") > 0) for rows in (own, base)]
+    predicted = layers is not None
+    if layers is None:
+        layers = own.select("sample", layer=pl.lit(0), first=1.0, second=1.0, cross=0.0, base=1.0)
+    parts = radius_parts(layers, *usable).drop_nulls()
+    if parts.is_empty():
+        return []
+    ratios = radius_ratios(parts)
+    measured = pl.col("metric").is_in(["margin", "constant", "measured"])
+    return entries(ratios if predicted else ratios.filter(measured))
+
+
+def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return means over the images; margin and radius of an image that is classified wrongly count as 0."""
+    margin, constant, slope = (
+        torch.tensor(rows[name].to_numpy()) for name in ("margin", "lipschitz", "slope")
+    )
+    margin = margin * torch.tensor((rows["prediction"] == rows["label"]).to_numpy())
+    values = {
+        "margin": margin,
+        "constant": constant,
+        "printed": estimated_radius(margin, constant, of="margin"),
+        "radius": estimated_radius(margin, constant, of="logits"),
+        "nearest": estimated_radius(margin, slope, of="margin"),
+    }
+    means = {}
+    for name, value in values.items():
+        estimate = within(name)(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
+        means[name] = {
+            key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()
+        }  # JSON has no infinity
+    return means

@@ -1,0 +1,206 @@
+"""Randomised smoothing of a model, or of a model and its twin: rows on disk as they come, shared among processes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Bool, Float
+from torch import nn
+
+from antiphase.attacks.engine.oracle import attacked
+from antiphase.commands.certify.estimated_radius import estimate_radii
+from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.data import ImageSet
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance
+from antiphase.files import write_json
+from antiphase.models.card import card_of
+from antiphase.models.class_names import in_model_order
+from antiphase.models.zoo import fingerprint
+from antiphase.processes import Process, this_process
+from antiphase.sensitivity.smoothing import Smoothing, smooth
+from antiphase.statistics.intervals import paired_difference, proportion
+from antiphase.store import Cache, slice_size, write_frame
+
+CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
+_CELL_SCHEMA = {
+    "sample": pl.Int64,
+    "clean_prediction": pl.Int64,
+    "prediction": pl.Int64,
+    "radius": pl.Float64,
+    "top": pl.Int64,
+    "count": pl.Int64,
+}
+_ABOUT_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
+_SETTINGS_SCHEMA = {
+    "sigma": pl.Float64,
+    "select": pl.Int64,
+    "samples": pl.Int64,
+    "alpha": pl.Float64,
+    "smoothing_seed": pl.Int64,
+}
+CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS_SCHEMA
+
+
+def run(options: CertifyOptions, command: str = "") -> None:
+    """Load what the options name and certify it.
+
+    Raises:
+        UserError: models or data cannot be loaded, or do not fit each other.
+    """
+    names = ("sigma", "select", "samples", "alpha", "seed", "precision")
+    smoothing = Smoothing(**{name: getattr(options, name) for name in names})
+    pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
+    certify(load_lineup(options.model_copy(update=pair)), smoothing, options, command)
+
+
+def certify(
+    lineup: Lineup, smoothing: Smoothing, options: CertifyOptions, command: str = ""
+) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Smooth each model on the same images and write the run directory; return rows and summary.
+
+    It then holds ``rows.parquet`` (a row for each model and image), ``estimated.parquet``, ``summary.json``,
+    ``run.json`` and ``cells/``, from which a killed run resumes. Under torchrun the processes share the images.
+
+    Raises:
+        UserError: models and data do not fit each other.
+    """
+    began, out = time.monotonic(), options.out
+    cards = {name: card_of(model) for name, model in lineup.by_name.items()}
+    data, warnings = in_model_order(list(cards.values()), lineup.data)
+    lineup = replace(lineup, data=data)
+    lineup.check_fit()
+    smoothed = [
+        smoothed_rows(name, model, data, smoothing, options, this_process())
+        for name, model in lineup.by_name.items()
+    ]
+    rows = pl.concat(smoothed)
+    outputs = {name: card.num_classes for name, card in cards.items()}
+    summary = summarise_certificates(rows, smoothing) | {
+        "warnings": lineup.doubts() + warnings + not_above_chance(clean_accuracy(rows), outputs),
+        "data": data.name,
+        "data_fingerprint": data.fingerprint(),
+        "specifications": {name: card.spec for name, card in cards.items()},
+    }
+    if options.estimated:
+        summary["estimated"] = estimate_radii(lineup, options)
+    if this_process().first:
+        write_frame(out / "rows.parquet", rows)
+        write_json(out / "summary.json", summary)
+        seconds = time.monotonic() - began
+        record = lineup.record(options, asdict(smoothing), summary["warnings"], command, seconds)
+        write_json(out / "run.json", record)
+    return rows, summary
+
+
+def smoothed_rows(
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    smoothing: Smoothing,
+    options: CertifyOptions,
+    process: Process,
+) -> pl.DataFrame:
+    """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
+    identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
+    samples = [(name, sample) for sample in data.ids.tolist()]
+    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, samples, process)
+    title = "" if options.quiet or not process.first else f"{name} σ={smoothing.sigma:g}"
+    with cache.filling(slice_size(data.image_shape)) as parts:
+        for part in parts:
+            images, ids = data.images(part), data.ids[part]
+            with attacked(model) as oracle:
+                batches = images.split(64)
+                clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in batches])
+
+            def keep(
+                position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
+            ) -> None:
+                row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
+                cache.journals[name].append(pl.DataFrame([row], schema=_CELL_SCHEMA))
+
+            how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
+            smooth(model, images, **how, ids=ids, on_finished=keep)
+    card = card_of(model)
+    shared = {"model": name, "attention": card.attention, "seed": card.seed, "smoothing_seed": smoothing.seed}
+    shared |= {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
+    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
+    rows = labels.join(cache.collect()[name], on="sample", maintain_order="left")
+    columns = (pl.lit(value, CERTIFY_SCHEMA[column]).alias(column) for column, value in shared.items())
+    return rows.with_columns(columns).select(*CERTIFY_SCHEMA)
+
+
+def curve(
+    radius: Float[np.ndarray, " samples"],
+    correct: Bool[np.ndarray, " samples"],
+    radii: Sequence[float] | Float[np.ndarray, " radii"],
+) -> pl.DataFrame:
+    """Return the certified accuracy at each r, the share of images with a right prediction and R ≥ r.
+
+    An abstention is no right prediction, so that the curve starts at the share of images that are predicted
+    rightly and certified at all.
+
+    Args:
+        radius: R of each image, one or more.
+        correct: whether its label is predicted.
+        radii: the values of r, at least 0.
+
+    Returns:
+        Columns ``radius, value, low, high, n``, with Wilson's 95 % intervals.
+
+    >>> curve(np.array([0.0, 0.3, 0.5]), np.array([False, True, True]), [0.0, 0.4])["value"].round(3).to_list()
+    [0.667, 0.333]
+    """
+    counts = [int(np.sum(correct & (radius >= r))) for r in radii]
+    rates = {count: asdict(proportion(count, len(radius))) for count in set(counts)}  # a step has one height
+    numbers = [{"radius": float(r), **rates[count]} for r, count in zip(radii, counts, strict=True)]
+    schema = {"radius": pl.Float64, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
+    return pl.DataFrame(numbers, schema=schema)
+
+
+def round_radii(smoothing: Smoothing) -> list[float]:
+    """Return the multiples of σ/2 from 0 to the largest radius that the number of samples allows.
+
+    >>> round_radii(Smoothing(0.25, samples=1000))
+    [0.0, 0.125, 0.25, 0.375, 0.5]
+    """
+    return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
+
+
+def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str, Any]:
+    """Return what the rows say of each model, and of the first against the second where there are two.
+
+    For each model: ``clean_accuracy`` of the model itself, ``smoothed_accuracy``, ``abstentions``,
+    ``mean_radius`` (wrong and undecided images count as 0: the average certified radius) and
+    ``certified_accuracy`` at :func:`round_radii`. ``comparisons``: differences of the latter on the same
+    images with Newcombe's interval.
+    """
+    radii = round_radii(smoothing)
+    models, certified = [], []
+    for (name,), block in rows.group_by(["model"], maintain_order=True):
+        block = block.sort("sample")
+        radius, correct = block["radius"].to_numpy(), (block["prediction"] == block["label"]).to_numpy()
+        certified.append((name, radius, correct))
+        rates = {
+            "clean_accuracy": (block["clean_prediction"] == block["label"]).sum(),
+            "smoothed_accuracy": int(correct.sum()),
+            "abstentions": (block["prediction"] < 0).sum(),
+        }
+        models.append(
+            {"name": name, "attention": block["attention"][0], "seed": block["seed"][0]}
+            | {rate: asdict(proportion(int(hits), len(block))) for rate, hits in rates.items()}
+            | {"mean_radius": float(np.mean(np.where(correct, radius, 0.0)))}
+            | {"certified_accuracy": curve(radius, correct, radii).to_dicts()}
+        )
+    (first, *twins), comparisons = certified, []
+    for twin in twins:
+        for r in radii:
+            held = [correct & (radius >= r) for _, radius, correct in (first, twin)]
+            difference = asdict(paired_difference(*held))
+            comparisons.append({"model": first[0], "against": twin[0], "radius": r, **difference})
+    settings = asdict(smoothing) | {"reach": smoothing.reach}
+    return {"smoothing": settings, "norm": "l2", "models": models, "comparisons": comparisons}

@@ -1,0 +1,148 @@
+"""The options of ``antiphase evaluate``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from antiphase.commands.fields import (
+    MOST_AT_ONCE,
+    Against,
+    Device,
+    Limit,
+    Model,
+    Out,
+    Quiet,
+    RandomWeights,
+    SkipBad,
+    Split,
+    Suffix,
+    Unicode,
+    Words,
+)
+from antiphase.commands.options import Options, Typed, at_least_one, directory, read_words
+from antiphase.precision import Precision
+from antiphase.registry import TASKS
+
+
+class EvaluateOptions(Options):
+    """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
+
+    Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
+    images, captions, episodes or pairs; the spread over seeds is reported separately. With --against, every model is
+    compared with its twin on the same images.
+
+    **Examples**
+
+    antiphase evaluate runs/diffclip --against runs/clip
+
+    antiphase evaluate runs/diffclip,runs/clip --tasks retrieval --data openmoji,noto-emoji --captions first
+
+    antiphase evaluate diffclip:cc12m.pt#lambda_init=0.8 --against diffclip:cc12m-clip.pt --data paper
+
+    antiphase evaluate open_clip:ViT-B-32/laion2b_s34b_b79k --tasks zero-shot --data imagenet,imagenet-v2
+
+    antiphase evaluate runs/vlm-diffclip --against runs/vlm-clip --tasks pope --data emoji-pope
+
+    antiphase evaluate specimen:diffvit-0 --against specimen:vit-0 --tasks probe,few-shot --data fashion-mnist
+    """
+
+    models: Model
+    against: Against = ()
+    tasks: Annotated[
+        Words,
+        Field(
+            description=f"Tasks, separated by commas: {', '.join(TASKS)}. probe:DATA restricts "
+            "a task to one data set. If not given: all tasks that the models and the data allow."
+        ),
+    ] = ()
+    data: Annotated[
+        Words,
+        Field(
+            description="Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, "
+            "imagenet-v2, flickr30k, coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, "
+            "emoji-pope, and more in docs/data.md; paper stands for the DiffCLIP paper's data sets of each task. If "
+            "not given: openmoji."
+        ),
+    ] = ()
+    split: Split = "test"
+    limit: Limit = None
+    train_limit: Annotated[
+        int | None,
+        Typed(metavar="N"),
+        Field(ge=1, description="Use at most N images to train the probe and to support few-shot."),
+    ] = None
+    templates: Annotated[
+        Words,
+        Field(
+            description="Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come "
+            "with the data), or a file with one template per line. If not given: own where the data have prompts, "
+            "else 80 and 7."
+        ),
+    ] = ()
+    prompt: Annotated[
+        tuple[Unicode, ...],
+        Field(
+            description="Prompt template of your own, with {} for the class name; repeat to average over several."
+        ),
+    ] = ()
+    captions: Annotated[
+        Literal["all", "first"],
+        Field(
+            description="Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first."
+        ),
+    ] = "all"
+    features: Annotated[
+        Literal["raw", "projected"],
+        Field(description="Features of the probe and of few-shot: before the projection (raw) or after it."),
+    ] = "raw"
+    objective: Annotated[
+        tuple[Literal["norm", "squared"], ...],
+        BeforeValidator(read_words),
+        AfterValidator(at_least_one),
+        Typed(text=",".join),
+        Field(
+            description="Penalty of the probe: norm (not squared, as in DiffCLIP's code), squared (as in "
+            "scikit-learn), or both, separated by commas."
+        ),
+    ] = ("norm",)
+    seeds: Annotated[int, Field(ge=1, description="Number of random seeds of the probe and of few-shot.")] = 3
+    episodes: Annotated[int, Field(ge=1, description="Few-shot episodes per seed.")] = 5000
+    ways: Annotated[int, Field(ge=2, description="Classes per episode.")] = 5
+    shots: Annotated[int, Field(ge=1, description="Support images per class of an episode.")] = 5
+    queries: Annotated[
+        int, Field(ge=1, description="Query images per class of an episode; fewer if the class has fewer.")
+    ] = 6
+    suffix: Suffix = ""
+    iterations: Annotated[
+        int, Field(ge=1, description="Maximum number of L-BFGS iterations of the probe.")
+    ] = 1000
+    out: Out = Path("antiphase-evaluate")
+    cache: Annotated[
+        Path | None,
+        Typed(check=directory, metavar="DIRECTORY"),
+        Field(
+            description="Directory in which features are kept for later runs. If not given: features/ in the data "
+            "directory."
+        ),
+    ] = None
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    batch_size: Annotated[
+        int, Field(ge=1, le=MOST_AT_ONCE, description="Images per batch; affects results by rounding only.")
+    ] = 256
+    precision: Annotated[
+        Precision,
+        Field(description="Precision of the features; bf16 is faster. Questions are answered in float32."),
+    ] = "float32"
+    device: Device = "auto"
+    quiet: Quiet = False
+
+
+def is_pope(name: str) -> bool:
+    """Return whether a data set is questions of POPE.
+
+    >>> [is_pope(name) for name in ("pope", "pope:files", "emoji-pope", "openmoji")]
+    [True, True, True, False]
+    """
+    return name.partition(":")[0] in ("pope", "emoji-pope")

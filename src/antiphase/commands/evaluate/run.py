@@ -1,0 +1,302 @@
+"""Every task that several models and data sets allow: rows on disk as they come, shared among processes."""
+
+import dataclasses
+import json
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from torch import nn
+
+from antiphase.commands.evaluate.options import EvaluateOptions, is_pope
+from antiphase.commands.evaluate.sources import Tasks, left_out, load_source, requested
+from antiphase.commands.lineup import Lineup
+from antiphase.commands.loading import check_twins, find_device, load_models
+from antiphase.data import FileImages, ImageSet, PairSet
+from antiphase.data.folders import data_root
+from antiphase.data.mmvp import MmvpSet
+from antiphase.data.pairs import content_key
+from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
+from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
+from antiphase.evaluation.rates import not_above_chance
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
+from antiphase.files import digest, write_json
+from antiphase.models.card import card_of, doubts_about, settle_size
+from antiphase.models.image_towers import image_tower
+from antiphase.models.zeroshot import is_dual_encoder
+from antiphase.models.zoo import fingerprint
+from antiphase.precision import Precision
+from antiphase.processes import Process, this_process
+from antiphase.store import missing, read_frame, write_cell, write_frame
+from antiphase.terminal import say
+from antiphase.vlm.answers import answers_questions
+
+_VERSION = 1
+_OPTIONS = {"templates": "prompt", "space": "features", "objectives": "objective"}  # by field of the protocol
+_WHOLE = {"mmvp", "emoji-mmvp"}  # data that are always whole
+
+
+def run(options: EvaluateOptions, command: str = "") -> None:
+    """Load models and data, measure, and write rows, summary and record.
+
+    Raises:
+        UserError: models or data cannot be loaded, or do not allow what was asked for.
+    """
+    protocol, progress = protocol_of(options), not options.quiet
+    tasks, names = requested(options.tasks, options.data)
+    check_twins(options.models, options.against)
+    if tasks is not None:
+        _check_use(options, [find_task(task) for task in tasks], names)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        specs = [*options.models, *options.against]
+        loaded = load_models(specs, find_device(options.device), options.random_weights, answering=True)
+        if protocol.templates and not any(map(is_dual_encoder, loaded)):
+            raise UserError(
+                f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
+                "--templates and --prompt"
+            )
+        learned = None if tasks is None else any(find_task(task).learns for task in tasks)
+        parts = (options.split, options.limit, options.train_limit, learned, options.skip_bad, progress)
+        sources = [load_source(name, *parts) for name in names]
+    if options.skip_bad and not any(isinstance(source.test, FileImages) for source in sources):
+        raise UserError(f"--skip-bad: {', '.join(names)}: no labelled image files; leave it out")
+    if tasks is None:
+        able = dict.fromkeys(task for source in sources for task in source.tasks())
+        possible = [task for task in map(find_task, able) if any(fits(task, model) for model in loaded)]
+        _check_use(options, possible, names)
+    if shape := next((s.test.image_shape for s in sources if isinstance(s.test, ImageSet)), None):
+        settle_size(loaded, shape)
+    models, twins = loaded[: len(options.models)], loaded[len(options.models) :]
+    doubts = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    doubts = [*dict.fromkeys(doubts), *doubts_about(models, twins)]
+    doubts += [line for source in sources for line in left_out(source)]
+    evaluate(models, twins, sources, options, tasks=tasks, doubts=doubts, command=command)
+
+
+def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
+    """Refuse options that were typed and have no effect."""
+    used = {field for task in tasks for field in (*task.fields, *task.resolves)}
+    idle = set()
+    for field in dataclasses.fields(Protocol):
+        if field.name not in used:
+            idle |= {field.name, _OPTIONS.get(field.name, field.name)} & set(EvaluateOptions.model_fields)
+    idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
+    kinds = {name.partition(":")[0] for name in data}
+    idle |= {"split", "skip_bad"} if all(kind in _WHOLE or is_pope(kind) for kind in kinds) else set()
+    idle |= {"limit"} if kinds <= _WHOLE else set()
+    for name in sorted(filter(options.typed, idle)):
+        words = ", ".join(task.name for task in tasks)
+        raise UserError(
+            f"--{name.replace('_', '-')}: has no effect on {words} of {', '.join(data)}; leave it out"
+        )
+
+
+def protocol_of(options: EvaluateOptions) -> Protocol:
+    """Return how the options ask the tasks to be measured."""
+    prompts = ("\n".join(options.prompt),) if options.prompt else ()
+    settings = {
+        field.name: getattr(options, _OPTIONS.get(field.name, field.name))
+        for field in dataclasses.fields(Protocol)
+    }
+    settings["templates"] = tuple(dict.fromkeys((*options.templates, *prompts)))
+    settings["objectives"] = tuple(dict.fromkeys(options.objective))
+    return Protocol(**settings)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One task of one model on one data set; ``path`` is that of its rows, without digest and suffix."""
+
+    task: EvaluationTask
+    model: nn.Module
+    name: str
+    source: Source
+    path: Path
+
+    def rows(self) -> pl.DataFrame | None:
+        """Return the rows that are stored; None if there are none."""
+        files = sorted(self.path.parent.glob(f"{self.path.name}*.parquet"))  # old ones have no digest
+        rows = read_frame(files[-1]) if files else None
+        return rows if rows is not None and dict(rows.schema) == ROW_SCHEMA else None
+
+    def named_rows(self) -> pl.DataFrame:
+        """Return the rows that are stored, with what tells them from those of other cells."""
+        rows, attention = self.rows(), card_of(self.model).attention
+        assert rows is not None
+        about = {"model": self.name, "attention": attention, "task": self.task.name, "data": self.source.name}
+        return rows.select(*(pl.lit(value).alias(column) for column, value in about.items()), pl.all())
+
+
+def evaluate(
+    models: Sequence[nn.Module],
+    twins: Sequence[nn.Module],
+    sources: Sequence[Source],
+    options: EvaluateOptions,
+    *,
+    tasks: Tasks | None = None,
+    doubts: Sequence[str] = (),
+    command: str = "",
+) -> dict[str, Any]:
+    """Measure every task of every model on every data set and write the run directory; return the summary.
+
+    It then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
+    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
+    on a data set. Under torchrun the processes share the features' parts first and then the cells.
+
+    Args:
+        models: loaded models, with their cards.
+        twins: one for each, or none.
+        sources: data sets.
+        options: how they are measured, and where rows and features lie.
+        tasks: every task that models and data allow where not given.
+        doubts: warnings for the record, such as how many images were left out.
+        command: for the record.
+
+    Raises:
+        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
+            fails; the cells that are done are kept.
+    """
+    began, protocol, process = time.monotonic(), protocol_of(options), this_process()
+    data: Any = sources[0].test
+    lineup = Lineup(models, twins, data)
+    titles = [source.name for source in sources]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
+    cells = list(_cells(lineup, sources, tasks, protocol, options))
+    _check_tasks(cells, tasks, sources)
+    todo = missing(cells, lambda cell: cell.rows() is not None, process)
+    todo.sort(key=lambda cell: cell.task.name)  # so that each process has its share of the probes
+    store = FeatureStore(
+        options.cache or data_root() / "features",
+        options.batch_size,
+        options.precision,
+        not options.quiet,
+        process,
+    )
+    if process.count > 1:
+        for cell in todo:  # every process makes its parts of the features
+            warm(cell.task, cell.model, cell.source, protocol, store)
+    alone = dataclasses.replace(store, process=Process(), progress=store.progress and process.first)
+    for cell in process.share(todo):
+        write_cell(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
+    process.wait()
+    rows = pl.concat([cell.named_rows() for cell in cells])
+    patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
+    summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
+    at_chance = _at_chance(summary["results"], sources)
+    behind = [
+        f"{name}: its features are taken behind its projection, before which it cannot be cut"
+        for name, model in lineup.by_name.items()
+        if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
+    ]
+    if process.first:
+        write_frame(options.out / "rows.parquet", rows)
+        precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
+        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
+            "precision": ", ".join(precisions),
+        }
+        said = [*doubts, *behind, *at_chance]
+        record = lineup.record(options, settings, said, command, time.monotonic() - began)
+        tests = [source.test for source in sources]
+        record |= {"data": titles, "n": [len(test) for test in tests]}
+        record |= {"against": [twin for _, twin in lineup.pairs]}
+        record |= {"data_fingerprint": [test.fingerprint() for test in tests]}
+        write_json(options.out / "run.json", record)
+        write_json(options.out / "summary.json", summary)
+    return summary
+
+
+def warm(
+    task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore
+) -> None:
+    """Compute this process's parts of the image features that a task needs; texts are quick."""
+    for data in () if task.answers else _used(task, source):
+        if isinstance(data, ImageSet | PairSet):
+            store.image_features(model, data)
+
+
+def _used(task: EvaluationTask, source: Source) -> list[Any]:
+    learned = (source.train, source.validation) if task.learns else ()
+    return [source.test, *(part for part in learned if part is not None)]
+
+
+def fits(task: EvaluationTask, model: nn.Module) -> bool:
+    """Return whether a task can be measured of a model: some ask questions, all others need features."""
+    if task.answers or answers_questions(model):
+        return task.answers and answers_questions(model)
+    return not task.reads_text or is_dual_encoder(model)
+
+
+def _cells(
+    lineup: Lineup,
+    sources: Sequence[Source],
+    tasks: Tasks | None,
+    protocol: Protocol,
+    options: EvaluateOptions,
+) -> Iterator[_Cell]:
+    prints = {name: fingerprint(model) for name, model in lineup.by_name.items()}
+    for source in sources:
+        for task in map(find_task, source.tasks()):
+            named = dict.fromkeys(source.tasks()) if tasks is None else tasks
+            if task.name not in named or source.name not in (named[task.name] or (source.name,)):
+                continue
+            able = {name: model for name, model in lineup.by_name.items() if fits(task, model)}
+            if able and (why := task.too_small(source, protocol)):
+                if tasks is not None:
+                    raise UserError(why)
+                say(f"antiphase: left out: {why}", err=True)
+                continue
+            settings = {field: getattr(protocol, field) for field in task.fields}
+            settings |= task.resolved(source, protocol)
+            data = [
+                content_key(part) if isinstance(part, ImageSet | PairSet) else part.fingerprint()
+                for part in _used(task, source)
+            ]
+            told = (*data, json.dumps(settings, sort_keys=True), _precision(task, options.precision))
+            for name, model in able.items():
+                identity = digest(str(_VERSION), task.name, prints[name], *told)
+                yield _Cell(task, model, name, source, options.out / "cells" / identity[:16])
+
+
+def _precision(task: EvaluationTask, precision: Precision) -> Precision:
+    return "float32" if task.answers else precision  # words are float32's always
+
+
+def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
+    measured = {cell.task.name for cell in cells}
+    for task, names in (tasks or {}).items():
+        if task not in measured:
+            data = [source for source in sources if not names or source.name in names]
+            lack = "answer no questions in words" if find_task(task).answers else "encode no text"
+            able = any(task in source.tasks() for source in data)
+            shown = ", ".join(names or (source.name for source in sources))
+            why = f"the models {lack}" if able else f"{shown} cannot serve it"
+            raise UserError(
+                f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can"
+            )
+    if not cells:
+        raise UserError(
+            "nothing to measure: the data serve no task of these models; expected training images or a model that "
+            "encodes text, and for a vision-language model --data pope, emoji-pope or captions"
+        )
+
+
+def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
+    lines: list[str] = []
+    for source in sources:
+        rows = [
+            {**row, "model": f"{row['model']}, zero-shot on {source.name} ({row['setting']})"}
+            for row in results
+            if (row["task"], row["data"], row["metric"]) == ("zero-shot", source.name, "top-1")
+        ]
+        if rows and isinstance(source.test, ImageSet | PairSet):
+            classes = len(source.test.class_names)
+            lines += not_above_chance(pl.DataFrame(rows), {row["model"]: classes for row in rows})
+    return lines

@@ -1,0 +1,49 @@
+"""The options of ``antiphase export``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from antiphase.commands.options import Options, Typed, directory
+from antiphase.errors import UserError
+
+
+class ExportOptions(Options):
+    """Write a model as safetensors, in our layout or the released one, or put it on the hub.
+
+    **Examples**
+
+    antiphase export diffclip:checkpoint_best.pt#lambda_init=0.8 --out models/diffclip
+
+    antiphase export runs/diffclip --layout released --out models/released
+
+    antiphase export runs/diffclip --push somebody/diffclip-openmoji
+    """
+
+    model: Annotated[
+        str,
+        Typed(argument=True),
+        Field(description="Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."),
+    ]
+    out: Annotated[
+        Path | None,
+        Typed(check=directory, metavar="DIRECTORY"),
+        Field(description="Directory to write. Either this or --push is needed."),
+    ] = None
+    layout: Annotated[
+        Literal["antiphase", "released"],
+        Field(description="Names of the weights: ours, or those of DiffCLIP's released code."),
+    ] = "antiphase"
+    push: Annotated[
+        str | None, Field(description="Hub repository, USER/NAME, to write to in our layout.")
+    ] = None
+    public: Annotated[bool, Field(description="Make a new repository public.")] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "ExportOptions":
+        if self.out is None and self.push is None:
+            raise UserError("nowhere to write to: give --out DIRECTORY, --push USER/NAME, or both")
+        if self.push is None and self.public:
+            raise UserError("--public: is of a new repository; give --push USER/NAME or leave it out")
+        return self

@@ -1,0 +1,76 @@
+"""The options of ``antiphase look``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from antiphase.commands.fields import Device, Model, Models, Quiet, RandomWeights, Unicode, Words
+from antiphase.commands.options import Options, Typed, at_least_one
+
+
+class LookOptions(Options):
+    """Draw where a CLIP and its twin look in images for a text, side by side.
+
+    Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
+    attention enters with its sign. With masks: the pointing game and the mask average precision, which need no
+    threshold.
+
+    **Examples**
+
+    antiphase look runs/diffclip --against runs/clip desk.jpg --text mug --text lamp --out desk.png
+
+    antiphase look diffclip:checkpoint.pt#lambda_init=0.8 photo.jpg --text dog --method attention,positive,negative
+
+    antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
+    """
+
+    model: Annotated[
+        Model,
+        Field(
+            description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
+            "diffclip:PATH."
+        ),
+    ]
+    images: Annotated[
+        tuple[Path, ...], Typed(argument=True, metavar="IMAGE"), Field(description="One or more image files.")
+    ]
+    text: Annotated[tuple[Unicode, ...], Field(description="Text to look for; repeat for several texts.")]
+    against: Annotated[
+        Models,
+        Field(
+            description="Model to show next to it, such as the twin with standard attention; several separated by "
+            "commas."
+        ),
+    ] = ()
+    method: Annotated[
+        Words,
+        AfterValidator(at_least_one),
+        Field(
+            description="Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last "
+            "(last layer only), relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the "
+            "same for every text), positive (A1), negative (A2)."
+        ),
+    ] = ("relevance", "attention")
+    layer: Annotated[
+        int | None,
+        Field(
+            description="Layer of attention, positive and negative, counted from 0. If not given: the last "
+            "layer, -1."
+        ),
+    ] = None
+    mask: Annotated[
+        tuple[Path, ...],
+        Field(
+            description="Image with the object in white, to measure the maps against; repeat, once per IMAGE."
+        ),
+    ] = ()
+    prompt: Annotated[
+        Unicode, Field(description="Sentence around the text, with {} in the place of the text.")
+    ] = "a photo of {}"
+    out: Annotated[
+        Path, Field(description="Figure to write, .png or .pdf; the maps are written next to it as .json.")
+    ] = Path("look.png")
+    random_weights: RandomWeights = False
+    device: Device = "auto"
+    quiet: Quiet = False

@@ -1,1 +1,0 @@
-"""The page, figures and words of ``antiphase evaluate``."""

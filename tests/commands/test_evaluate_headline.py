@@ -1,0 +1,108 @@
+"""The headline of an evaluation reads every difference on its page."""
+
+from antiphase.commands.evaluate.result import headline
+
+
+def summary(*differences):
+    """A model and its twin; each difference is (task, metric, headline, value, low, high)."""
+    keys = ("task", "metric", "headline", "difference", "low", "high")
+    about = {"model": "diffclip", "twin": "clip", "data": "openmoji", "setting": "80", "n": 60, "p": None}
+    models = [{"name": name} for name in ("diffclip", "clip")]
+    number = {"data": "openmoji", "task": "retrieval", "setting": "image", "metric": "R@5"}
+    return {
+        "models": models,
+        "results": [number | {"value": 0.5, "headline": True}],
+        "differences": [about | dict(zip(keys, each, strict=True)) for each in differences],
+    }
+
+
+UNDECIDED = ("retrieval", "R@5", True, 0.01, -0.05, 0.07)
+PER_CLASS = ("zero-shot", "per class", True, -0.2, -0.5, 0.1)
+TOP_1 = ("zero-shot", "top-1", False, -0.467, -0.595, -0.31)
+MMVP = ("mmvp", "mean of 9", True, 0.2, 0.1, 0.3)
+EPISODES = ("few-shot", "accuracy", True, -0.05, -0.07, -0.03)
+
+
+def test_a_difference_that_is_decided_is_in_the_title_whichever_metric_it_is_of():
+    title, lead = headline(summary(UNDECIDED, PER_CLASS, TOP_1))
+    assert title == (
+        "diffclip scores lower than clip: −46.7 points [−59.5, −31.0] "
+        "in zero-shot, 80 prompts, top-1 on openmoji (n = 60)"
+    )
+    assert lead.startswith("Of 3 differences 0 are above zero, 1 below, and 2 undecided")
+
+
+def test_nothing_decided_is_said_with_the_number_that_stands_for_its_task():
+    title, _ = headline(summary(UNDECIDED, PER_CLASS))
+    assert title.startswith(
+        "No difference shown between diffclip and clip: +1.0 points [−5.0, 7.0] in retrieval"
+    )
+
+
+def test_both_sides_are_named_and_the_other_decided_numbers_listed():
+    title, lead = headline(summary(MMVP, PER_CLASS, TOP_1))
+    assert title.startswith(
+        "diffclip scores higher than clip in 1 of 3 numbers, lower in 1: +20.0 points [10.0, 30.0]"
+    )
+    assert "Lower: −46.7 points [−59.5, −31.0]" in lead
+
+
+def test_few_shot_episodes_do_not_decide_the_title_but_are_not_contradicted():
+    title, lead = headline(summary(UNDECIDED, EPISODES))
+    assert title.startswith("No difference shown between diffclip and clip outside few-shot episodes: +1.0")
+    assert "of 1 difference 0 are above zero, 1 below" in lead
+    assert headline(summary(EPISODES))[0].startswith("diffclip scores lower than clip: −5.0 points")
+
+
+def test_a_share_of_which_more_is_not_better_decides_nothing():
+    more_yes = ("pope", "yes", False, 0.2, 0.1, 0.3)
+    unparsed = ("pope", "unparsed", False, 0.2, 0.1, 0.3)
+    accuracy = ("pope", "accuracy", True, -0.1, -0.2, 0.0)
+    title, lead = headline(summary(more_yes, unparsed, accuracy))
+    assert title.startswith("No difference shown between diffclip and clip: −10.0 points")
+    assert lead.startswith("Of 1 difference 0 are above zero, 0 below, and 1 undecided")
+
+
+def test_a_difference_without_interval_is_undecided():
+    title, _ = headline(summary(("zero-shot", "per class", True, -0.5, None, None)))
+    assert title.startswith("No difference shown between diffclip and clip: −50.0 points (no interval)")
+
+
+def test_several_pairs_and_none():
+    both = summary(TOP_1)
+    both["differences"].append(both["differences"][0] | {"model": "other", "twin": "its twin", "low": -0.7})
+    assert headline(both)[0].startswith(
+        "2 models score lower than their twins: −46.7 points [−59.5, −31.0] in diffclip,"
+    )
+    assert headline(summary())[0] == "diffclip, clip; openmoji: retrieval, image R@5 50.0 %"
+
+
+def test_numbers_are_decided_together_and_by_their_p_too():
+    barely = ("zero-shot", "top-1", True, 0.1, 0.002, 0.198)  # p = 0.046
+    assert headline(summary(barely))[0].startswith("diffclip scores higher than clip")
+    assert headline(summary(barely, UNDECIDED))[0].startswith("No difference shown")
+    not_by_p = summary(MMVP)
+    not_by_p["differences"][0]["p"] = 0.07
+    assert headline(not_by_p)[0].startswith(
+        "No difference shown between diffclip and clip: +20.0 points [10.0"
+    )
+
+
+def test_a_few_training_seeds_leave_it_undecided():
+    told = summary(TOP_1)
+    told["models"] = [
+        {"name": f"{name}-{seed}", "seed": seed, "attention": name}
+        for name in ("diffclip", "clip")
+        for seed in (0, 1)
+    ]
+    (one,) = told["differences"]
+    told["differences"] = [one | {"model": f"diffclip-{seed}", "twin": f"clip-{seed}"} for seed in (0, 1)]
+    assert headline(told)[0].startswith(
+        "2 training seeds leave undecided whether diffclip scores higher than clip: −46.7"
+    )
+
+
+def test_models_of_which_some_differ_are_counted():
+    told = summary(TOP_1, UNDECIDED)
+    told["differences"][1] |= {"model": "other", "twin": "its twin"}
+    assert headline(told)[0].startswith("1 of 2 models score lower than their twins: −46.7")

@@ -1,0 +1,240 @@
+"""``antiphase look`` from options to files, with small models in the place of checkpoints."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from antiphase.data.decoding import Square
+from antiphase.errors import UserError
+from antiphase.evaluation.localisation import localise
+from antiphase.models import vit
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.clip import clip, diffclip
+from antiphase.sensitivity.relevance import METHODS, chefer_relevance
+
+VISION = {"image_size": 16, "patch_size": 4, "dim": 16, "depth": 2, "num_heads": 4}
+TEXT = {"dim": 12, "depth": 1, "num_heads": 2, "context_length": 13}
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """Specifications of models that load at once."""
+    known = {
+        "run/clip": (clip, "softmax"),
+        "run/diffclip": (diffclip, "differential"),
+        "other/clip": (clip, "softmax"),
+    }
+    loaded = {}
+
+    def load_model(spec, *, random_weights=False):
+        if spec == "specimen:vit":
+            return vit(8, dim=8, num_heads=2)
+        if spec not in known:
+            raise UserError(f"model {spec!r}: neither a directory nor known")
+        build, attention = known[spec]
+        model = build(vision=VISION, text=TEXT, embed_dim=7)
+        card = ModelCard(spec.split("/")[1], spec, attention, 0, model.image_shape, 0)
+        loaded[spec] = with_card(model, card)
+        return loaded[spec]
+
+    monkeypatch.setattr("antiphase.models.zoo.load_model", load_model)
+    return loaded
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with images of two shapes and their masks, where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    for name, (height, width) in {"one": (20, 30), "two": (16, 16)}.items():
+        Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)).save(f"{name}.png")
+        mask = np.zeros((height, width), np.uint8)
+        mask[: height // 2, : width // 2] = 255
+        Image.fromarray(mask).save(f"{name}-mask.png")
+    Image.new("L", (16, 16)).save("black.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    return tmp_path
+
+
+def pixels(name):
+    whole = torch.from_numpy(np.array(Image.open(f"{name}.png"))).permute(2, 0, 1)
+    return Square(16)(whole).float()[None] / 255
+
+
+def test_figure_and_maps_are_written(folder, models, run_cli):
+    code, out, err = run_cli(
+        "look",
+        "run/diffclip",
+        "one.png",
+        "two.png",
+        "--text",
+        "mug",
+        "--text",
+        "lamp",
+        "--against",
+        "run/clip",
+        "--out",
+        "new/figure.png",
+        "--quiet",
+    )
+    assert (code, err) == (0, "")
+    assert "new/figure.png" in out
+    assert sorted(path.name for path in (folder / "new").iterdir()) == ["figure.json", "figure.png"]
+    with Image.open("new/figure.png") as figure:
+        assert figure.width > figure.height / 2 > 100
+    stored = json.loads((folder / "new" / "figure.json").read_text())
+    assert [model["name"] for model in stored["models"]] == ["diffclip", "clip"]
+    assert [model["attention"] for model in stored["models"]] == ["differential", "softmax"]
+    assert (stored["texts"], stored["methods"], stored["metrics"]) == (
+        ["mug", "lamp"],
+        ["relevance", "attention"],
+        [],
+    )
+    assert len(stored["maps"]) == 2 * 2 * 2 * 2
+    for entry in stored["maps"][:8]:
+        model = models[f"run/{entry['model']}"]
+        x = pixels(["one", "two"][entry["image"]])
+        expected = chefer_relevance(model, x, [f"a photo of {entry['text']}"])[0, 0]
+        np.testing.assert_allclose(entry["map"], expected, rtol=2e-4, atol=1e-9)
+        assert all(float(f"{value:.6g}") == value for row in entry["map"] for value in row)
+
+
+def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder, models, run_cli):
+    code, out, err = run_cli(
+        "look",
+        "run/clip",
+        "one.png",
+        "two.png",
+        "--text",
+        "mug",
+        "--mask",
+        "one-mask.png",
+        "--mask",
+        "two-mask.png",
+        "--out",
+        "figure.pdf",
+        "--method",
+        "relevance",
+        "-q",
+    )
+    assert (code, err) == (0, "")
+    assert "pointing" in out
+    assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
+    stored = json.loads((folder / "figure.json").read_text())
+    masks = [np.zeros((20, 20), bool), np.zeros((16, 16), bool)]
+    masks[0][:10, :10] = True  # of 30 columns the first 15 are the object's, and 5 are cut off
+    masks[1][:8, :8] = True
+    maps = np.array([entry["map"] for entry in stored["maps"]])
+    hits, precisions = zip(*map(localise, maps, masks), strict=True)
+    assert [row["pointing_game"] for row in stored["metrics"]] == list(hits)
+    np.testing.assert_allclose(
+        [row["average_precision"] for row in stored["metrics"]],
+        precisions,
+        rtol=2e-3,  # rounding makes ties
+    )
+
+
+def test_methods_that_a_model_has_no_map_for_are_left_out(folder, models, run_cli):
+    code, _, err = run_cli(
+        "look",
+        "run/diffclip",
+        "two.png",
+        "--text",
+        "mug",
+        "--against",
+        "run/clip",
+        "--method",
+        "attention, negative",
+        "--layer",
+        "0",
+        "--out",
+        "figure.png",
+        "-q",
+    )
+    assert code == 0
+    assert err.startswith("clip: no column for negative")
+    stored = json.loads((folder / "figure.json").read_text())
+    shown = [(entry["model"], entry["method"]) for entry in stored["maps"]]
+    assert shown == [("diffclip", "attention"), ("clip", "attention"), ("diffclip", "negative")]
+    assert [one["model"] for one in stored["left_out"]] == ["clip"]
+    expected = METHODS["attention"].maps(models["run/diffclip"], pixels("two"), ["mug"], 0)[0, 0]
+    np.testing.assert_allclose(stored["maps"][0]["map"], expected, rtol=1e-4)
+
+
+def test_models_of_one_name_are_told_apart(folder, models, run_cli):
+    code, _, err = run_cli("look", "run/clip,other/clip", "two.png", "--text", "mug", "-q")
+    assert (code, err) == (0, "")
+    stored = json.loads((folder / "look.json").read_text())
+    assert [model["name"] for model in stored["models"]] == ["run/clip", "other/clip"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run/clip", "two.png"], "--text"),
+        (["run/clip", "--text", "mug"], "IMAGE"),
+        (["run/clip", "two.png", "--text", " "], "text ' '"),
+        (["run/clip", "two.png", "--text", "mug", "--prompt", "a photo"], "prompt 'a photo'"),
+        (["run/clip", "two.png", "--text", "mug", "--method", "saliency"], "method 'saliency'"),
+        (["run/clip", "two.png", "--text", "mug", "--method", "negative"], "method negative"),
+        (
+            ["run/clip", "two.png", "--text", "mug", "--layer", "0", "--method", "relevance"],
+            "layer 0: only attention",
+        ),
+        (
+            ["run/clip", "two.png", "--text", "mug", "--method", "positive", "--layer", "2"],
+            "layer 2: expected",
+        ),
+        (["run/clip", "two.png", "--text", "mug", "--out", "figure.svg"], "figure.svg: expected a file"),
+        (["run/clip", "two.png", "--text", "mug", "--out", "two.png"], "two.png: is one of the images"),
+        (["run/clip", "none.png", "--text", "mug"], "none.png"),
+        (
+            ["run/clip", "broken.png", "--text", "mug"],
+            "'broken.png'): give the file of an image, such as a PNG or a JPEG",
+        ),
+        (["run/clip", "two.png", "--text", "mug", "--method", ","], "method ',': expected at least one"),
+        (
+            ["run/clip", "two.png", "--text", "mug", "--mask", "a.png", "--mask", "b.png"],
+            "2 masks for 1 images",
+        ),
+        (["run/clip", "two.png", "--text", "mug", "--mask", "one-mask.png"], "(30, 20) pixels"),
+        (["run/clip", "two.png", "--text", "mug", "--mask", "black.png"], "black.png: nothing white"),
+        (["run/clip", "two.png", "--text", "mug", "--against", "nowhere"], "nowhere"),
+        (["specimen:vit", "two.png", "--text", "mug"], "specimen:vit: look needs a CLIP"),
+        (["run/clip", *["two.png"] * 61, "--text", "mug"], "61 rows"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(folder, models, run_cli, arguments, named):
+    before = sorted(folder.iterdir())
+    code, out, err = run_cli("look", *arguments, "-q")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert named in err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(folder, models, run_cli, monkeypatch):
+    (folder / "look.png").write_bytes(b"old")
+    monkeypatch.setattr("antiphase.files.json.dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_cli("look", "run/clip", "two.png", "--text", "mug", "-q")
+    assert (folder / "look.png").read_bytes() == b"old"
+    assert not (folder / "look.json").exists()
+
+
+def test_help(run_cli):
+    code, out, _ = run_cli("look", "--help")
+    assert code == 0
+    assert "Examples" in out
+    assert all(name in out for name in ("relevance-negative", "--against", "--mask"))
+
+
+def test_a_folder_in_the_place_of_the_figure_is_refused_before_anything_is_written(folder, models, run_cli):
+    (folder / "taken.png").mkdir()
+    code, _, err = run_cli("look", "run/diffclip", "one.png", "--text", "mug", "--out", "taken.png", "-q")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "taken.png: is a folder" in err
+    assert not (folder / "taken.json").exists()

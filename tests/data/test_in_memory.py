@@ -1,0 +1,429 @@
+"""Images of one's own: arrays, data sets and loaders of torch, .npz and Parquet files."""
+
+import io
+import json
+import os
+import warnings
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    random_split,
+)
+
+from antiphase.data import load_data, load_pairs
+from antiphase.data.archives import read_index
+from antiphase.data.in_memory import dataset_class_names
+from antiphase.errors import UserError
+
+LABELS = [1, 0, 2, 1, 0]
+
+
+def pixels(count=5, channels=3):
+    return np.random.default_rng(0).integers(0, 256, (count, channels, 7, 7), dtype=np.uint8)
+
+
+class Pictures(Dataset):
+    """A data set of Pillow's images, as torchvision's are without a transform."""
+
+    classes = ("cat", "dog", "cow")
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, row):
+        self.read.append(row)
+        return Image.fromarray(pixels()[row].transpose(1, 2, 0)), LABELS[row]
+
+
+def same(images, array=None):
+    expected = torch.from_numpy(pixels() if array is None else array).float()
+    if expected.max() > 1:
+        expected /= 255
+    assert torch.equal(images.images(range(len(images))), expected)
+    assert images.labels.tolist() == LABELS
+    assert images.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_arrays_and_tensors():
+    same(load_data(pixels(), LABELS))
+    same(load_data(torch.from_numpy(pixels()), torch.tensor(LABELS)))
+    same(load_data((pixels(), LABELS)))
+    floats = pixels() / 255
+    same(load_data(floats, np.array(LABELS)), floats.astype(np.float32))
+    named = load_data(pixels(), LABELS, class_names=["a", "b", "c", "d"])
+    assert named.class_names == ("a", "b", "c", "d")
+    assert load_data(named, limit=2, seed=1).ids.tolist() == named.subset(2, 1).ids.tolist()
+    assert (
+        load_data(pixels(), LABELS).fingerprint()
+        == load_data(torch.from_numpy(pixels()), LABELS).fingerprint()
+    )
+
+
+def test_data_sets_and_loaders():
+    tensors = TensorDataset(torch.from_numpy(pixels()), torch.tensor(LABELS))
+    same(load_data(tensors))
+    same(load_data(DataLoader(tensors, batch_size=2)))
+    pictures = Pictures()
+    same(load_data(pictures))
+    assert load_data(pictures).class_names == ("cat", "dog", "cow")
+    pictures.read.clear()
+    some = load_data(pictures, limit=2, seed=3)
+    whole = load_data(pixels(), LABELS, class_names=pictures.classes).subset(2, 3)
+    assert some.fingerprint() == whole.fingerprint()  # the same rows, which alone were read
+    assert pictures.read == whole.ids.tolist()
+    assert load_data(DataLoader(tensors, batch_size=2), limit=3).ids.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "named"),
+    [
+        (
+            pixels().astype(np.float32),
+            LABELS,
+            r"float32 in \[0, 255\]; expected \[0, 1\]: divide bytes by 255",
+        ),
+        (
+            pixels().astype(np.int64),
+            LABELS,
+            r"type int64; expected uint8 in 0..255, or floating point in \[0, 1\]",
+        ),
+        (pixels() / 127.5 - 1, LABELS, r"float64 in \[-1, 1\]; .* do not normalise"),
+        (pixels() * np.float32("nan"), LABELS, r"in \[nan, nan\]; expected \[0, 1\]"),
+        (pixels().transpose(0, 2, 3, 1), LABELS, r"shape \(5, 7, 7, 3\); expected .*transpose\(0, 3"),
+        (pixels()[:, 0], LABELS, r"shape \(5, 7, 7\); expected some \(images, channels.*add the channel"),
+        (pixels(channels=2), LABELS, "1 or 3 channels"),
+        (pixels(0), [], r"expected some \(images"),
+        (pixels(), LABELS[:4], r"labels of shape \(4,\); expected \(5,\)"),
+        (pixels(), np.eye(3)[LABELS], r"labels of shape \(5, 3\).*argmax"),
+        (pixels(), [0.5] * 5, "label 0.5; expected class numbers from 0"),
+        (pixels(), [-1] * 5, "label -1; expected class numbers from 0"),
+        (pixels(), None, r"no labels; give them as the second argument"),
+        (
+            DataLoader(TensorDataset(torch.zeros(5, 3, 2, 2), torch.zeros(5).long()), shuffle=True),
+            None,
+            "shuffles",
+        ),
+        (TensorDataset(torch.zeros(5, 3, 2, 2)), None, r"gives a tuple; expected \(image, label\)"),
+        (3, None, "data 3: expected the name of a source"),
+        ("digits", LABELS, "digits: has its own labels"),
+        (Pictures(), LABELS, "labels: .*Pictures object.* has its own; leave them out"),
+    ],
+)
+def test_what_is_off_is_named(images, labels, named):
+    with pytest.raises(UserError, match=named) as caught:
+        load_data(images, labels)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_different_sizes_are_refused():
+    items = [(torch.zeros(3, 4, 4), 0), (torch.zeros(3, 5, 5), 1)]
+    with pytest.raises(UserError, match=r"different shapes, \(3, 4, 4\), \(3, 5, 5\)"):
+        load_data(DataLoader(items, batch_size=1))
+
+
+class Named(TensorDataset):
+    """A data set whose ``classes`` are given."""
+
+    def __init__(self, classes=None, **attributes):
+        super().__init__(torch.from_numpy(pixels()), torch.tensor(LABELS))
+        self.__dict__.update({"classes": classes} | attributes)
+
+
+NAMES = ("zebra", "ant", "mole")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: Subset(data, [3, 2]),
+        lambda data: random_split(data, [2, 3], torch.Generator().manual_seed(0))[0],
+        lambda data: ConcatDataset([data, Subset(data, [0])]),
+        lambda data: DataLoader(Subset(ConcatDataset([data, data]), range(6)), batch_size=4),
+    ],
+)
+def test_class_names_survive_wrappers_of_torch(wrap):
+    assert load_data(wrap(Named(NAMES))).class_names == NAMES
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"classes": [("zebra", "equine"), ("ant",), ("mole", "talpid")]}, NAMES),
+        ({"classes": {"ant": 1, "mole": 2, "zebra": 0}}, NAMES),
+        ({"classes": dict(enumerate(NAMES))}, NAMES),
+        ({"classes": np.array(NAMES)}, NAMES),
+        ({"class_to_idx": {"ant": 1, "mole": 2, "zebra": 0}}, NAMES),
+        ({"classes": 3}, None),
+        ({"classes": set(NAMES)}, None),
+        ({"classes": {"ant": 1, "mole": 5, "zebra": 0}}, None),
+        ({"classes": lambda: NAMES}, None),
+        ({"classes": NAMES, "target_transform": lambda label: 2 - label}, None),
+    ],
+)
+def test_class_names_in_any_form_are_in_order_or_unknown(attributes, names):
+    assert dataset_class_names(Named(**attributes)) == names
+
+
+def test_the_classes_of_torchvisions_imagenet_are_known_by_wordnet_id():
+    cranes = Named([("crane",), ("crane",)], wnids=["n02012849", "n03126707"])
+    assert dataset_class_names(cranes) == ("crane bird", "construction crane")
+
+
+def test_parts_of_different_classes_are_refused_and_of_unknown_ones_have_numbers():
+    with pytest.raises(
+        UserError, match=r"parts of different classes, \('mole', .* and \('zebra', .*; expected one"
+    ):
+        load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]))
+    both = load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]), class_names=["a", "b", "c"])
+    assert both.class_names == ("a", "b", "c")
+    assert load_data(ConcatDataset([Named(NAMES), Named()])).class_names == ("0", "1", "2")
+
+
+def test_a_loader_may_give_single_items_and_may_not_draw_them():
+    same(load_data(DataLoader(Named(), batch_size=None)))
+    with pytest.raises(UserError, match="shuffles"):
+        load_data(DataLoader(Named(), sampler=SubsetRandomSampler(range(5))))
+    with pytest.raises(UserError, match="3 images with 2 labels"):
+        load_data(DataLoader([(torch.zeros(3, 1, 4, 4), torch.zeros(2))], batch_size=None))
+
+
+def test_options_without_a_use_are_refused():
+    with pytest.raises(UserError, match="array: --skip-bad leaves out files"):
+        load_data(pixels(), LABELS, skip_bad=True)
+    with pytest.raises(UserError, match=r"class_names: .* has its own"):
+        load_data(load_data("digits", limit=2), class_names=["a"])
+    with pytest.raises(UserError, match="class names 'abc'; expected a name for each class"):
+        load_data(pixels(), LABELS, class_names="abc")
+
+
+def test_class_names_must_cover_the_labels():
+    with pytest.raises(UserError, match="label 2, but 2 class names"):
+        load_data(pixels(), LABELS, class_names=["a", "b"])
+
+
+def test_npz_files(tmp_path):
+    np.savez(tmp_path / "a.npz", images=pixels(), labels=LABELS, class_names=["cat", "dog", "cow"])
+    found = load_data(f"npz:{tmp_path / 'a.npz'}")
+    same(found)
+    assert (found.split, found.class_names) == ("test", ("cat", "dog", "cow"))
+    # MedMNIST's layout: channels last, labels of one column, splits in the names
+    rows, last = np.array(LABELS)[:, None], pixels().transpose(0, 2, 3, 1)
+    np.savez(
+        tmp_path / "b.npz", train_images=last[:2], train_labels=rows[:2], val_images=last, val_labels=rows
+    )
+    same(load_data(f"npz:{tmp_path / 'b.npz'}"))  # test means val
+    assert len(load_data(f"npz:{tmp_path / 'b.npz'}", split="train")) == 2
+    np.savez_compressed(tmp_path / "c.npz", x_test=pixels()[:, 0], y_test=LABELS)  # Keras's
+    same(load_data(f"npz:{tmp_path / 'c.npz'}"), pixels()[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named"),
+    [
+        (
+            {"images": pixels().astype(np.float32), "labels": LABELS},
+            r"float32 in \[0, 255\]; expected \[0, 1\]",
+        ),
+        ({"pictures": pixels()}, "has the arrays pictures; expected images, labels"),
+        ({"train_images": pixels(), "train_labels": LABELS}, "no split 'test': expected one of train"),
+        (
+            {"images": np.array([None]), "labels": LABELS},
+            "cannot be read; expected a file written by numpy.savez",
+        ),
+    ],
+)
+def test_an_npz_file_that_is_off_is_one_line_of_the_command(tmp_path, run_cli, arrays, named):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=named) as caught:
+        load_data(f"npz:{tmp_path / 'a.npz'}")
+    code, _, err = run_cli(
+        "audit", "specimen:vit-0", "--data", f"npz:{tmp_path / 'a.npz'}", "--out", tmp_path / "o"
+    )
+    assert (code, err) == (2, f"antiphase: {caught.value}\n")
+
+
+def test_an_npz_file_that_is_missing_or_damaged_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"none.npz: no such file"):
+        load_data(f"npz:{tmp_path / 'none.npz'}")
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(
+        UserError, match=r"bad.npz: cannot be read \(.*\); expected a file written by numpy.savez"
+    ):
+        load_data(f"npz:{tmp_path / 'bad.npz'}")
+    np.save(tmp_path / "one.npy", pixels())
+    with pytest.raises(UserError, match="holds one array"):
+        load_data(f"npz:{tmp_path / 'one.npy'}")
+
+
+def encoded(array):
+    held = io.BytesIO()
+    Image.fromarray(array.transpose(1, 2, 0)).save(held, "PNG")
+    return held.getvalue()
+
+
+def write_parquet(path, rows, names=None, **columns):
+    """Write images as the library ``datasets`` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": encoded(pixels()[row]), "path": f"{row}.png"} for row in rows]
+    frame = pl.DataFrame({"image": images, "label": [LABELS[row] for row in rows]} | columns)
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    about = {"huggingface": json.dumps({"info": {"features": features}})} if names else None
+    frame.write_parquet(path, metadata=about, row_group_size=2)
+
+
+def test_parquet_files_of_the_hub(tmp_path):
+    names = ["cat", "dog", "cow"]
+    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [4, 4], names)
+    write_parquet(tmp_path / "data" / "test-00000-of-00002.parquet", [0, 1, 2], names)
+    write_parquet(tmp_path / "data" / "test-00001-of-00002.parquet", [3, 4], names)
+    for pattern in (tmp_path, tmp_path / "data" / "test-*.parquet"):
+        found = load_data(f"parquet:{pattern}", image_size=7)
+        same(found)
+        assert (found.split, found.class_names) == ("test", ("cat", "dog", "cow"))
+    assert load_data(f"parquet:{tmp_path}", split="train", image_size=7).labels.tolist() == [0, 0]
+    part = found.take([3, 0])
+    assert torch.equal(part.images([0, 1]), found.images([3, 0]))
+    assert load_data(f"parquet:{tmp_path}", image_size=7).fingerprint() == found.fingerprint()
+    other = tmp_path / "other.parquet"  # without names of classes or of a split
+    write_parquet(other, range(5))
+    same(load_data(f"parquet:{other}", image_size=7))
+    assert load_data(f"parquet:{other}").image_shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("other", ["extra", "unlabeled", "unsupervised"])
+def test_parquet_files_of_an_unknown_split_are_left_out_with_a_warning(tmp_path, other):
+    for split, rows in {"train": [0], "test": [1, 2], other: [3, 4]}.items():
+        write_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet", rows)
+    with pytest.warns(UserWarning, match=f"left out the files that name no known split: {other};"):
+        found = load_data(f"parquet:{tmp_path}", image_size=7)
+    assert found.labels.tolist() == [0, 2]
+    alone = load_data(f"parquet:{tmp_path}/data/{other}-00000-of-00001.parquet")
+    assert alone.labels.tolist() == [1, 0]
+
+
+def test_parquet_files_of_several_configurations_are_refused(tmp_path):
+    for config in ("160px", "320px", "full_size"):
+        write_parquet(tmp_path / config / "validation" / "0000.parquet", [0])
+    for pattern in (tmp_path, f"{tmp_path}/*/validation/*.parquet"):
+        with pytest.raises(
+            UserError, match=r"\(val\): 3 configurations or splits, 160px, 320px, full_size; give"
+        ):
+            load_data(f"parquet:{pattern}")
+    assert len(load_data(f"parquet:{tmp_path}/320px")) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["cifar10-test.parquet", "cifar100-test.parquet"], "2 configurations or splits, cifar10, cifar100"),
+        (["extra.parquet", "unlabeled.parquet"], "2 configurations or splits, extra, unlabeled"),
+        (["fold/a.parquet", "test-labels/a.parquet"], None),
+        (["0001.parquet", "0002.parquet"], None),
+        (["part-0-3f2a99c01b7d.parquet", "part-1-77aa99c01b7d.parquet"], None),
+    ],
+)
+def test_parquet_files_are_one_split_of_one_configuration(tmp_path, files, named):
+    for row, file in enumerate(files):
+        write_parquet(tmp_path / file, [row])
+    if named is None:
+        with warnings.catch_warnings(action="ignore"):
+            assert len(load_data(f"parquet:{tmp_path}")) in (1, 2)
+        return
+    with pytest.raises(UserError, match=named):
+        load_data(f"parquet:{tmp_path}")
+
+
+def test_parquet_files_with_different_class_names_are_refused(tmp_path):
+    write_parquet(tmp_path / "test-0.parquet", [1], ["cat", "dog"])
+    write_parquet(tmp_path / "test-1.parquet", [1], ["dog", "cat"])
+    with pytest.raises(UserError, match="files with different class names"):
+        load_data(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("label", "named"),
+    [(0.5, r"label 0\.5"), (10**9, "label 1000000000"), (-7, "label -7"), ([1], r"label \(List\(Int64\)\)")],
+)
+def test_parquet_labels_are_checked_as_all_others(tmp_path, label, named):
+    pl.DataFrame({"image": [{"bytes": b"", "path": ""}], "label": [label]}).write_parquet(
+        tmp_path / "a.parquet"
+    )
+    with pytest.raises(UserError, match=named):
+        load_data(f"parquet:{tmp_path / 'a.parquet'}")
+
+
+def test_pipes_among_data_files_are_not_waited_for(tmp_path):
+    for name in ("a.npz", "a.parquet", "a.csv", "a.json", "a.tar"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=r"is no regular file|is a pipe or a device"):
+        load_data(f"npz:{tmp_path}/a.npz")
+    with pytest.raises(UserError, match="no such file"):
+        load_data(f"parquet:{tmp_path}")
+    with pytest.raises(UserError, match=r"is no regular file|is a pipe or a device"):
+        load_pairs(f"csv:{tmp_path}/a.csv")
+    with pytest.raises(UserError, match=r"is no regular file|is a pipe or a device"):
+        load_pairs(f"karpathy:{tmp_path}/a.json")
+    with pytest.raises(UserError, match="no shard matches"):
+        load_pairs(f"shards:{tmp_path}")
+    with pytest.raises(UserError, match="it is no regular file"):
+        read_index(tmp_path / "a.tar")
+
+
+def test_a_parquet_row_that_is_no_image_can_be_left_out(tmp_path):
+    file = tmp_path / "test.parquet"
+    images = [{"bytes": encoded(pixels()[0]), "path": None}, {"bytes": b"no image", "path": None}]
+    pl.DataFrame({"img": [*images, {"bytes": None, "path": "a.png"}], "label": [0, 1, 2]}).write_parquet(file)
+    found = load_data(f"parquet:{file}", image_size=7)
+    with pytest.raises(UserError, match=r"test.parquet/1 "):
+        found.images([0, 1])
+    with pytest.raises(UserError, match="has a path in place of an image"):
+        found.images([2])
+    kept = load_data(f"parquet:{file}", image_size=7, skip_bad=True, progress=False)
+    assert (kept.ids.tolist(), kept.skipped) == ([0], ("test.parquet/1", "test.parquet/2"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"a": [1]}, r"has the columns a \(Int64\); expected image, of bytes"),
+        ({"image": ["a.png"], "label": [0]}, r"image \(String\), label"),
+        (
+            {"image": [{"bytes": b"", "path": ""}], "label": ["cat"]},
+            r"label \(String\); expected .* of integers",
+        ),
+        ({"image": [{"bytes": b"", "path": ""}], "label": [-1]}, "rows without a label"),
+    ],
+)
+def test_a_parquet_file_that_is_off_is_one_line(tmp_path, columns, named):
+    pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=named) as caught:
+        load_data(f"parquet:{tmp_path / 'a.parquet'}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_file_that_is_missing_or_damaged_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no such file; give a Parquet file, a folder"):
+        load_data(f"parquet:{tmp_path / 'test-*.parquet'}")
+    (tmp_path / "test.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"no complete Parquet file"):
+        load_data(f"parquet:{tmp_path}")
+
+
+def test_printing_a_data_set_is_one_line(tmp_path):
+    assert repr(load_data("digits", limit=3)) == "<ArrayImages digits (test): 3 images of 1×8×8, 10 classes>"
+    assert repr(load_data(pixels(), LABELS)) == "<ArrayImages array (test): 5 images of 3×7×7, 3 classes>"
+    write_parquet(tmp_path / "test.parquet", range(5))
+    assert "\n" not in repr(load_data(f"parquet:{tmp_path}"))
