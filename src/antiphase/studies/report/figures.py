@@ -28,8 +28,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from antiphase.budgets import eps_label
+from antiphase.commands.look.figure import paint
 from antiphase.report.figure import STYLE, dress
-from antiphase.report.runs.look import paint
 from antiphase.studies.figures import BY_SEED, Gallery, Panel, Picture, Plot
 
 LETTER = 0.075
