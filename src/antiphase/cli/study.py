@@ -1,5 +1,6 @@
 """``antiphase study``: what its commands print, and their examples."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -8,6 +9,7 @@ from rich.table import Table
 from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
 from antiphase.cli.groups import HelpGroup
+from antiphase.errors import UserError
 from antiphase.studies.options import (
     AnyStudyOptions,
     ClaimsOptions,
@@ -22,7 +24,7 @@ from antiphase.studies.options import (
 from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
-    pass
+    from antiphase.studies.results import Result
 
 study = typer.Typer(
     cls=HelpGroup,
@@ -234,6 +236,14 @@ def pack(options: PackOptions) -> Answer:
     return {"to": str(options.to), "cells_added": found}
 
 
+def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
+    if not any(result.done for result in results):
+        raise UserError(
+            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
+            f"{options.next_command('run')} makes them"
+        )
+
+
 @command(study, ReportOptions)
 def report(options: ReportOptions) -> Answer:
     """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
@@ -279,11 +289,3 @@ def new(options: NewOptions) -> Answer:
     path = str(write_study(options.name))
     say(path)
     return {"file": path}
-
-
-def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
-    if not any(result.done for result in results):
-        raise UserError(
-            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
-            f"{options.next_command('run')} makes them"
-        )

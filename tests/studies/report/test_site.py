@@ -23,7 +23,7 @@ from antiphase.studies.report.tables import (
     plot_csv,
     table_sheet,
 )
-from tests.report import made_up_studies as made_up
+from tests.studies.report import made_up_studies as made_up
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
 MAGIC = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b""}

@@ -14,7 +14,7 @@ from PIL import Image
 from antiphase.report.figure import as_svg
 from antiphase.studies.figures import ESTIMATES, Gallery, Panel, Picture, Plot
 from antiphase.studies.report.figures import gallery_figure, lighter, plot_figure, series_styles
-from tests.report import made_up_studies as made_up
+from tests.studies.report import made_up_studies as made_up
 
 
 def test_lines_bands_and_the_papers_numbers_are_where_they_belong():
