@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 from antiphase.commands import COMMANDS
+from antiphase.commands.doctor import run as doctor
+from antiphase.commands.rerun.run import compared, recorded
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
-from antiphase.runs import doctor
-from antiphase.runs.rerun import compared, recorded
 from tests.vlm.tiny import tiny_language, tiny_tokenizer
 
 SMALL = {
@@ -83,7 +83,7 @@ def test_every_command_is_tried():
 
 @pytest.mark.parametrize("name", TINY)
 def test_what_a_command_prints_is_one_json_value(folder, answer, monkeypatch, name):
-    monkeypatch.setattr("antiphase.cli.attack._PAIRS", 1)
+    monkeypatch.setattr("antiphase.commands.audit._PAIRS", 1)
     found = answer(*name.split(), *TINY[name].split())
     assert found
     if (folder / "out" / "summary.json").exists():
@@ -298,7 +298,7 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     assert found["data"]["openmoji"]["ok"] == found["extras"]["openmoji"]["ok"]
     assert not any((tmp_path / "data").glob("*"))  # nothing was downloaded, no empty folder is left
 
-    monkeypatch.setattr("antiphase.runs.doctor._required", lambda _extra: ["no-such-package"])
+    monkeypatch.setattr("antiphase.commands.doctor.run._required", lambda _extra: ["no-such-package"])
     code, out, _ = run_cli("doctor")
     assert code == 0
     assert "no-such-package" in out

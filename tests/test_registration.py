@@ -19,14 +19,13 @@ from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.transformer import AttentionSpec
 from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import Audit
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit
 from antiphase.studies.paper_settings import facts_of
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.recipe import make_clip_recipe
+from tests.commands.audits import attack_options, audit
 
 SIZES = {"dim": 16, "num_heads": 4, "depth": 2, "patch_size": 4}
 
@@ -122,7 +121,7 @@ def _trained(kind, images, folder, **fields):
     recipe = make_recipe(
         kind, images, SIZES | fields, data="digits", epochs=2, batch_size=32, learning_rate=0.01
     )
-    train_classifier(recipe, images, images, folder, progress=False)
+    train_classifier(recipe, images, images, folder)
     return load_model(str(folder))
 
 
@@ -300,10 +299,10 @@ def stripes(monkeypatch):
 
 def test_a_source_of_ones_own_is_trained_and_audited_on(stripes, tmp_path):
     recipe = make_recipe("vit", stripes, SIZES, data="stripes", epochs=1, batch_size=8)
-    train_classifier(recipe, stripes, stripes, tmp_path / "run", progress=False)
+    train_classifier(recipe, stripes, stripes, tmp_path / "run")
     model = load_model(str(tmp_path / "run"))
     assert model.image_shape == (3, 12, 12)
-    Audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False).run()
+    audit([model], [], stripes.subset(4), attack_options((0.1,)), tmp_path / "audit")
     assert (tmp_path / "audit" / "rows.parquet").is_file()
 
 

@@ -12,8 +12,8 @@ from antiphase import registry
 from antiphase.attacks.catalogue import find_attack
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, find
-from antiphase.runs.attack import AttackPlan
 from antiphase.studies.cells import Attack, Given
+from tests.commands.audits import attack_options
 
 ATTACK = '''
 from antiphase.attacks import fab
@@ -54,9 +54,9 @@ def fresh_cli(monkeypatch):
 def test_an_attack_is_one_file_and_one_line(brighten):
     (stage,) = find_attack("brighten", pull=0.25).stages
     assert (stage.name, stage.settings, stage.nearest) == ("brighten", {"steps": 3, "pull": 0.25}, True)
-    assert AttackPlan((0.1,), attack="brighten").minimal
+    assert attack_options((0.1,), attack="brighten").minimal
     with pytest.raises(UserError, match=r"'brighten' has no setting 'width': expected steps, pull"):
-        AttackPlan((0.1,), attack="brighten", settings={"width": 3})
+        _ = attack_options((0.1,), attack="brighten", settings={"width": 3}).ensemble
 
     model = Given(spec="specimen:vit-0")
     work = {

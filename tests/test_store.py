@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase import store
+from antiphase.commands.audit.cells import measure
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.certify.run import certify
 from antiphase.commands.evaluate.options import EvaluateOptions
@@ -18,9 +19,9 @@ from antiphase.data import load_data
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.runs.attack import AttackPlan, measure
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
+from tests.commands.audits import attack_options
 from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
@@ -28,8 +29,8 @@ IMAGES = load_data("digits", limit=7, seed=0)
 
 
 def _attack(model, out):
-    plan = AttackPlan((2 / 255, 9 / 255), settings={"steps": 3}, batch_size=2)
-    return measure("m", model, IMAGES, plan, out, process=Process(), progress=False)[0]
+    plan = attack_options((2 / 255, 9 / 255), settings={"steps": 3}, batch_size=2)
+    return measure("m", model, IMAGES, plan, out, process=Process())[0]
 
 
 def _sense(model, out):

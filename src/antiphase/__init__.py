@@ -16,7 +16,6 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
-    from antiphase.api.verified import verify
     from antiphase.commands.python import (
         attack,
         audit,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         train,
         train_vlm,
     )
+    from antiphase.commands.verify.run import verify
     from antiphase.data import load_data
     from antiphase.models import load_model
 
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("antiphase")
     if name == "verify":
-        return importlib.import_module("antiphase.api.verified").verify
+        return importlib.import_module("antiphase.commands.verify.run").verify
     if name in _COMMANDS:
         return getattr(importlib.import_module("antiphase.commands.python"), name)
     if name in __all__:

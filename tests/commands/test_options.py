@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from dataclasses import fields
 from typing import Annotated
 
 import polars as pl
@@ -13,6 +12,7 @@ from typer.testing import CliRunner
 
 import antiphase as ap
 from antiphase.cli.command import _shown, command
+from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.export.options import ExportOptions
@@ -22,8 +22,6 @@ from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.train.options import TrainOptions
 from antiphase.commands.train_clip.options import TrainClipOptions
 from antiphase.errors import UserError
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.studies import options as studies
 
 MODELS = (
@@ -137,10 +135,15 @@ def test_a_wrong_value_is_one_line_that_lists_the_right_ones(options, line):
     assert "\n" not in str(caught.value)
 
 
-def test_every_field_of_an_attack_plan_is_an_option():
-    options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3)
-    plan = AttackPlan(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
-    assert (plan.eps, plan.settings, plan.nested) == ((1 / 255,), {"steps": 3}, "up")
+def test_audit_options_read_settings_of_the_attack_by_its_signature():
+    options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3, settings=["momentum=0.5"])
+    assert options.ensemble.stages[0].settings == {"momentum": 0.5, "steps": 3}
+
+
+def test_audit_options_refuse_a_setting_that_the_attack_does_not_have():
+    options = AuditOptions(model="specimen:vit-0", settings={"momentun": "0.5"})
+    with pytest.raises(UserError, match=r"no setting 'momentun'.*momentum"):
+        _ = options.ensemble
 
 
 def test_a_missing_value_is_named():

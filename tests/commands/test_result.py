@@ -276,7 +276,8 @@ def test_what_cannot_be_opened_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no such directory"):
         ap.open(tmp_path / "nowhere")
     with pytest.raises(
-        UserError, match="holds no run that is known; expected a directory written by antiphase audit"
+        UserError,
+        match="holds no run that is known; expected a directory written by antiphase quickstart, audit",
     ):
         ap.open(tmp_path)
     (tmp_path / ".antiphase").write_text("audit\n")

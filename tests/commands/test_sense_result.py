@@ -20,10 +20,9 @@ from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.figure import Family
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import Audit
 from antiphase.sensitivity import critical_cosine
 from antiphase.sensitivity.theorem_ratios import places
+from tests.commands.audits import attack_options, audit, report
 
 QUICK = {"probes": 3, "samples": 3, "steps": 1, "points": 1, "eps": (4 / 255,), "lipschitz_limit": 2}
 PARTS = ("alignment", "lipschitz", "depth")
@@ -35,7 +34,7 @@ def sense_all(models, twins, data, out, parts=PARTS):
 
 
 def page_of(out):
-    return read_result(out, "sense").write_report(out).read_text(encoding="utf-8")
+    return read_result(out, "sense").report(out).read_text(encoding="utf-8")
 
 
 def alignment_tables(out):
@@ -129,15 +128,14 @@ def test_the_table_in_the_page_is_the_number_on_disk(run):
 
 
 def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
-    from antiphase.report.runs.page import write_report
 
     data = load_data("digits", limit=4)
-    plan = AttackPlan((8 / 255,), settings={"steps": 2})
-    Audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3, progress=False).run()
+    plan = attack_options((8 / 255,), settings={"steps": 2})
+    audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3)
     assert read_result(tmp_path, "audit").frame("alignment")["sample"].n_unique() == 3
-    assert "Gradient alignment" in write_report(tmp_path).read_text(encoding="utf-8")
-    Audit(lineup[0][:1], [], data, plan, tmp_path, progress=False).run()  # the same directory, without
-    assert "Gradient alignment" not in write_report(tmp_path).read_text(encoding="utf-8")
+    assert "Gradient alignment" in report(tmp_path).read_text(encoding="utf-8")
+    audit(lineup[0][:1], [], data, plan, tmp_path)  # the same directory, without
+    assert "Gradient alignment" not in report(tmp_path).read_text(encoding="utf-8")
 
 
 def entry(metric, value, low, high, model="diffvit-0"):

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.models.schemes.python_code import source_digest
 from antiphase.models.zoo import fingerprint
-from antiphase.runs.options.attack import AuditOptions
 from antiphase.studies.cells.models import given
 from antiphase.studies.registry import load_study
 

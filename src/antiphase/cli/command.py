@@ -32,7 +32,7 @@ Body = Callable[[Any], Answer]
 
 def register(app: typer.Typer, name: str, module: Any) -> None:
     """Register the command of a module of ``commands/``."""
-    if (found := getattr(module, "COMMAND", None)) is not None:
+    if (found := getattr(module, "COMMANDS", {}).get(name) or getattr(module, "COMMAND", None)) is not None:
 
         def body(options: Any) -> Answer:
             return found.answer(options, shlex.join(["antiphase", *sys.argv[1:]]))
@@ -177,7 +177,7 @@ def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
 
 def _empty(default: Any) -> Any:
     """Return None for an empty sequence, for which typer has no type, and any other value as it is."""
-    return None if default in ((), []) else default
+    return None if default in ((), [], {}) else default
 
 
 def _shown(field: FieldInfo) -> Typed:
@@ -201,6 +201,8 @@ def _kind(annotation: Any, shown: Typed) -> tuple[Any, str]:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     word = " | ".join(get_args(kind) if get_origin(kind) is Literal else shown.choices or ())
+    if get_origin(kind) is dict:
+        kind = list[str]
     if get_origin(kind) is tuple:
         part = get_args(kind)[0]
         part = get_args(part)[0] if get_origin(part) is Annotated else part

@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command_from_info, get_group_from_info
 
-from antiphase.cli.command import register
 from antiphase.commands import COMMANDS
 
 
@@ -30,6 +29,8 @@ class _Commands(Mapping[str, Any]):
         if name not in self.built:
             module, _ = COMMANDS[name]
             command = importlib.import_module(module)
+            from antiphase.cli.command import register  # imports pydantic
+
             if all(one.name != name for one in self.app.registered_commands):
                 register(self.app, name, command)
             self.built[name] = self._build(name)

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": (
-        "antiphase.cli.attack",
+        "antiphase.commands.audit",
         "Audit the small models that come with the package on images of Fashion-MNIST that come with it too.",
     ),
     "audit": (
-        "antiphase.cli.attack",
+        "antiphase.commands.audit",
         "Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.",
     ),
     "attack": (
-        "antiphase.cli.attack",
+        "antiphase.commands.audit",
         "Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.",
     ),
     "sense": (
@@ -58,23 +58,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write a model as safetensors, in our layout or the released one, or put it on the hub.",
     ),
     "rerun": (
-        "antiphase.cli.rerun",
+        "antiphase.commands.rerun",
         "Repeat a run with the options that it stored, and say whether the numbers are equal.",
     ),
     "verify": (
-        "antiphase.cli.verify",
+        "antiphase.commands.verify",
         "Measure again what a robustness card says, and compare every number.",
     ),
     "leaderboard": (
-        "antiphase.cli.leaderboard",
+        "antiphase.commands.leaderboard",
         "Draw all robustness cards below a folder as one page, a table for each data set and norm.",
     ),
     "doctor": (
-        "antiphase.cli.doctor",
+        "antiphase.commands.doctor",
         "Show versions, devices, kernels and data, and how to get what is missing.",
     ),
 }
 """Each command's module, which has it as ``COMMAND``, and the first line of its help."""
+
+
+_ELSEWHERE = {"study run": "antiphase.studies.result"}
 
 
 def find_command(name: str) -> "Command":
@@ -83,11 +86,13 @@ def find_command(name: str) -> "Command":
     Raises:
         UserError: there is no such command.
     """
-    if name not in COMMANDS and name != "study run":
+    if name not in COMMANDS and name not in _ELSEWHERE:
         raise UserError(f"command {name!r}: expected one of {', '.join(COMMANDS)}")
-    module = importlib.import_module(COMMANDS[name.split()[0]][0])
+    module = importlib.import_module(_ELSEWHERE.get(name) or COMMANDS[name][0])
     if hasattr(module, "COMMAND"):
         return module.COMMAND
+    if name in getattr(module, "COMMANDS", {}):
+        return module.COMMANDS[name]
     from antiphase.commands.old import old_command
 
     return old_command(name)

@@ -41,7 +41,7 @@ class Lineup:
 
     models: Sequence[nn.Module]
     twins: Sequence[nn.Module]
-    data: ImageSet
+    data: Any
 
     def __post_init__(self) -> None:
         check_twins(self.models, self.twins)

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-KINDS: Table = {
-    "audit": "antiphase.api.attacked:KIND",
-    "attack": "antiphase.api.attacked:KIND",
-    "quickstart": "antiphase.api.attacked:KIND",
-    "study run": "antiphase.api.studied:KIND",
-}
+KINDS: Table = {"look": "antiphase.api.looked:KIND"}
 
 
 @dataclass(frozen=True)
@@ -105,3 +100,13 @@ def nothing_paired(what: str) -> Any:
         raise UserError(f"compare: {what}")
 
     return refuse
+
+
+def read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Read a file of a run directory."""
+    from antiphase import reading
+
+    content = reading.read_json(path, fix="expected the folder of a finished run")
+    if missing := [key for key in keys if key not in content]:
+        raise UserError(f"{path} has no {missing[0]!r}: expected the file of a finished run; run it again")
+    return content

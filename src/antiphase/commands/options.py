@@ -250,6 +250,32 @@ def in_unicode(text: str) -> str:
     return text
 
 
+def read_settings(value: Any) -> Any:
+    """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types.
+
+    Raises:
+        UserError: a text has no ``=``, or a name is given twice.
+
+    >>> read_settings(["momentum=0.9"]), read_settings({"momentum": 0.9})
+    ({'momentum': '0.9'}, {'momentum': 0.9})
+    """
+    if isinstance(value, str):
+        value = (value,)
+    if value is None or isinstance(value, Mapping):
+        return dict(value or {})
+    if not isinstance(value, Sequence):
+        return value
+    settings: dict[str, Any] = {}
+    for text in value:
+        name, equals, setting = str(text).partition("=")
+        if not equals or not name:
+            raise UserError(f"set {shown(str(text))}: expected NAME=VALUE, such as momentum=0.9")
+        if name in settings:
+            raise UserError(f"set {shown(name)}: given twice; give each setting once")
+        settings[name] = setting
+    return settings
+
+
 def given(**settings: Any) -> dict[str, Any]:
     """Return the settings that are not None."""
     return {name: value for name, value in settings.items() if value is not None}

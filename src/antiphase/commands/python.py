@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphase.commands import find_command
+from antiphase.commands.audit.options import AttackOptions, AuditOptions
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.live_objects import as_text
@@ -22,7 +23,6 @@ from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
-from antiphase.runs.options.attack import AttackOptions, AuditOptions
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 
@@ -34,13 +34,13 @@ def audit(model: Any, **options: Any) -> Result:
 
     Args:
         model: specification or module, or several.
-        **options: fields of :class:`~antiphase.runs.options.attack.AuditOptions`, as text or as values; ``against`` may
-            hold modules and ``data`` an image set. Without ``out`` nothing is written.
+        **options: fields of :class:`~antiphase.commands.audit.options.AuditOptions`, as text or as values; ``against``
+            may hold modules and ``data`` an image set. Without ``out`` nothing is written.
 
     Raises:
         UserError: an option is not known or not valid, or the audit cannot be run.
     """
-    return _attacked("audit", AuditOptions, {"model": model, **options})
+    return _command_of("audit", {"model": model, **options})
 
 
 def attack(model: Any, **options: Any) -> Result:
@@ -50,18 +50,12 @@ def attack(model: Any, **options: Any) -> Result:
 
     Args:
         model: specification or module, or several.
-        **options: fields of :class:`~antiphase.runs.options.attack.AttackOptions`, as for :func:`audit`.
+        **options: fields of :class:`~antiphase.commands.audit.options.AttackOptions`, as for :func:`audit`.
 
     Raises:
         UserError: an option is not known or not valid, or the attack cannot be run.
     """
-    return _attacked("attack", AttackOptions, {"model": model, **options})
-
-
-def _attacked(name: str, kind: type[AuditOptions], values: dict[str, Any]) -> Result:
-    from antiphase.runs.audit import prepare
-
-    return _run(name, kind, values, lambda chosen, command: prepare(chosen, command).run())
+    return _command_of("attack", {"model": model, **options})
 
 
 def sense(model: Any, **options: Any) -> Result:
@@ -194,7 +188,7 @@ def study(names: Any, **options: Any) -> Result:
     Raises:
         UserError: an option is not known or not valid, or a cell fails.
     """
-    from antiphase.api.studied import studied
+    from antiphase.studies.result import studied
     from antiphase.studies.run import run
 
     named = (names,) if isinstance(names, str) else names

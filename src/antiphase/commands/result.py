@@ -99,6 +99,11 @@ class Result:
         return path
 
     @classmethod
+    def open_store(cls, folder: Path) -> "Result":
+        """Return the result of a store of studies."""
+        raise NotImplementedError
+
+    @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> "type[Result]":
         """Return the class for these files, where a command makes runs of several kinds."""
         return cls
@@ -276,9 +281,7 @@ def open_result(directory: str | Path) -> Result:
         raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
     kind = held_by(folder)
     if kind == "study run" or (folder / "cells.parquet").exists():
-        from antiphase.api.studied import open_studies
-
-        return open_studies(folder)
+        return find_command("study run").result_type().open_store(folder)
     known = [name for name in COMMANDS if find_command(name).result]
     if kind not in known:
         raise UserError(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Group
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
@@ -32,30 +33,34 @@ class Table:
     rows: tuple[tuple[Field, ...], ...]
     csv: str
 
-    def console(self, columns: Sequence[str] | None = None, width: int = 80) -> ConsoleTable:
+    def console(self, columns: Sequence[str] | None = None, width: int = 80) -> Group:
         """Return the table for a console: the first column in bold, notes below the values.
+
+        Columns that find no room follow in further tables with the same first column.
 
         Args:
             columns: those that are shown, in their order; all where not given.
-            width: of the console; columns that find no room are left to the page.
+            width: of the console.
         """
-        places = [self.columns.index(column) for column in columns or self.columns]
-        widths = [max(map(len, self._lines(place)), default=0) + 2 for place in places]
-        widths[0] = min(max(widths[0], 16), _NAMES)
-        fitting = [place for end, place in enumerate(places, 1) if sum(widths[:end]) <= width or end < 3]
-        table = ruled_table(self.title, caption="more columns in the report" if fitting != places else None)
-        for place in fitting:
+        name, *places = [self.columns.index(column) for column in columns or self.columns]
+        widths = {place: max(map(len, self._lines(place)), default=0) + 2 for place in (name, *places)}
+        room = width - min(max(widths[name], 16), _NAMES)
+        blocks: list[list[int]] = [[]]
+        for place in places:
+            if blocks[-1] and sum(widths[at] for at in (*blocks[-1], place)) > room:
+                blocks.append([])
+            blocks[-1].append(place)
+        return Group(*(self._block(name, block, first=not at) for at, block in enumerate(blocks)))
+
+    def _block(self, name: int, places: Sequence[int], *, first: bool) -> ConsoleTable:
+        table = ruled_table(self.title if first else None)
+        table.add_column(self.columns[name], overflow="fold", min_width=14)
+        for place in places:
             words = bool(self.rows) and self.rows[0][place].kind in ("name", "word")
-            first = place == places[0]
-            table.add_column(
-                self.columns[place],
-                overflow="fold",
-                min_width=14 if first else None,
-                justify="left" if first or words else "right",
-                no_wrap=not first,
-            )
+            justify = "left" if words else "right"
+            table.add_column(self.columns[place], overflow="fold", justify=justify, no_wrap=not words)
         for row in self.rows:
-            table.add_row(*(_text(row[place], place == places[0]) for place in fitting))
+            table.add_row(_text(row[name], True), *(_text(row[place], False) for place in places))
         return table
 
     def _lines(self, place: int) -> list[str]:

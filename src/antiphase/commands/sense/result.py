@@ -336,7 +336,7 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str],
 def _section(
     name: str, title: str, words: str, figures: list[tuple[str, Any, str]], tables: list[Table], short: str
 ) -> Section:
-    panels = [Panel(table.name, table.title.split(",")[0], [table]) for table in tables]
+    panels = [Panel(f"sheet-{table.name}", table.title.split(",")[0], [table]) for table in tables]
     return Section(
         name, title, words, [Plot(*figure) for figure in figures], panels=panels, in_navigation=short
     )

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, final
 import polars as pl
 
 from antiphase.attacks.catalogue import passes_of, settings_of
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.errors import UserError
-from antiphase.runs.attack import AttackPlan
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
@@ -54,41 +54,32 @@ class AttackAnswers(Measurement):
 
     def work(self) -> float:
         """Return the operations of the attack if no answer changed."""
-        passes = passes_of(self.plan().ensemble) * len(self.eps)
+        passes = passes_of(self.options().ensemble) * len(self.eps)
         return 3.0 * self.model.forward_work() * (self.limit or 500) * _QUESTIONS * passes
 
-    def plan(self, batch_size: int | None = None) -> AttackPlan:
-        """Return the plan of the attack.
+    def options(self) -> AuditOptions:
+        """Return the options of the attack.
 
         Raises:
             UserError: for an invalid budget, attack or setting.
         """
-        return AttackPlan(
-            self.eps, attack=self.attack, settings=self.settings, seed=self.seed, batch_size=batch_size
-        )
+        names = ("eps", "attack", "settings", "seed")
+        return AuditOptions(model=("study",), **{name: getattr(self, name) for name in names})
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        plan = self.plan()
-        yield (
-            "answers",
-            {"data": self.data, "suffix": self.suffix, "attack": plan.attack, "images": self.limit},
-        )
-        yield "answers", {"eps": plan.eps}
-        yield from (("answers", {"steps": settings_of(stage)["steps"]}) for stage in plan.ensemble.stages)
+        options = self.options()
+        about = {"data": self.data, "suffix": self.suffix, "attack": options.attack, "images": self.limit}
+        yield "answers", about
+        yield "answers", {"eps": options.eps}
+        yield from (("answers", {"steps": settings_of(stage)["steps"]}) for stage in options.ensemble.stages)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Attack; the samplings that ask a question are joined by commas."""
-        from antiphase.runs.attack_pope import attack_answers
+        from antiphase.commands.audit.answers import attack_answers
 
-        model = lab.model(self.model)
-        rows, warnings = attack_answers(
-            self.model.label,
-            model,
-            self._pope(lab.progress),
-            self.plan(lab.batch_size),
-            folder / WORK_FOLDER,
-            progress=lab.progress,
-        )
+        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
+        pope, out = self._pope(lab.progress), folder / WORK_FOLDER
+        rows, warnings = attack_answers(self.model.label, lab.model(self.model), pope, options, out)
         lab.warnings += warnings
         return rows.with_columns(pl.col("samplings").list.join(","))
 

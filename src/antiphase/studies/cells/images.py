@@ -13,10 +13,11 @@ from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settin
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
+from antiphase.commands.audit.cells import AGAIN, measure
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.certify.estimated_radius import measure_radii
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
-from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
@@ -106,48 +107,41 @@ class Attack(Measurement):
 
     def work(self) -> float:
         """Return the operations of the attack if it broke no image."""
-        plan = self.plan()
-        budgets = 1 if plan.minimal else len(self.eps)
-        return 2.1 * self.model.forward_work() * (self.limit or 10_000) * passes_of(plan.ensemble) * budgets
+        options = self.options()
+        budgets = 1 if options.minimal else len(self.eps)
+        return (
+            2.1 * self.model.forward_work() * (self.limit or 10_000) * passes_of(options.ensemble) * budgets
+        )
 
-    def plan(self, batch_size: int | None = None) -> AttackPlan:
-        """Return the plan that ``measure`` takes.
+    def options(self) -> AuditOptions:
+        """Return the options of the attack.
 
         Raises:
             UserError: for an invalid budget, attack or setting.
         """
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
-        return AttackPlan(
-            self.eps,
-            self.norm,
-            self.name,
-            self.settings,
-            self.nested,
-            self.seed,
-            self.precision,  # type: ignore[arg-type]
-            batch_size=batch_size,
+        names = ("eps", "norm", "settings", "nested", "seed", "precision")
+        return AuditOptions(
+            model=("study",), attack=self.name, **{name: getattr(self, name) for name in names}
         )
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        plan = self.plan()
+        options = self.options()
         yield from super().facts()
-        yield "attack", {"data": self.data, "images": self.limit, "prompt": self.prompt, "name": plan.attack}
-        yield "attack", {name: getattr(plan, name) for name in ("norm", "nested", "seed", "eps")}
-        for stage in plan.ensemble.stages:
+        yield (
+            "attack",
+            {"data": self.data, "images": self.limit, "prompt": self.prompt, "name": options.attack},
+        )
+        yield "attack", {name: getattr(options, name) for name in ("norm", "nested", "seed", "eps")}
+        for stage in options.ensemble.stages:
             yield "attack", {"stages": stage.name, **settings_of(stage)}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = self.ready(lab, self.limit, self.image_size, self.prompt)
-        rows, warnings = measure(
-            self.model.label,
-            model,
-            images,
-            self.plan(lab.batch_size),
-            folder / WORK_FOLDER,
-            process=lab.process,
-            progress=lab.progress,
-        )
+        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
+        out = folder / WORK_FOLDER
+        rows, warnings = measure(self.model.label, model, images, options, out, process=lab.process)
         lab.warnings += warnings
         return rows
 

@@ -1,0 +1,219 @@
+"""One model under one attack at several ε: rows on disk as they come, shared among processes.
+
+What is stored is a cell: one stage of the attack at one ε, known by the hash of what affects its rows. How
+samples carry over from one ε to the next is for :func:`antiphase.attacks.sweep` to decide: it is given stages that
+read their rows from disk and attack only what is missing. So runs that differ in ``nested`` share their cells.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from antiphase.attacks.ensemble import Ensemble, Stage
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.sweep import sweep
+from antiphase.attacks.threat import Threat
+from antiphase.budgets import eps_label
+from antiphase.commands.audit.options import AuditOptions
+from antiphase.data import ImageSet
+from antiphase.evaluation.rates import ROW_SCHEMA
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
+from antiphase.processes import Process, this_process
+from antiphase.store import Cache, Journal, slice_size
+
+CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
+AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
+_CELL_SCHEMA = {
+    "sample": pl.Int64,
+    "clean_prediction": pl.Int64,
+    "prediction": pl.Int64,
+    "success": pl.Boolean,
+    "distance": pl.Float64,
+    "forwards": pl.Int64,
+    "backwards": pl.Int64,
+}
+
+
+def measure(
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    options: AuditOptions,
+    out: Path,
+    *,
+    process: Process | None = None,
+    context: Tensor | None = None,
+) -> tuple[pl.DataFrame, list[str]]:
+    """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
+
+    Args:
+        name: of the model in the rows.
+        model: a loaded model, with its card.
+        data: images and labels.
+        options: attack, budgets and how they are run; see :class:`AuditOptions`.
+        out: run directory; cells lie under ``cells/``.
+        process: which share of the images is attacked, this process's where not given; every process returns all rows.
+        context: what the model is given with each image, if anything; the fingerprint of ``data`` has to depend on it.
+    """
+    ensemble = options.ensemble
+    ensemble.check(model, data.images(range(1)), context)
+    cells = _Cells(name, model, data, options, out, process or this_process(), context)
+    stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
+    no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
+    threat = Threat(options.norm)
+    results = sweep(stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids)
+    warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
+    return _described(_rows(results), name, model, data, options), list(dict.fromkeys(warnings))
+
+
+def _rows(results: list[AttackResult]) -> pl.DataFrame:
+    """Return one row for each ε and sample, with the stage that broke it: at this ε, else at a smaller one."""
+    broken_by: dict[int, str] = {}
+    levels: list[pl.DataFrame] = []
+    for result in results:
+        for part in result.stages:
+            broken_by |= dict.fromkeys(part.ids[part.success].tolist(), part.attack)
+        columns = {name: getattr(result, name).numpy() for name in _CELL_SCHEMA if name != "sample"}
+        level = pl.DataFrame({"sample": result.ids.numpy(), **columns}, schema=_CELL_SCHEMA)
+        by = pl.Series([broken_by.get(sample) for sample in level["sample"]], dtype=pl.String)
+        level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(by))
+        levels.append(level.sort("sample"))
+    return pl.concat(levels)
+
+
+def _described(
+    rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, options: AuditOptions
+) -> pl.DataFrame:
+    """Add what all rows share, and the true labels."""
+    card = card_of(model)
+    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
+    shared = {
+        "model": name,
+        "attention": card.attention,
+        "seed": card.seed,
+        "attack": options.attack,
+        "norm": options.norm,
+        "attack_seed": options.seed,
+    }
+    columns = [pl.lit(value, ROW_SCHEMA[column]).alias(column) for column, value in shared.items()]
+    joined = rows.join(labels, on="sample", maintain_order="left").with_columns(columns)
+    return joined.select(*ROW_SCHEMA).cast(dict[Any, Any](ROW_SCHEMA))
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The cells of one model under one attack: rows on disk, made where they are missing."""
+
+    name: str
+    model: nn.Module
+    data: ImageSet
+    options: AuditOptions
+    out: Path
+    process: Process
+    context: Tensor | None
+    warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
+
+    @functools.cached_property
+    def shared(self) -> dict[str, Any]:
+        """What identifies every cell."""
+        prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
+        what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
+        bf16 = self.options.precision != "float32"
+        what |= {"precision": self.options.precision + AGAIN} if bf16 else {}
+        return what | ({"compile": True} if self.options.compile else {})
+
+    @functools.cached_property
+    def position(self) -> dict[int, int]:
+        """Where each sample is in the data."""
+        return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
+
+    def stored(self, stage: Stage) -> Stage:
+        """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
+        what = self.shared | {"attack": stage.name, "settings": stage.settings}
+
+        @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
+        def attack(
+            model: nn.Module,
+            images: Tensor,
+            labels: Tensor | None,
+            threat: Threat,
+            *,
+            ids: Tensor,
+            budgets: Tensor | None = None,
+            **run: Any,
+        ) -> AttackResult:
+            eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
+            described = {each: what | {"eps": each} for each in eps.unique().tolist()}
+            asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
+            cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
+            with cache.filling(slice_size(self.data.image_shape)) as parts:
+                for part in parts:
+                    at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+                    warnings = stage.attack(
+                        self.model,
+                        self.data.images(at),
+                        None,
+                        Threat(self.options.norm, float(eps[part].max())),
+                        **stage.settings,
+                        **self.keywords(stage, at, ids[part], eps[part], cache.journals),
+                    ).warnings
+                    for each in eps[part].unique().tolist() if warnings else ():
+                        cache.journals[each].warn(warnings)
+            arrays = self.collected(cache)
+            return AttackResult(
+                stage.name,
+                threat,
+                stage.settings,
+                ids,
+                label=arrays["clean_prediction"],
+                adversarial=images,
+                **arrays,
+            )
+
+        return replace(stage, attack=attack, settings={})  # they are in the attack; checked with its images
+
+    def collected(self, cache: Cache[float]) -> dict[str, Any]:
+        """Return the rows that were wanted, and keep the warnings."""
+        stored = cache.collect()
+        self.warnings.update(cache.warnings)
+        found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
+        found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
+        wanted = pl.DataFrame(cache.wanted, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
+        rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
+        return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+
+    def keywords(
+        self, stage: Stage, at: Tensor, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
+    ) -> dict[str, Any]:
+        """Return how to attack some samples, each at its own ε, so that their rows are kept as they come."""
+        options, largest = self.options, float(eps.max())
+
+        def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
+            for each in eps[positions].unique().tolist():
+                own = positions[eps[positions] == each]
+                columns = {"sample": ids[own].numpy()}
+                columns |= {key: results[key][own].numpy() for key in _CELL_SCHEMA if key != "sample"}
+                rows = pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA)
+                journals[each].append(rows)
+
+        several = float(eps.min()) < largest
+        up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
+        title = f"{self.name} {stage.name}{up_to}" if not options.quiet and self.process.first else ""
+        return {
+            "seed": options.seed,
+            "ids": ids,
+            "batch_size": options.batch_size,
+            "precision": options.precision,
+            "on_finished": keep,
+            "progress": title,
+            **({"compile": True} if options.compile else {}),
+            **({"budgets": eps} if several else {}),
+            **({} if self.context is None else {"context": self.context[at]}),
+        }

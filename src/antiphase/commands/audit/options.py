@@ -1,0 +1,295 @@
+"""The options of ``antiphase audit``, ``attack`` and ``quickstart``: the only description of an attack that is run."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from antiphase.budgets import eps_label
+from antiphase.commands.fields import (
+    Against,
+    BatchSize,
+    Classes,
+    Compile,
+    Data,
+    Device,
+    Limit,
+    Model,
+    Norm,
+    Numbers,
+    Out,
+    Prompt,
+    Quiet,
+    RandomWeights,
+    SearchPrecision,
+    Seed,
+    SkipBad,
+    Split,
+    Suffix,
+)
+from antiphase.commands.options import Options, Typed, given, read_settings
+from antiphase.errors import UserError
+from antiphase.registry import ATTACKS, QUESTIONS
+
+if TYPE_CHECKING:
+    from antiphase.attacks.ensemble import Ensemble
+
+Eps = Annotated[
+    Numbers,
+    Field(
+        description="Perturbation budgets ε in units of the [0, 1] pixel range, separated by commas; fractions such "
+        "as 1/255 are accepted."
+    ),
+]
+AttackName = Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")]
+_NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights")
+_SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
+
+
+class AuditOptions(Options):
+    """Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
+
+    The card, ``card.json`` and ``CARD.md``, is for publishing: ``antiphase verify`` checks it. The same command resumes
+    a killed audit. Under torchrun the processes share the images.
+
+    **Examples**
+
+    antiphase audit specimen:diffvit-0 --against specimen:vit-0
+
+    antiphase audit runs/diffvit --against runs/vit --eps 1/255,4/255 --limit 500
+
+    antiphase audit runs/diffvit --against runs/vit --set momentum=0.9 --set step_size=1/255
+
+    antiphase audit runs/diffclip --against runs/clip --data openmoji --objective cosine
+
+    antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
+
+    antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
+
+    antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
+    """
+
+    model: Model
+    against: Against = ()
+    data: Data = None
+    classes: Classes = None
+    split: Split = "test"
+    limit: Limit = 1000
+    eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
+    norm: Norm = "linf"
+    attack: AttackName = "pgd"
+    version: Annotated[
+        Literal["standard", "plus", "rand", "2020"] | None,
+        Field(
+            description="AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, "
+            "APGD-DLR, FAB, Square. plus: all six, with restarts. rand: for randomised models. If not given: standard."
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**8,
+            description="Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4).",
+        ),
+    ] = None
+    restarts: Annotated[
+        int | None, Field(ge=1, description="Random restarts per sample. If not given: 1.")
+    ] = None
+    queries: Annotated[
+        int | None, Field(ge=1, description="Square: forward passes per sample. If not given: 5,000.")
+    ] = None
+    width: Annotated[
+        int | None, Field(ge=1, description="Patch: side of the square in pixels. If not given: 8.")
+    ] = None
+    objective: Annotated[
+        Literal["cross_entropy", "margin", "dlr", "cosine"] | None,
+        Field(
+            description="Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the "
+            "similarity to the prompt of the image's class. If not given: the attack's own."
+        ),
+    ] = None
+    settings: Annotated[
+        dict[str, Any],
+        BeforeValidator(read_settings),
+        Typed(flags=("--set",), metavar="NAME=VALUE"),
+        Field(
+            description="Setting of the attack, such as momentum=0.9; repeat for several. A name that the attack does "
+            "not have is refused with those that it has."
+        ),
+    ] = Field(default_factory=dict)
+    nested: Annotated[
+        Literal["up", "down", "off"],
+        Field(
+            description="How samples carry over from one ε to the next. up: a sample broken at one ε counts as "
+            "broken at every larger one. down: start at the largest ε and retry only the broken samples at the next "
+            "smaller one; faster if most samples are robust. off: attack every ε independently."
+        ),
+    ] = "up"
+    control: Annotated[
+        bool, Field(description="Also add random noise of the same ε, to compare with the attack.")
+    ] = False
+    sense_limit: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none.",
+        ),
+    ] = 32
+    precision: SearchPrecision = "float32"
+    compile: Compile = False
+    seed: Seed = 0
+    out: Out = Path("antiphase-audit")
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    prompt: Prompt = None
+    suffix: Suffix = ""
+    batch_size: BatchSize = None
+    device: Device = "auto"
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.eps:
+            raise UserError("eps: expected at least one")
+        for eps in self.eps:
+            if not 0 < eps < math.inf:
+                raise UserError(
+                    f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
+                )
+        if not self.questions:
+            if self.suffix:
+                raise UserError(
+                    f"suffix: is for questions; leave it out, or give --data {' or '.join(QUESTIONS)}"
+                )
+            return self
+        names = [name for name in _NOT_OF_QUESTIONS if self.typed(name) and getattr(self, name)]
+        for name in names + ["objective"] * (self.objective == "cosine"):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{name} {getattr(self, name)}: is not for questions such as {self.data}; leave out {option}"
+            )
+        return self
+
+    @property
+    def questions(self) -> str:
+        """Name of the questions that the data are; empty for images."""
+        name = str(self.data).partition(":")[0]
+        return name if name in QUESTIONS else ""
+
+    @property
+    def ensemble(self) -> "Ensemble":
+        """The attack with its settings.
+
+        Raises:
+            UserError: a setting is not one of the attack's, or out of range.
+        """
+        from antiphase.attacks.catalogue import find_attack
+
+        named = given(**{name: getattr(self, name) for name in _SETTINGS})
+        return find_attack(self.attack, **{**self._typed_settings(), **named})
+
+    def _typed_settings(self) -> dict[str, Any]:
+        """Return the settings with the types that the attack's signature says; those of the command line are text."""
+        texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
+        if not texts:
+            return self.settings
+        from antiphase.attacks.catalogue import parse_settings
+
+        return {**self.settings, **parse_settings(self.attack, texts)}
+
+    @property
+    def minimal(self) -> bool:
+        """Whether the attack only looks for the nearest adversarial example: ε plays no part in the search."""
+        return self.nested != "off" and self.ensemble.minimal
+
+    @property
+    def control_attack(self) -> str | None:
+        """The attack that shows what this one adds to it; None for a control itself."""
+        from antiphase.attacks.catalogue import find_spec
+
+        return find_spec(self.attack).control
+
+    def with_control(self) -> list[Self]:
+        """Return these options, and those of the control if it is wanted."""
+        if not self.control:
+            return [self]
+        plain = dict.fromkeys(_SETTINGS) | {"settings": {}}
+        return [self, self.model_copy(update={"attack": self.control_attack, **plain})]
+
+
+class AttackOptions(AuditOptions):
+    """Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
+
+    The same command resumes a killed attack. Under torchrun the processes share the images.
+
+    **Examples**
+
+    antiphase attack specimen:diffvit-0 --attack autoattack --eps 1/255 --limit 100
+
+    antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
+
+    antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1 --set initial_const=0.1
+
+    torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
+    """
+
+    left_out: ClassVar = ("against", "sense_limit")
+
+    attack: AttackName = "autoattack"
+    eps: Eps = (8 / 255,)
+    sense_limit: Annotated[int, Field(ge=0)] = 0
+    out: Out = Path("antiphase-attack")
+
+
+_ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
+
+
+class QuickstartOptions(Options):
+    """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+
+    No download, no training: eight ViTs and their differential twins under PGD at four budgets.
+
+    **Examples**
+
+    antiphase quickstart
+
+    antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
+
+    antiphase quickstart --train
+    """
+
+    out: Out = Path("antiphase-quickstart")
+    eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
+    limit: Annotated[int, Field(ge=1, description="At most N of the 1,000 images.")] = 250
+    train: Annotated[
+        bool, Field(description="Train a fresh pair of models first (minutes; needs Fashion-MNIST).")
+    ] = False
+    epochs: Annotated[
+        int | None, Field(ge=1, description="With --train: passes over the 60,000 images. If not given: 3.")
+    ] = None
+    seed: Seed = 0
+    device: Device = "auto"
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "QuickstartOptions":
+        if self.epochs is not None and not self.train:
+            raise UserError(f"epochs {self.epochs}: is of --train; add --train to train a fresh pair")
+        return self
+
+    def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
+        """Return the options of the audit that follows."""
+        return AuditOptions(
+            model=models,
+            against=against,
+            data="specimen-fashion-mnist",
+            limit=self.limit,
+            eps=self.eps,
+            seed=self.seed,
+            out=self.out,
+            device=self.device,
+            quiet=self.quiet,
+            sense_limit=_ALIGNED,
+        )

@@ -1,0 +1,252 @@
+"""Audits and attacks: clean accuracy, λ and attack success over several ε, for models and their twins."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from antiphase.attacks import Threat, eps_at, sweep
+from antiphase.attacks.catalogue import settings_of
+from antiphase.attacks.engine.oracle import Oracle
+from antiphase.budgets import eps_label
+from antiphase.commands.audit.cells import measure
+from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
+from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.loading import check_compiler, find_device
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import entries, sense
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
+from antiphase.files import write_json
+from antiphase.models.card import card_of
+from antiphase.models.class_names import in_model_order
+from antiphase.models.zeroshot import ZeroShotClassifier
+from antiphase.models.zoo import fingerprint
+from antiphase.processes import this_process
+from antiphase.registry import QUESTIONS, find
+from antiphase.report.gallery import AttackGallery, write_gallery
+from antiphase.sensitivity.layer_estimates import alignment
+from antiphase.store import write_frame
+from antiphase.terminal import say
+
+_CARRIED = {
+    "up": "nested up: broken at one ε, broken at every larger one",
+    "down": "nested down: robust at one ε, robust at every smaller one",
+    "off": "independent",
+}
+_GALLERY_SIZE = 6
+_PROBES = 16  # an audit gives the direction; antiphase sense the third digit
+
+
+def run(options: AuditOptions, command: str = "") -> None:
+    """Load what the options name and attack it; where the data are questions, the models' answers.
+
+    Raises:
+        UserError: the models, the data or the attack cannot be used together.
+    """
+    check_attack(options)
+    if options.questions:
+        find(QUESTIONS, options.questions, "questions").attack(options, command)
+    else:
+        attack_images(load_attacked(options), options, command)
+
+
+def quickstart(options: QuickstartOptions, command: str = "") -> None:
+    """Audit the models that come with the package, or a fresh pair."""
+    models = {kind: tuple(f"specimen:{kind}-{seed}" for seed in range(8)) for kind in ("diffvit", "vit")}
+    if options.train:
+        from antiphase.commands.train.options import TrainOptions
+        from antiphase.commands.train.run import run as train
+
+        recipe = {"data": "fashion-mnist", "epochs": options.epochs or 3, "seed": options.seed}
+        for kind in models:
+            out = options.out / kind
+            say(f"training {kind} for {recipe['epochs']} epochs into {out}", err=True)
+            train(TrainOptions(model=kind, out=out, quiet=options.quiet, **recipe))
+            models[kind] = (str(out),)
+    run(options.audit(models["diffvit"], models["vit"]), command)
+
+
+def check_attack(options: AuditOptions) -> None:
+    """Refuse an attack that cannot be run here.
+
+    Raises:
+        UserError: a setting or a norm is not the attack's, it has no control, or there is no compiler.
+    """
+    for eps in options.eps:
+        Threat(options.norm, eps)
+    if options.control and options.control_attack is None:
+        raise UserError(
+            f"--control: {options.attack} is a control itself; leave it out or choose another --attack"
+        )
+    _ = options.ensemble
+    if options.compile:
+        check_compiler(find_device(options.device))
+
+
+def load_attacked(options: AuditOptions) -> Lineup:
+    """Load models and images, with labels in the models' order.
+
+    Raises:
+        UserError: models and data do not fit each other, or a model is no CLIP and the objective is for CLIPs.
+    """
+    lineup = load_lineup(options)
+    plain = [card_of(model).spec for model in lineup.everyone if not isinstance(model, ZeroShotClassifier)]
+    if plain and options.objective == "cosine":
+        raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
+    return lineup
+
+
+def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
+    """Return the SHA-256 of every model, by name, and that of the data, as ``run.json`` has them."""
+    lineup = load_attacked(options)
+    data, _ = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
+    return {name: fingerprint(model) for name, model in lineup.by_name.items()}, data.fingerprint()
+
+
+def attack_images(lineup: Lineup, options: AuditOptions, command: str = "") -> dict[str, Any]:
+    """Attack every model on the same images and write the run directory; return the summary.
+
+    The directory then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``
+    (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed audit resumes (see
+    :mod:`antiphase.commands.audit.cells`). Under torchrun the processes share the images.
+
+    Raises:
+        UserError: models and data do not fit each other.
+    """
+    began, out = time.monotonic(), options.out
+    data, notes = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
+    lineup = Lineup(lineup.models, lineup.twins, data)
+    lineup.check_fit()
+    models = lineup.by_name
+    left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
+    warnings = (left_out if data.skipped else []) + lineup.doubts() + notes
+    frames: list[pl.DataFrame] = []
+    for each in options.with_control():
+        for name, model in models.items():
+            rows, notes = measure(name, model, data, each, out)
+            frames.append(rows)
+            warnings += [f"{name}: {note}" for note in notes]
+    rows = pl.concat(frames)
+    classes = {name: card_of(model).num_classes for name, model in models.items()}
+    warnings += not_above_chance(clean_accuracy(rows), classes)
+    summary = summarise_rates(rows, lineup.about(), lineup.pairs)
+    if options.minimal:
+        summary["norms"] = _norms(rows, options)
+    aligned, notes = _alignment(models, data, options)
+    warnings += notes
+    if aligned is not None:
+        summary["alignment"] = entries(alignment(aligned))
+    if this_process().first:
+        _write(out / "alignment.parquet", aligned, write_frame)
+        (out / "questions.json").unlink(missing_ok=True)  # of an attack on answers before this one
+        write_frame(out / "rows.parquet", rows)
+        shown = {name: models[name] for name in (lineup.pairs[0] if lineup.twins else lineup.names[:1])}
+        _write(out / "gallery.safetensors", _gallery(shown, data, options), write_gallery)
+        settings = attack_settings(options)
+        write_json(
+            out / "run.json", lineup.record(options, settings, warnings, command, time.monotonic() - began)
+        )
+        write_json(out / "summary.json", summary)
+    return summary
+
+
+def attack_settings(options: AuditOptions) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers."""
+    return {
+        "attack": options.attack,
+        "norm": options.norm,
+        "ε": ", ".join(map(eps_label, options.eps)),
+        **{stage.name: settings_of(stage) for stage in options.ensemble.stages},
+        "budgets": _CARRIED[options.nested],
+        "attacked label": "clean prediction",
+        "attack seed": options.seed,
+        "search": options.precision,
+        **({"compiled": True} if options.compile else {}),
+        "verdicts": "float32",
+    }
+
+
+def _write(path: Path, content: Any, write: Any) -> None:
+    """Write what there is, or remove what an earlier run left."""
+    if content is None:
+        path.unlink(missing_ok=True)
+    else:
+        write(path, content)
+
+
+def _alignment(
+    models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions
+) -> tuple[pl.DataFrame | None, list[str]]:
+    """Return how the maps' gradients lie in every model, or why that is not known."""
+    if not options.sense_limit:
+        return None, []
+    how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}
+    sensing = SenseOptions(model=("audit",), parts=("alignment",), **how)
+    try:
+        frames = [
+            sense(name, model, data, sensing, options.out, limit=options.sense_limit)["alignment"]
+            for name, model in models.items()
+        ]
+    except UserError as error:
+        return None, [f"the sensitivity of the attention was not measured: {error}"]
+    return pl.concat(frames), []
+
+
+def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions) -> AttackGallery | None:
+    """Attack again the first images that all models get right, one a class, up to the middle ε."""
+    budgets = sorted(options.eps)[: len(options.eps) // 2 + 1]
+    chosen: dict[int, int] = {}
+    for start in range(0, len(data), 64):
+        positions = range(start, min(start + 64, len(data)))
+        images, labels = data.images(positions), data.labels[start : start + 64]
+        right = torch.stack([_predict(model, images) == labels for model in models.values()]).all(0)
+        for position in right.nonzero().flatten().tolist():
+            chosen.setdefault(int(labels[position]), start + position)
+        if len(chosen) >= _GALLERY_SIZE:
+            break
+    if not chosen:
+        return None
+    positions = sorted(chosen.values())[:_GALLERY_SIZE]
+    images, ids = data.images(positions), data.ids[positions]
+    how = {"nested": options.nested, "seed": options.seed, "ids": ids, "precision": options.precision}
+    results = [
+        sweep(options.ensemble, model, images, None, Threat(options.norm), budgets, **how)[-1]
+        for model in models.values()
+    ]
+    return AttackGallery(
+        eps=budgets[-1],
+        models=tuple(models),
+        class_names=data.class_names,
+        sample=ids.numpy(),
+        label=data.labels[positions].numpy(),
+        clean=images.numpy(),
+        adversarial=tuple(result.adversarial.numpy() for result in results),
+        clean_prediction=tuple(result.clean_prediction.numpy() for result in results),
+        prediction=tuple(result.prediction.numpy() for result in results),
+    )
+
+
+def _predict(model: nn.Module, images: Tensor) -> Tensor:
+    oracle = Oracle(model)
+    return oracle.predict(images.to(oracle.device)).cpu()
+
+
+def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:
+    """Return the ε at which each model's ASR reaches 50, 95 and 100 %; None stands for infinity."""
+    levels = []
+    largest = rows.filter(attack=options.attack, eps=max(options.eps))
+    for (model,), block in largest.group_by(["model"], maintain_order=True):
+        broken = (block["prediction"] != block["clean_prediction"]).to_numpy()
+        for level in eps_at(block["distance"].to_numpy(), broken):
+            numbers = {"eps": level.eps, "low": level.low, "high": level.high}
+            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            about = {"model": model, "attack": options.attack, "norm": options.norm, "level": level.level}
+            levels.append(about | finite | {"n": level.n})
+    return levels

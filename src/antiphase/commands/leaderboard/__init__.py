@@ -1,0 +1,35 @@
+"""``antiphase leaderboard``: all robustness cards below a folder as one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.commands.command import Command
+from antiphase.commands.fields import Directory
+from antiphase.commands.options import Options, Typed
+
+
+class LeaderboardOptions(Options):
+    """Draw all robustness cards below a folder as one page, a table for each data set and norm.
+
+    The page is one file that needs no network. Every column sorts. What is no valid card is left out and named.
+
+    **Examples**
+
+    antiphase leaderboard runs
+
+    antiphase leaderboard runs --out site/index.html --json
+    """
+
+    folder: Annotated[
+        Directory, Typed(argument=True), Field(description="Folder below which the cards are, at any depth.")
+    ]
+    out: Annotated[
+        Path | None,
+        Typed(metavar="FILE"),
+        Field(description="Page to write. If not given: leaderboard.html in the folder."),
+    ] = None
+
+
+COMMAND = Command("leaderboard", LeaderboardOptions, "antiphase.commands.leaderboard.run:answer")

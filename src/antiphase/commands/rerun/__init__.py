@@ -1,0 +1,44 @@
+"""``antiphase rerun``: repeat a run and compare its numbers."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.commands.command import Command
+from antiphase.commands.fields import Directory, Quiet
+from antiphase.commands.options import Options, Typed
+
+
+class RerunOptions(Options):
+    """Repeat a run with the options that it stored, and say whether the numbers are equal.
+
+    The repetition goes to a directory of its own. Rows and weights have to be the same to the last bit, which holds
+    on one machine with the same versions; on another the last digits may differ.
+
+    **Examples**
+
+    antiphase rerun antiphase-audit
+
+    antiphase rerun runs/diffvit --out runs/diffvit-again --json
+    """
+
+    run: Annotated[
+        Directory,
+        Typed(argument=True),
+        Field(
+            description="Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."
+        ),
+    ]
+    out: Annotated[
+        Directory | None,
+        Field(
+            description="Directory of the repetition. If not given: the name of the run with -again after it."
+        ),
+    ] = None
+    run_code: Annotated[
+        bool, Field(description="Run the code of python: models that the run names. Read it first.")
+    ] = False
+    quiet: Quiet = False
+
+
+COMMAND = Command("rerun", RerunOptions, "antiphase.commands.rerun.run:answer")

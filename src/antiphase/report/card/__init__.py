@@ -1,1 +1,0 @@
-"""Robustness cards: what an audit found, in a form that can be published, checked and compared."""

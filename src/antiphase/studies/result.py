@@ -1,0 +1,126 @@
+"""Results of studies: their finished rows, packed, and what the report makes of them."""
+
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from antiphase.commands.command import Command
+from antiphase.commands.result import Result, read_result
+from antiphase.errors import UserError
+from antiphase.report.studies.figures import plot_figure
+from antiphase.report.studies.forest import forest_figure, forest_lines
+from antiphase.report.studies.site import write_site
+from antiphase.report.studies.tables import claims_csv, claims_sheets, table_sheet
+from antiphase.report.studies.wording import tally
+from antiphase.report.table import Table
+from antiphase.studies.options import PackOptions, RunOptions, StudyOptions
+from antiphase.studies.pack import CELLS_FILE
+from antiphase.studies.plan import select
+from antiphase.studies.results import Result as Study
+from antiphase.studies.results import pack_studies, results_of
+
+_CHOICE = "study.json"
+_CHOSEN = ("names", "profile", "seeds", "models", "baseline")
+_PROFILES = ("paper", "laptop", "smoke")
+
+
+def studied(options: StudyOptions) -> Result:
+    """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are.
+
+    Raises:
+        UserError: none of the cells is finished.
+    """
+    chosen = options.model_dump(include=set(_CHOSEN))
+    with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
+        list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name))))
+        files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
+        claims = _claims(results_of(StudyOptions(**chosen, rows=Path(name))))
+    choice = json.dumps(options.model_dump(mode="json", include=set(_CHOSEN)))
+    return StudyResult("study run", files | claims | {_CHOICE: choice.encode()}, options.place.resolve())
+
+
+def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
+    if not any(study.claims for study in studies):
+        return {}
+    table = io.BytesIO()
+    pl.read_csv(claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
+    return {"claims.parquet": table.getvalue()}
+
+
+class StudyResult(Result):
+    """The finished rows of studies, packed, and what the report makes of them."""
+
+    main_table = "claims"
+    needs = (CELLS_FILE, _CHOICE)
+
+    @classmethod
+    def open_store(cls, folder: Path) -> Result:
+        """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
+
+        Raises:
+            UserError: there is no finished cell of a study that comes with the package.
+        """
+        if (folder / _CHOICE).exists():
+            return read_result(folder, "study run")
+        place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
+        done: dict[str, int] = {}
+        names: dict[str, tuple[str, ...]] = {}
+        for profile in _PROFILES:
+            chosen = select(StudyOptions(names=("all",), profile=profile, **place))
+            finished = {
+                one.name: [chosen.store.done(cell) for cell in one.cells(chosen.profile)]
+                for one in chosen.studies
+            }
+            done[profile] = sum(map(sum, finished.values()))
+            # studies share cells: one that was run may have made some of another's
+            whole = tuple(name for name, cells in finished.items() if all(cells))
+            names[profile] = whole or tuple(name for name, cells in finished.items() if any(cells))
+        profile = max(_PROFILES, key=lambda name: done[name])
+        if not done[profile]:
+            raise UserError(
+                f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
+                "antiphase.study with its file and this store"
+            )
+        return studied(StudyOptions(names=names[profile], profile=profile, **place))
+
+    @cached_property
+    def studies(self) -> list[Study]:
+        """What each study found."""
+        choice = self.read_json(_CHOICE)
+        with self.unpacked() as folder:
+            return results_of(StudyOptions(**choice, rows=folder))
+
+    def line(self) -> str:
+        names = ", ".join(study.name for study in self.studies[:3]) + " …" * (len(self.studies) > 3)
+        done, total = (sum(getattr(study, name) for study in self.studies) for name in ("done", "total"))
+        claims = [claim for study in self.studies for claim in study.claims]
+        counts = f"; {tally(claims)}" if claims else ""
+        return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells{counts}"
+
+    def all_tables(self) -> list[Table]:
+        tables = [table for study in self.studies if study.artefact for table in study.artefact.tables]
+        return [*claims_sheets(self.studies, [""] * len(self.studies)), *map(table_sheet, tables)]
+
+    def figure(self) -> Figure:
+        """Draw the first plot of a single study, else all claims."""
+        plots = [plot for study in self.studies if study.artefact for plot in study.artefact.plots]
+        alone = plots and len(self.studies) == 1
+        return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
+
+    def differences(self, other: Any) -> pl.DataFrame:
+        raise UserError("compare: studies compare models in their claims: see frame()")
+
+    def write_report(self, folder: Path) -> Path:
+        return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)
+
+
+COMMAND = Command(
+    "study run", RunOptions, "antiphase.studies.run:run", "antiphase.studies.result:StudyResult"
+)
