@@ -21,10 +21,9 @@ from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
 from antiphase.progress import progress_bar
-from antiphase.sensitivity.layer_estimates import within
+from antiphase.sensitivity.layer_estimates import layer_parts, radius_parts, radius_ratios, within
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
-from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.theory import estimated_radius, margins
 from antiphase.statistics.intervals import jackknife
 from antiphase.store import Cache, write_frame
