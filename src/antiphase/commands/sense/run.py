@@ -183,6 +183,7 @@ def sense(
     *,
     limit: int | None = None,
     process: Process | None = None,
+    parts: Sequence[Part] = (),
 ) -> dict[str, pl.DataFrame]:
     """Measure every image that is not on disk yet; return the rows of each part.
 
@@ -194,12 +195,13 @@ def sense(
         out: run directory; cells lie under ``cells/``.
         limit: at most this many of the images.
         process: which share of the images is measured; this process's where not given.
+        parts: what is measured; those that the options name where not given.
     """
     process = process or this_process()
     size, device, card = options.batch_size or BATCH_SIZE, device_of(model), card_of(model)
     identity = {"model": fingerprint(model), "data": data.fingerprint()}
     frames = {}
-    for part in (part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts):
+    for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
         settings = {stored: getattr(options, option) for stored, option in part.settings.items()}
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit
