@@ -18,6 +18,7 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
 from antiphase.processes import Process, this_process
+from antiphase.sensitivity.layer_estimates import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
 from antiphase.sensitivity.theory import estimated_radius, margins
