@@ -6,7 +6,6 @@ import polars as pl
 import pytest
 
 from antiphase.models import vit
-from antiphase.report.studies.site import write_site
 from antiphase.studies.cells import Attack, Own, TrainVit
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.context import Lab
