@@ -301,7 +301,9 @@ def correlation_claims(rows: RowsByTable) -> list[Claim]:
             "The two maps of the trained DiffCLIP are alike on clean images: r > 0.",
             [
                 Check(
-                    "r, clean", mean(found.filter(series=TRAINED, quantity=IN_MAPS, input=CLEAN), {}, VALUE), ""
+                    "r, clean",
+                    mean(found.filter(series=TRAINED, quantity=IN_MAPS, input=CLEAN), {}, VALUE),
+                    "",
                 )
             ],
         ),
