@@ -41,7 +41,7 @@ TINY = {
     "study new": "mine",
 }
 LONGER = {"rerun", "study run", "study rows", "study claims", "study pack", "study report"}  # below
-TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/report/test_card.py, test_leaderboard.py
+TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/commands/test_card.py, test_leaderboard.py
 
 
 @pytest.fixture

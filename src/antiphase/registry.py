@@ -45,24 +45,24 @@ QUESTIONS: Table = {
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {
-    "sampled mean": "antiphase.sensitivity.estimators:SAMPLED_MEAN",
-    "sampled maximum": "antiphase.sensitivity.estimators:SAMPLED_MAXIMUM",
-    "power iteration": "antiphase.sensitivity.estimators:POWER_ITERATION",
-    "gradient ascent": "antiphase.sensitivity.estimators:GRADIENT_ASCENT",
-    "local maximum": "antiphase.sensitivity.estimators:LOCAL_MAXIMUM",
-    "exact": "antiphase.sensitivity.estimators:EXACT",
+    "sampled mean": "antiphase.sensitivity.lipschitz:SAMPLED_MEAN",
+    "sampled maximum": "antiphase.sensitivity.lipschitz:SAMPLED_MAXIMUM",
+    "power iteration": "antiphase.sensitivity.lipschitz:POWER_ITERATION",
+    "gradient ascent": "antiphase.sensitivity.lipschitz:GRADIENT_ASCENT",
+    "local maximum": "antiphase.sensitivity.lipschitz:LOCAL_MAXIMUM",
+    "exact": "antiphase.sensitivity.lipschitz:EXACT",
 }
 
 
 MODELS: Table = {
-    "specimen": "antiphase.models.schemes.runs:SPECIMEN",
+    "specimen": "antiphase.models.zoo:SPECIMEN",
     "python": "antiphase.models.schemes.python_code:PYTHON",
-    "timm": "antiphase.models.schemes.classifiers:TIMM",
-    "torchvision": "antiphase.models.schemes.classifiers:TORCHVISION",
-    "hf": "antiphase.models.schemes.hugging_face:HUGGING_FACE",
-    "open_clip": "antiphase.models.schemes.open_clip:OPEN_CLIP",
+    "timm": "antiphase.models.schemes.libraries:TIMM",
+    "torchvision": "antiphase.models.schemes.libraries:TORCHVISION",
+    "hf": "antiphase.models.schemes.libraries:HUGGING_FACE",
+    "open_clip": "antiphase.models.schemes.libraries:OPEN_CLIP",
     "diffclip": "antiphase.models.schemes.diffclip:DIFFCLIP",
-    "hub": "antiphase.models.schemes.runs:HUB",
+    "hub": "antiphase.models.zoo:HUB",
 }
 """Schemes of model specifications, the part before the first colon: a ``Scheme`` each."""
 

@@ -7,11 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.report.studies.axes import limits
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.studies.estimation import estimates
 from antiphase.studies.figures import Panel
 from antiphase.studies.papers.robustness import layer_sensitivity as layer
+from antiphase.studies.report.figures import limits
 
 SEEDS, LAYERS, HEADS, IMAGES = 2, 3, 5, 7
 

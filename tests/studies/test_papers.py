@@ -6,13 +6,13 @@ import polars as pl
 import pytest
 
 from antiphase.models import vit
-from antiphase.report.studies.site import write_site
 from antiphase.studies.cells import Attack, Own, TrainVit
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.context import Lab
 from antiphase.studies.estimation import ASR, mean
 from antiphase.studies.figures import ESTIMATES, Artefact
-from antiphase.studies.registry import find_studies, known_studies
+from antiphase.studies.plan import find_studies, known_studies
+from antiphase.studies.report.site import write_site
 from antiphase.studies.results import result
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Study, closure, profile

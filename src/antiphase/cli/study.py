@@ -36,7 +36,7 @@ app.add_typer(study, name="study")
 @command(study, ListOptions, "list")
 def list_(_: ListOptions) -> Answer:
     """List the studies of both papers."""
-    from antiphase.studies.registry import known_studies
+    from antiphase.studies.plan import known_studies
 
     table = Table(box=None, header_style="bold")
     for column in ("name", "paper", "artefact", "what it shows"):
@@ -199,9 +199,9 @@ def claims(options: ClaimsOptions) -> Answer:
 
     antiphase study claims --into docs/findings.md
     """
-    from antiphase.report.studies.tables import console_claims
-    from antiphase.report.studies.written import plain_claims, replace_claims
     from antiphase.studies.plan import reading
+    from antiphase.studies.report.site import plain_claims, replace_claims
+    from antiphase.studies.report.tables import console_claims
     from antiphase.studies.results import results_of
 
     options = reading(options)
@@ -256,9 +256,8 @@ def report(options: ReportOptions) -> Answer:
 
     antiphase study report --rows results --markdown docs/findings.md --readme README.md
     """
-    from antiphase.report.studies.site import write_site
-    from antiphase.report.studies.written import replace_findings, write_findings
     from antiphase.studies.plan import reading
+    from antiphase.studies.report.site import replace_findings, write_findings, write_site
     from antiphase.studies.results import results_of
 
     options = reading(options)
@@ -285,7 +284,7 @@ def new(options: NewOptions) -> Answer:
 
     antiphase study run my-study.py --profile smoke
     """
-    from antiphase.studies.registry import write_study
+    from antiphase.studies.plan import write_study
 
     path = str(write_study(options.name))
     say(path)

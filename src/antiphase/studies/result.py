@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from antiphase.commands.command import Command
 from antiphase.commands.result import Result, read_result
 from antiphase.errors import UserError
-from antiphase.report.studies.figures import plot_figure
-from antiphase.report.studies.forest import forest_figure, forest_lines
-from antiphase.report.studies.site import write_site
-from antiphase.report.studies.tables import claims_csv, claims_sheets, table_sheet
-from antiphase.report.studies.wording import tally
 from antiphase.report.table import Table
 from antiphase.studies.options import PackOptions, RunOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
 from antiphase.studies.plan import select
+from antiphase.studies.report.figures import plot_figure
+from antiphase.studies.report.forest import forest_figure, forest_lines
+from antiphase.studies.report.site import write_site
+from antiphase.studies.report.tables import claims_csv, claims_sheets, table_sheet
+from antiphase.studies.report.words import tally
 from antiphase.studies.results import Result as Study
 from antiphase.studies.results import pack_studies, results_of
 

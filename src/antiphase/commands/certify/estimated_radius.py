@@ -13,25 +13,23 @@ from torch import Tensor, nn
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.run import BATCH_SIZE, entries, sense
+from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
-from antiphase.models.zoo import fingerprint
-from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
-from antiphase.progress import progress_bar
-from antiphase.sensitivity.layer_estimates import within
+from antiphase.sensitivity.layer_estimates import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
-from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.theory import estimated_radius, margins
-from antiphase.statistics.intervals import jackknife
-from antiphase.store import Cache, write_frame
+from antiphase.statistics.intervals import as_size, jackknife
+from antiphase.store import write_frame
 
 STEPS = 20  # of power iteration
-CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
-_CELL_SCHEMA = {
+RADIUS_SCHEMA = {
+    "model": pl.String,
+    "attention": pl.String,
+    "seed": pl.Int64,
     "sample": pl.Int64,
     "label": pl.Int64,
     "prediction": pl.Int64,
@@ -39,7 +37,6 @@ _CELL_SCHEMA = {
     "lipschitz": pl.Float64,
     "slope": pl.Float64,
 }
-RADIUS_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64} | _CELL_SCHEMA
 """``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
 
 
@@ -80,36 +77,26 @@ def measure_radii(
         model: a loaded classifier, with its card.
         data: images and labels.
         out: run directory; cells lie under ``cells/``.
-        steps: steps of power iteration, at least 1.
-        seed: random seed of its start.
+        steps: steps of power iteration, whose start the seed draws.
+        seed: random seed.
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show a progress bar on stderr.
         limit: at most this many of the images.
     """
-    device, card = device_of(model), card_of(model)
-    what = {"version": CELL_VERSION, "part": "radius", "model": fingerprint(model)}
-    what |= {"data": data.fingerprint(), "steps": steps, "seed": seed}
-    samples = data.ids.tolist()[:limit]
-    cache = Cache(out, {name: what}, _CELL_SCHEMA, [(name, sample) for sample in samples], process)
-    with (
-        progress_bar(f"{name} radius", len(cache.mine), progress and process.first) as advance,
-        cache.filling(batch_size) as batches,
-    ):
-        for positions in batches:
-            images, ids = data.images(positions).to(device), data.ids[positions]
-            prediction, margin, slope = margin_slopes(model, images)
-            constant = power_iteration(model, images, steps=steps, seed=seed, ids=ids).value
-            values = (ids, data.labels[positions], prediction, margin, constant, slope)
-            columns = {
-                column: value.cpu().numpy() for column, value in zip(_CELL_SCHEMA, values, strict=True)
-            }
-            cache.journals[name].append(pl.DataFrame(columns, schema=_CELL_SCHEMA))
-            advance(len(positions))
-    about = {"model": name, "attention": card.attention, "seed": card.seed}
-    named = (pl.lit(value, RADIUS_SCHEMA[column]).alias(column) for column, value in about.items())
-    rows = cache.collect()[name].filter(pl.col("sample").is_in(samples))
-    return rows.with_columns(named).select(*RADIUS_SCHEMA).sort("sample")
+    labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
+
+    def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+        constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
+        columns = (*margin_slopes(model, images), constant)
+        for sample, *values in zip(ids.tolist(), *(column.tolist() for column in columns), strict=True):
+            numbers = zip(("prediction", "margin", "slope", "lipschitz"), values, strict=True)
+            yield {"sample": sample, "label": labels[sample], **dict(numbers)}
+
+    part = Part("radius", RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, rows)
+    how = {"steps": steps, "seed": seed, "batch_size": batch_size}
+    options = SenseOptions.from_file(how, model=("radius",), quiet=not progress)
+    return sense(name, model, data, options, out, limit=limit, process=process, parts=[part])["radius"]
 
 
 def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
@@ -183,7 +170,7 @@ def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
     }
     means = {}
     for name, value in values.items():
-        estimate = within(name)(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
+        estimate = as_size(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
         means[name] = {
             key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()
         }  # JSON has no infinity

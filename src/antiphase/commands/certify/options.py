@@ -1,7 +1,6 @@
 """The options of ``antiphase certify``."""
 
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import Field
 
@@ -44,46 +43,39 @@ class CertifyOptions(Options):
     """
 
     model: OneModel
-    against: Annotated[
-        Single | None, Field(description="Model to compare with, such as the twin with standard attention.")
-    ] = None
+    against: Single | None = Field(
+        None, description="Model to compare with, such as the twin with standard attention."
+    )
     data: Data = None
     classes: Classes = None
     split: Split = "test"
     limit: Limit = 500
-    sigma: Annotated[
-        Number, Field(description="Standard deviation of the noise, in units of the [0, 1] pixel range.")
-    ] = 0.25
-    samples: Annotated[
-        int, Field(description="Noisy copies of each image that bound the radius; 100,000 is customary.")
-    ] = 100_000
-    select: Annotated[int, Field(description="Noisy copies of each image that choose the class.")] = 100
-    alpha: Annotated[float, Field(description="Probability that the radius of an image is too large.")] = (
-        0.001
+    sigma: Number = Field(
+        0.25, description="Standard deviation of the noise, in units of the [0, 1] pixel range."
     )
-    estimated: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="At most this many images whose radius is also estimated, as margin over Lipschitz constant; "
-            "0: none. Estimates certify nothing.",
-        ),
-    ] = 64
-    precision: Annotated[
-        Precision,
-        Field(description="Precision of the smoothed model; bf16 is faster, but certifies another model."),
-    ] = "float32"
+    samples: int = Field(
+        100_000, description="Noisy copies of each image that bound the radius; 100,000 is customary."
+    )
+    select: int = Field(100, description="Noisy copies of each image that choose the class.")
+    alpha: float = Field(0.001, description="Probability that the radius of an image is too large.")
+    estimated: int = Field(
+        64,
+        ge=0,
+        description="At most this many images whose radius is also estimated, as margin over Lipschitz constant; "
+        "0: none. Estimates certify nothing.",
+    )
+    precision: Precision = Field(
+        "float32", description="Precision of the smoothed model; bf16 is faster, but certifies another model."
+    )
     seed: Seed = 0
     out: Out = Path("antiphase-certify")
     random_weights: RandomWeights = False
     prompt: Prompt = None
-    batch_size: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MOST_AT_ONCE,
-            description="Noisy copies per batch; affects no result. If not given: chosen to fit the device.",
-        ),
-    ] = None
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_AT_ONCE,
+        description="Noisy copies per batch; affects no result. If not given: chosen to fit the device.",
+    )
     device: Device = "auto"
     quiet: Quiet = False

@@ -49,22 +49,18 @@ class EvaluateOptions(Options):
 
     models: Model
     against: Against = ()
-    tasks: Annotated[
-        Words,
-        Field(
-            description=f"Tasks, separated by commas: {', '.join(TASKS)}. probe:DATA restricts "
-            "a task to one data set. If not given: all tasks that the models and the data allow."
-        ),
-    ] = ()
-    data: Annotated[
-        Words,
-        Field(
-            description="Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, "
-            "imagenet-v2, flickr30k, coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, "
-            "emoji-pope, and more in docs/data.md; paper stands for the DiffCLIP paper's data sets of each task. If "
-            "not given: openmoji."
-        ),
-    ] = ()
+    tasks: Words = Field(
+        (),
+        description=f"Tasks, separated by commas: {', '.join(TASKS)}. probe:DATA restricts "
+        "a task to one data set. If not given: all tasks that the models and the data allow.",
+    )
+    data: Words = Field(
+        (),
+        description="Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, "
+        "imagenet-v2, flickr30k, coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, "
+        "emoji-pope, and more in docs/data.md; paper stands for the DiffCLIP paper's data sets of each task. If "
+        "not given: openmoji.",
+    )
     split: Split = "test"
     limit: Limit = None
     train_limit: Annotated[
@@ -72,30 +68,23 @@ class EvaluateOptions(Options):
         Typed(metavar="N"),
         Field(ge=1, description="Use at most N images to train the probe and to support few-shot."),
     ] = None
-    templates: Annotated[
-        Words,
-        Field(
-            description="Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come "
-            "with the data), or a file with one template per line. If not given: own where the data have prompts, "
-            "else 80 and 7."
-        ),
-    ] = ()
-    prompt: Annotated[
-        tuple[Unicode, ...],
-        Field(
-            description="Prompt template of your own, with {} for the class name; repeat to average over several."
-        ),
-    ] = ()
-    captions: Annotated[
-        Literal["all", "first"],
-        Field(
-            description="Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first."
-        ),
-    ] = "all"
-    features: Annotated[
-        Literal["raw", "projected"],
-        Field(description="Features of the probe and of few-shot: before the projection (raw) or after it."),
-    ] = "raw"
+    templates: Words = Field(
+        (),
+        description="Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come "
+        "with the data), or a file with one template per line. If not given: own where the data have prompts, "
+        "else 80 and 7.",
+    )
+    prompt: tuple[Unicode, ...] = Field(
+        (),
+        description="Prompt template of your own, with {} for the class name; repeat to average over several.",
+    )
+    captions: Literal["all", "first"] = Field(
+        "all",
+        description="Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first.",
+    )
+    features: Literal["raw", "projected"] = Field(
+        "raw", description="Features of the probe and of few-shot: before the projection (raw) or after it."
+    )
     objective: Annotated[
         tuple[Literal["norm", "squared"], ...],
         BeforeValidator(read_words),
@@ -106,17 +95,15 @@ class EvaluateOptions(Options):
             "scikit-learn), or both, separated by commas."
         ),
     ] = ("norm",)
-    seeds: Annotated[int, Field(ge=1, description="Number of random seeds of the probe and of few-shot.")] = 3
-    episodes: Annotated[int, Field(ge=1, description="Few-shot episodes per seed.")] = 5000
-    ways: Annotated[int, Field(ge=2, description="Classes per episode.")] = 5
-    shots: Annotated[int, Field(ge=1, description="Support images per class of an episode.")] = 5
-    queries: Annotated[
-        int, Field(ge=1, description="Query images per class of an episode; fewer if the class has fewer.")
-    ] = 6
+    seeds: int = Field(3, ge=1, description="Number of random seeds of the probe and of few-shot.")
+    episodes: int = Field(5000, ge=1, description="Few-shot episodes per seed.")
+    ways: int = Field(5, ge=2, description="Classes per episode.")
+    shots: int = Field(5, ge=1, description="Support images per class of an episode.")
+    queries: int = Field(
+        6, ge=1, description="Query images per class of an episode; fewer if the class has fewer."
+    )
     suffix: Suffix = ""
-    iterations: Annotated[
-        int, Field(ge=1, description="Maximum number of L-BFGS iterations of the probe.")
-    ] = 1000
+    iterations: int = Field(1000, ge=1, description="Maximum number of L-BFGS iterations of the probe.")
     out: Out = Path("antiphase-evaluate")
     cache: Annotated[
         Path | None,
@@ -128,13 +115,12 @@ class EvaluateOptions(Options):
     ] = None
     random_weights: RandomWeights = False
     skip_bad: SkipBad = False
-    batch_size: Annotated[
-        int, Field(ge=1, le=MOST_AT_ONCE, description="Images per batch; affects results by rounding only.")
-    ] = 256
-    precision: Annotated[
-        Precision,
-        Field(description="Precision of the features; bf16 is faster. Questions are answered in float32."),
-    ] = "float32"
+    batch_size: int = Field(
+        256, ge=1, le=MOST_AT_ONCE, description="Images per batch; affects results by rounding only."
+    )
+    precision: Precision = Field(
+        "float32", description="Precision of the features; bf16 is faster. Questions are answered in float32."
+    )
     device: Device = "auto"
     quiet: Quiet = False
 

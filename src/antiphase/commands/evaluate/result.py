@@ -27,9 +27,17 @@ from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.evaluation.rates import by_seed
 from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
-from antiphase.report.figure import MARKERS, STYLE, Family, dress, families, legend_label, seed_counts
+from antiphase.report.figure import (
+    MARKERS,
+    STYLE,
+    Family,
+    draw_radar,
+    dress,
+    families,
+    legend_label,
+    seed_counts,
+)
 from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.style.radar import draw_radar
 from antiphase.report.table import Field, Table
 from antiphase.report.words import p_text, percent, percent_range, points, points_interval, points_range
 from antiphase.statistics.decisions import LEAST_SEEDS, decide

@@ -31,14 +31,11 @@ class ExportOptions(Options):
         Typed(check=directory, metavar="DIRECTORY"),
         Field(description="Directory to write. Either this or --push is needed."),
     ] = None
-    layout: Annotated[
-        Literal["antiphase", "released"],
-        Field(description="Names of the weights: ours, or those of DiffCLIP's released code."),
-    ] = "antiphase"
-    push: Annotated[
-        str | None, Field(description="Hub repository, USER/NAME, to write to in our layout.")
-    ] = None
-    public: Annotated[bool, Field(description="Make a new repository public.")] = False
+    layout: Literal["antiphase", "released"] = Field(
+        "antiphase", description="Names of the weights: ours, or those of DiffCLIP's released code."
+    )
+    push: str | None = Field(None, description="Hub repository, USER/NAME, to write to in our layout.")
+    public: bool = Field(False, description="Make a new repository public.")
 
     @model_validator(mode="after")
     def _check(self) -> "ExportOptions":

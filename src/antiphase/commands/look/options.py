@@ -25,24 +25,19 @@ class LookOptions(Options):
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
     """
 
-    model: Annotated[
-        Model,
-        Field(
-            description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
-            "diffclip:PATH."
-        ),
-    ]
+    model: Model = Field(
+        description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
+        "diffclip:PATH."
+    )
     images: Annotated[
         tuple[Path, ...], Typed(argument=True, metavar="IMAGE"), Field(description="One or more image files.")
     ]
-    text: Annotated[tuple[Unicode, ...], Field(description="Text to look for; repeat for several texts.")]
-    against: Annotated[
-        Models,
-        Field(
-            description="Model to show next to it, such as the twin with standard attention; several separated by "
-            "commas."
-        ),
-    ] = ()
+    text: tuple[Unicode, ...] = Field(description="Text to look for; repeat for several texts.")
+    against: Models = Field(
+        (),
+        description="Model to show next to it, such as the twin with standard attention; several separated by "
+        "commas.",
+    )
     method: Annotated[
         Words,
         AfterValidator(at_least_one),
@@ -52,25 +47,21 @@ class LookOptions(Options):
             "same for every text), positive (A1), negative (A2)."
         ),
     ] = ("relevance", "attention")
-    layer: Annotated[
-        int | None,
-        Field(
-            description="Layer of attention, positive and negative, counted from 0. If not given: the last "
-            "layer, -1."
-        ),
-    ] = None
-    mask: Annotated[
-        tuple[Path, ...],
-        Field(
-            description="Image with the object in white, to measure the maps against; repeat, once per IMAGE."
-        ),
-    ] = ()
-    prompt: Annotated[
-        Unicode, Field(description="Sentence around the text, with {} in the place of the text.")
-    ] = "a photo of {}"
-    out: Annotated[
-        Path, Field(description="Figure to write, .png or .pdf; the maps are written next to it as .json.")
-    ] = Path("look.png")
+    layer: int | None = Field(
+        None,
+        description="Layer of attention, positive and negative, counted from 0. If not given: the last "
+        "layer, -1.",
+    )
+    mask: tuple[Path, ...] = Field(
+        (), description="Image with the object in white, to measure the maps against; repeat, once per IMAGE."
+    )
+    prompt: Unicode = Field(
+        "a photo of {}", description="Sentence around the text, with {} in the place of the text."
+    )
+    out: Path = Field(
+        Path("look.png"),
+        description="Figure to write, .png or .pdf; the maps are written next to it as .json.",
+    )
     random_weights: RandomWeights = False
     device: Device = "auto"
     quiet: Quiet = False

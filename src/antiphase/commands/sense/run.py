@@ -35,7 +35,6 @@ from antiphase.sensitivity.alignment import (
     token_grams,
 )
 from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
-from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
     BRANCHES_SCHEMA,
@@ -43,7 +42,13 @@ from antiphase.sensitivity.layer_estimates import (
     LIPSCHITZ_SCHEMA,
 )
 from antiphase.sensitivity.layers import Layer, eager_attention
-from antiphase.sensitivity.lipschitz import Sampled, power_iteration, uniform_sampling_of_all
+from antiphase.sensitivity.lipschitz import (
+    Neighbourhood,
+    Sampled,
+    all_estimators,
+    power_iteration,
+    uniform_sampling_of_all,
+)
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache, write_frame
 from antiphase.streams import key, sample_keys
@@ -178,6 +183,7 @@ def sense(
     *,
     limit: int | None = None,
     process: Process | None = None,
+    parts: Sequence[Part] = (),
 ) -> dict[str, pl.DataFrame]:
     """Measure every image that is not on disk yet; return the rows of each part.
 
@@ -189,12 +195,13 @@ def sense(
         out: run directory; cells lie under ``cells/``.
         limit: at most this many of the images.
         process: which share of the images is measured; this process's where not given.
+        parts: what is measured; those that the options name where not given.
     """
     process = process or this_process()
     size, device, card = options.batch_size or BATCH_SIZE, device_of(model), card_of(model)
     identity = {"model": fingerprint(model), "data": data.fingerprint()}
     frames = {}
-    for part in (part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts):
+    for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
         settings = {stored: getattr(options, option) for stored, option in part.settings.items()}
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit

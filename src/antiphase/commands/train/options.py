@@ -9,16 +9,8 @@ from antiphase.commands.options import Options, Typed, given
 from antiphase.errors import UserError
 from antiphase.registry import LAMBDAS, VITS
 
-_MODEL_FIELDS = {
-    "depth": "depth",
-    "dim": "dim",
-    "heads": "num_heads",
-    "patch_size": "patch_size",
-    "lambda_init": "lambda_init",
-    "lambda_schedule": "lambda_schedule",
-    "parameterisation": "parameterisation",
-}
 _OF_LAMBDA = {"lambda_init", "lambda_schedule", "parameterisation"}
+_OF_MODEL = {"depth", "dim", "patch_size"} | _OF_LAMBDA
 _ADVERSARY_FIELDS = {
     "adversarial": "eps",
     "adversarial_variant": "variant",
@@ -55,35 +47,26 @@ class TrainOptions(Options):
             "DiffViT's norm after each head (vit-norm)."
         ),
     ]
-    data: Annotated[
-        str,
-        Field(
-            description="Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; "
-            "docs/data.md has all."
-        ),
-    ]
+    data: str = Field(
+        description="Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; "
+        "docs/data.md has all."
+    )
     out: Out
-    epochs: Annotated[int, Field(ge=1, description="Passes over the data.")] = 100
-    depth: Annotated[
-        int | None, Field(ge=1, description="Number of blocks. If not given: by the image size.")
-    ] = None
-    dim: Annotated[
-        int | None, Field(ge=1, description="Width of the tokens. If not given: by the image size.")
-    ] = None
-    heads: Annotated[
-        int | None, Field(ge=1, description="Heads of the standard twin; a DiffViT has half as many.")
-    ] = None
-    patch_size: Annotated[
-        int | None, Field(ge=1, description="Side of a patch in pixels. If not given: by the image size.")
-    ] = None
-    lambda_init: Annotated[float | None, Field(description="DiffViT: initial λ. If not given: 0.8.")] = None
-    lambda_schedule: Annotated[
-        Literal["constant", "depth"] | None,
-        Field(
-            description="DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: "
-            "constant."
-        ),
-    ] = None
+    epochs: int = Field(100, ge=1, description="Passes over the data.")
+    depth: int | None = Field(None, ge=1, description="Number of blocks. If not given: by the image size.")
+    dim: int | None = Field(None, ge=1, description="Width of the tokens. If not given: by the image size.")
+    heads: int | None = Field(
+        None, ge=1, description="Heads of the standard twin; a DiffViT has half as many."
+    )
+    patch_size: int | None = Field(
+        None, ge=1, description="Side of a patch in pixels. If not given: by the image size."
+    )
+    lambda_init: float | None = Field(None, description="DiffViT: initial λ. If not given: 0.8.")
+    lambda_schedule: Literal["constant", "depth"] | None = Field(
+        None,
+        description="DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: "
+        "constant.",
+    )
     parameterisation: Annotated[
         str | None,
         Typed(choices=LAMBDAS),
@@ -92,58 +75,42 @@ class TrainOptions(Options):
             "a head (scalar), λ_init alone (fixed) or 0 (zero). If not given: vector."
         ),
     ] = None
-    image_size: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Side in pixels that image files are resized to. If not given: the source's own.",
-        ),
-    ] = None
-    limit: Annotated[int | None, Field(ge=1, description="Train on at most N images.")] = None
-    batch_size: Annotated[
-        int, Field(ge=1, le=MOST_AT_ONCE, description="Images per step, over all processes.")
-    ] = 128
-    optimizer: Annotated[Literal["adam", "adamw"], Field(description="Optimizer.")] = "adam"
-    learning_rate: Annotated[float, Field(description="Peak learning rate.")] = 5e-4
-    weight_decay: Annotated[float, Field(description="Weight decay, applied to matrices only.")] = 0.0
-    schedule: Annotated[
-        Literal["constant", "cosine"], Field(description="Schedule of the learning rate.")
-    ] = "constant"
-    warmup_epochs: Annotated[float, Field(description="Epochs of linear warm-up.")] = 0.0
-    augment: Annotated[Literal["none", "flip-crop"], Field(description="Augmentation of the images.")] = (
-        "none"
+    image_size: int | None = Field(
+        None,
+        ge=1,
+        description="Side in pixels that image files are resized to. If not given: the source's own.",
     )
+    limit: int | None = Field(None, ge=1, description="Train on at most N images.")
+    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE, description="Images per step, over all processes.")
+    optimizer: Literal["adam", "adamw"] = Field("adam", description="Optimizer.")
+    learning_rate: float = Field(5e-4, description="Peak learning rate.")
+    weight_decay: float = Field(0.0, description="Weight decay, applied to matrices only.")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="Schedule of the learning rate.")
+    warmup_epochs: float = Field(0.0, description="Epochs of linear warm-up.")
+    augment: Literal["none", "flip-crop"] = Field("none", description="Augmentation of the images.")
     precision: AutoPrecision = "auto"
-    adversarial: Annotated[
-        OptionalNumber,
-        Field(
-            description="Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such "
-            "as 1/255 are accepted."
-        ),
-    ] = None
-    adversarial_variant: Annotated[
-        Literal["pgd", "fast", "free"] | None,
-        Field(
-            description="Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd."
-        ),
-    ] = None
-    adversarial_steps: Annotated[int | None, Field(ge=1, description="Steps of pgd. If not given: 3.")] = None
-    adversarial_step_size: Annotated[
-        OptionalNumber,
-        Field(
-            description="Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, "
-            "1.25·ε for fast, ε for free."
-        ),
-    ] = None
-    adversarial_warmup: Annotated[
-        float | None, Field(ge=0, description="Epochs over which ε rises from 0. If not given: 1.")
-    ] = None
-    replays: Annotated[
-        int | None, Field(ge=1, description="Uses of each minibatch by free. If not given: 4.")
-    ] = None
-    store: Annotated[
-        Literal["float32", "float16"], Field(description="Number format of the stored weights.")
-    ] = "float32"
+    adversarial: OptionalNumber = Field(
+        None,
+        description="Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such "
+        "as 1/255 are accepted.",
+    )
+    adversarial_variant: Literal["pgd", "fast", "free"] | None = Field(
+        None,
+        description="Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd.",
+    )
+    adversarial_steps: int | None = Field(None, ge=1, description="Steps of pgd. If not given: 3.")
+    adversarial_step_size: OptionalNumber = Field(
+        None,
+        description="Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, "
+        "1.25·ε for fast, ε for free.",
+    )
+    adversarial_warmup: float | None = Field(
+        None, ge=0, description="Epochs over which ε rises from 0. If not given: 1."
+    )
+    replays: int | None = Field(None, ge=1, description="Uses of each minibatch by free. If not given: 4.")
+    store: Literal["float32", "float16"] = Field(
+        "float32", description="Number format of the stored weights."
+    )
     track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False
@@ -168,7 +135,7 @@ class TrainOptions(Options):
     @property
     def model_part(self) -> dict[str, Any]:
         """The fields of the model that were given."""
-        return given(**{name: getattr(self, field) for field, name in _MODEL_FIELDS.items()})
+        return given(num_heads=self.heads, **{name: getattr(self, name) for name in sorted(_OF_MODEL)})
 
     @property
     def adversary(self) -> dict[str, Any]:

@@ -45,82 +45,64 @@ class TrainClipOptions(Options):
             "DiffCLIP† (differential attention in the image tower only), diffclip-text has it in the text tower only."
         ),
     ]
-    data: Annotated[
-        str,
-        Field(
-            description="Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, "
-            "csv:PATH, and more in docs/data.md."
-        ),
-    ]
+    data: str = Field(
+        description="Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, "
+        "csv:PATH, and more in docs/data.md."
+    )
     out: Out
-    preset: Annotated[
-        Literal["diffclip", "openmoji"],
-        Field(
-            description="Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."
-        ),
-    ] = "diffclip"
-    held_out: Annotated[
-        Words,
-        Field(
-            description="Sources whose test split is evaluated after each epoch, separated by commas, or none. If not "
-            "given: the training source."
-        ),
-    ] = ()
-    samples: Annotated[
-        int | None, Field(ge=1, description="Samples per epoch, for shards that do not state their size.")
-    ] = None
-    lanes: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Streams among which the shards are divided, a multiple of the number of processes. If not "
-            "given: 8, or as many as the shards allow.",
-        ),
-    ] = None
-    limit: Annotated[int | None, Field(ge=2, description="Train on at most N pairs.")] = None
+    preset: Literal["diffclip", "openmoji"] = Field(
+        "diffclip",
+        description="Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels).",
+    )
+    held_out: Words = Field(
+        (),
+        description="Sources whose test split is evaluated after each epoch, separated by commas, or none. If not "
+        "given: the training source.",
+    )
+    samples: int | None = Field(
+        None, ge=1, description="Samples per epoch, for shards that do not state their size."
+    )
+    lanes: int | None = Field(
+        None,
+        ge=1,
+        description="Streams among which the shards are divided, a multiple of the number of processes. If not "
+        "given: 8, or as many as the shards allow.",
+    )
+    limit: int | None = Field(None, ge=2, description="Train on at most N pairs.")
     epochs: Epochs = None
-    batch_size: Annotated[
-        int | None,
-        Field(
-            ge=2,
-            le=MOST_AT_ONCE,
-            description="Pairs per step, over all processes. If not given: the preset's.",
-        ),
-    ] = None
-    part: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Pairs of a process that pass through the towers at a time (GradCache): less memory, same "
-            "gradient.",
-        ),
-    ] = None
+    batch_size: int | None = Field(
+        None,
+        ge=2,
+        le=MOST_AT_ONCE,
+        description="Pairs per step, over all processes. If not given: the preset's.",
+    )
+    part: int | None = Field(
+        None,
+        ge=1,
+        description="Pairs of a process that pass through the towers at a time (GradCache): less memory, same "
+        "gradient.",
+    )
     learning_rate: LearningRate = None
-    warmup_epochs: Annotated[
-        float | None, Field(description="Epochs of linear warm-up. If not given: the preset's.")
-    ] = None
-    weight_decay: Annotated[
-        float | None, Field(description="Weight decay, applied to matrices only. If not given: the preset's.")
-    ] = None
-    loss: Annotated[
-        Literal["clip", "siglip", "slip_exact"],
-        Field(
-            description="Loss; slip_exact is SLIP's code on several GPUs, where the keys of other processes have no "
-            "gradient."
-        ),
-    ] = "clip"
-    init: Annotated[
-        Literal["matched", "released"],
-        Field(description="Initial weights: the same for both twins, or as in the released pair."),
-    ] = "matched"
-    lambda_init: Annotated[
-        float | None, Field(description="DiffCLIP: λ_init of the constant schedule. If not given: 0.8.")
-    ] = None
-    patch_dropout: Annotated[
-        float, Field(description="Fraction of patches that are left out in training.")
-    ] = 0.0
+    warmup_epochs: float | None = Field(
+        None, description="Epochs of linear warm-up. If not given: the preset's."
+    )
+    weight_decay: float | None = Field(
+        None, description="Weight decay, applied to matrices only. If not given: the preset's."
+    )
+    loss: Literal["clip", "siglip", "slip_exact"] = Field(
+        "clip",
+        description="Loss; slip_exact is SLIP's code on several GPUs, where the keys of other processes have no "
+        "gradient.",
+    )
+    init: Literal["matched", "released"] = Field(
+        "matched", description="Initial weights: the same for both twins, or as in the released pair."
+    )
+    lambda_init: float | None = Field(
+        None, description="DiffCLIP: λ_init of the constant schedule. If not given: 0.8."
+    )
+    patch_dropout: float = Field(0.0, description="Fraction of patches that are left out in training.")
     precision: AutoPrecision = "auto"
-    compile: Annotated[bool, Field(description="Run the towers under torch.compile.")] = False
+    compile: bool = Field(False, description="Run the towers under torch.compile.")
     checkpointing: Checkpointing = False
     track: Track = ()
     seed: Seed = 0

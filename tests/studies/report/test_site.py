@@ -12,13 +12,18 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from antiphase.report.studies.markdown import markdown_claims, markdown_summary
-from antiphase.report.studies.site import write_site
-from antiphase.report.studies.tables import claims_csv, console_claims, plot_csv, table_sheet
-from antiphase.report.style.prose import paragraphs, prose
 from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact, Gallery, Panel, Plot, Table
-from tests.report import made_up_studies as made_up
+from antiphase.studies.report.site import paragraphs, prose, write_site
+from antiphase.studies.report.tables import (
+    claims_csv,
+    console_claims,
+    markdown_claims,
+    markdown_summary,
+    plot_csv,
+    table_sheet,
+)
+from tests.studies.report import made_up_studies as made_up
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
 MAGIC = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b""}

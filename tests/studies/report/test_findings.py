@@ -6,16 +6,13 @@ from dataclasses import replace
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.report.studies import answers
-from antiphase.report.studies.answers import answer
-from antiphase.report.studies.counts import counted
-from antiphase.report.studies.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
-from antiphase.report.studies.markdown import markdown_claims, markdown_summary
-from antiphase.report.studies.summary import headlines, sentence, summary
-from antiphase.report.studies.written import replace_findings, write_findings
 from antiphase.studies.claims import Check, Claim
-from tests.report import made_up_studies as made_up
-from tests.report.made_up_studies import over_seeds
+from antiphase.studies.report.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
+from antiphase.studies.report.site import replace_findings, write_findings
+from antiphase.studies.report.tables import markdown_claims, markdown_summary
+from antiphase.studies.report.words import answer, counted, findings, headlines, sentence, summary
+from tests.studies.report import made_up_studies as made_up
+from tests.studies.report.made_up_studies import over_seeds
 
 HEADLINE = Claim(
     "fragile-at-depth-1",
@@ -216,13 +213,13 @@ def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
 def test_the_plain_answer_follows_from_the_verdict(ends, told):
     check = Check("at 1/255", over_seeds(sum(ends) / 2, *ends, 1000))
     result = replace(results()[-2], claims=[replace(HEADLINE, checks=[check])])
-    assert answer([result], answers.FRAGILE).startswith(told)
-    assert answer([made_up.empty()], answers.FRAGILE) == ""
+    assert answer([result], findings()["questions"][0]).startswith(told)
+    assert answer([made_up.empty()], findings()["questions"][0]) == ""
 
 
 def test_every_answer_has_words_for_every_verdict():
-    for phrases in (answers.FRAGILE, answers.WHY, answers.CLIPS):
-        assert {frozenset(each) for each in phrases.values()} == {frozenset(LOOKS)}
+    for question in findings()["questions"]:
+        assert {frozenset(phrases) - {"claim"} for phrases in question["answers"]} == {frozenset(LOOKS)}
 
 
 def test_how_high_the_rates_are_comes_first():

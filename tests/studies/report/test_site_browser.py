@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.report import test_browser as other
-from tests.report.made_up_studies import written_site
+from tests.commands import test_browser as other
+from tests.studies.report.made_up_studies import written_site
 
 pytestmark = needs.browser
 browser = other.browser  # its fixture

@@ -13,8 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.report.figure import STYLE
-from antiphase.report.studies.wording import by_source, estimate_parts, price, section_of
-from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.claims import Claim, Verdict
+from antiphase.studies.report.words import by_source, deciding, estimate_parts, price, section_of
 from antiphase.studies.results import Result
 
 LOOKS: dict[Verdict, tuple[str, str, str]] = {
@@ -78,25 +78,6 @@ def forest_lines(results: Sequence[Result]) -> list[Line]:
         sections = list(dict.fromkeys(line.section for line in lines))
         ordered += sorted(lines, key=lambda line: sections.index(line.section))
     return ordered
-
-
-def deciding(claim: Claim) -> Check | None:
-    """Return the check that decides the verdict: of those with the claim's verdict, the lowest in standard errors."""
-    checks = [
-        check
-        for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
-        if verdict == claim.verdict
-        and check.estimate is not None
-        and check.spread is not None
-        and check.spread.error
-    ]
-    return min(checks, key=_in_errors, default=None)
-
-
-def _in_errors(check: Check) -> float:
-    assert check.estimate is not None
-    assert check.spread is not None
-    return check.estimate.value / check.spread.error
 
 
 def _line(result: Result, claim: Claim) -> Line:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from antiphase.report.studies.site import write_site
 from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.figures import ESTIMATES, Artefact, Gallery, Panel, Picture, Plot, Table
+from antiphase.studies.report.site import write_site
 from antiphase.studies.results import Result
 
 EPS = tuple(steps / 255 for steps in (0.5, 1, 2, 4, 8))

@@ -12,11 +12,9 @@ import pytest
 from PIL import Image
 
 from antiphase.report.figure import as_svg
-from antiphase.report.studies.figures import plot_figure
-from antiphase.report.studies.gallery import gallery_figure, lighter
-from antiphase.report.style.series_styles import series_styles
 from antiphase.studies.figures import ESTIMATES, Gallery, Panel, Picture, Plot
-from tests.report import made_up_studies as made_up
+from antiphase.studies.report.figures import gallery_figure, lighter, plot_figure, series_styles
+from tests.studies.report import made_up_studies as made_up
 
 
 def test_lines_bands_and_the_papers_numbers_are_where_they_belong():

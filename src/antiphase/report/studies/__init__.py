@@ -1,1 +1,0 @@
-"""The site, pages, tables and figures of studies."""

@@ -1,1 +1,0 @@
-"""Shared by all pages: wording, colours, figures, templates and tables."""

@@ -1,0 +1,1 @@
+"""The site and the findings page of studies, from their results."""
