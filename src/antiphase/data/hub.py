@@ -126,7 +126,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
         raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
-    samples: list[_Sample] = []
+    samples: list[tuple[str, str, str]] = []
     for number in range(int(shards)):
         tar = path / split / f"{number}.tar"
         index = read_index(tar)
