@@ -147,6 +147,8 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
     without differential attention.
     """
     accuracy = dict(clean_accuracy(rows).select("model", "value").iter_rows())
+    if missing := {card["name"] for card in cards} - accuracy.keys():
+        raise UserError(f"no rows of model {min(missing)!r}: expected rows of every model that has a card")
     return [
         {name: card[name] for name in ("name", "attention", "seed")}
         | {"clean_accuracy": accuracy[card["name"]], "lambda": list(card["lambda"])}

@@ -4,11 +4,6 @@ J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from the ave
 ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, never from averages of ratios. The random estimators are unbiased for these, and
 Lemma 1 holds exactly for each probe:
 
-- :func:`token_grams`, at a layer's tokens: the closed form, or random cotangents where there is none;
-- :func:`direction_grams`, at the pixels: one forward-mode pass per probe serves all layers, heads and branches;
-- :func:`cotangent_grams`, at the pixels: one backward pass per probe, layer, head and branch;
-- :func:`loss_grams`, at the tokens: the cotangent is ∂loss/∂A, as an attacker sees it.
-
 Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows sum to 1), and the gradients of
 ‖A‖_F or of an operator norm do not satisfy Lemma 1.
 """

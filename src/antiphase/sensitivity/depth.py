@@ -1,25 +1,19 @@
 """Propagation of a perturbation through the depth of a model, and what the subtraction leaves of it.
 
 Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
-perturbed and clean input. L(d) is the operator norm of block d's Jacobian at the clean tokens. The paper calls α(d)
-"the average reduction factor from noise cancellation at layer d" and does not define it; here
+perturbed and clean input, L(d) the operator norm of block d's Jacobian at the clean tokens. The paper does not define
+α(d), "the average reduction factor from noise cancellation at layer d"; here
 
     α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖
 
-over the tokens and heads of layer d, before the norm and the projection that follow: the change that reaches the
-layer's output, relative to the change without the subtraction. α is 1 for standard attention (λ = 0), |1 − λ| if the
-perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it changes them
-independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. The alternative, :attr:`BranchChange.balance`, is 1 for independent changes,
-but compares with no layer that exists: it is below 1 also where the subtraction makes the change larger than that of
-A1·V alone.
-
-α far below 1 need not mean that noise is told from signal. The rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave
-|1 − λ| of every change of V, and of V itself (:attr:`BranchChange.kept`), which the norm that follows brings back to
-its size. Only α below ``kept`` makes the perturbation smaller relative to the signal.
+over the tokens and heads of layer d, before the norm and the projection that follow. α is 1 for standard attention,
+|1 − λ| if the perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it
+changes them independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. α far below 1 need not mean that noise is told from signal: the
+rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave |1 − λ| of every change of V, and of V itself
+(:attr:`BranchChange.kept`). Only α below ``kept`` makes the perturbation smaller relative to the signal.
 
 The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For
-small perturbations that is below 1 for every block, also with standard attention, because few perturbations lie along a
-block's direction of largest growth.
+small perturbations that is below 1 for every block: few perturbations lie along its direction of largest growth.
 """
 
 from collections.abc import Callable, Iterator, Mapping

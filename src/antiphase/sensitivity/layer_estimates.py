@@ -120,15 +120,12 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate, for each model, site and layer:
 
     - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
-    - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured (Theorem 1 predicts it from the two above where
-      the heads share one λ);
+    - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured; ``norm``: ‖J_DA‖ (or ‖J‖), root mean square;
     - ``below``: share of samples and heads whose cosθ as estimated is below 0 (Figure 5);
-    - ``negative``, ``positive``, ``undecided``: shares of samples and heads whose interval of cosθ over the
-      probes lies below 0, above it, or on both sides; exact inner products decide them all;
-    - ``norm``: ‖J_DA‖ (or ‖J‖ of standard attention), the root mean square over samples and heads.
+    - ``negative``, ``positive``, ``undecided``: shares of those whose interval of cosθ over the probes lies below 0,
+      above it, or on both sides; exact inner products decide them all.
 
-    Returns:
-        Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
+    Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
     """  # noqa: D415 (a list follows)
     return _by_group(rows, ["model", "site", "layer", "name"], _sample_parts, _statistics)
 
@@ -136,12 +133,9 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
 def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Estimate how much larger each metric of :func:`alignment` is than another model's.
 
-    The interval is the jackknife's over the samples, each left out of both models at once: f(x̄) − f(ȳ) with x and y
-    of the same sample. Metrics that only one of the two models has are left out, and so is the norm along the loss's
-    gradient, which is along another cotangent in each model.
-
-    Returns:
-        Columns ``model, against, site, layer, metric, difference, low, high, n``, n the number of samples.
+    The interval is the jackknife's over the samples, each left out of both models of a pair (model, against) at once.
+    Metrics that only one of the two has are left out, and so is the norm along the loss's gradient, which is along
+    another cotangent in each model. Columns ``model, against, site, layer, metric, difference, low, high, n``.
     """
     blocks: list[Block] = []
     for pair in pairs:
@@ -201,18 +195,11 @@ def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
 def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Take a layer's relative sensitivity apart: ln(‖J_DA‖/‖J_base‖) = ln γ + ½·ln(1 + λ²ρ²) + the angle's part.
 
-    With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of
-    Theorem 2: ½·ln(1 − 2λρ·cosθ / (1 + λ²ρ²)). The three add up exactly to ``relative``; the largest says
-    what makes the layer more or less sensitive than its twin's. Metrics: ``gamma`` itself, and in logarithms
-    ``relative``, ``by_gamma``, ``by_rho``, ``by_cosine``.
-
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-        pairs: (differential model, its standard twin), with as many layers; other pairs are left out, and so
-            is the loss's gradient, which is along another cotangent in each model.
-
-    Returns:
-        Columns ``model, against, site, layer, metric, value, low, high, n``; samples that both have.
+    With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of Theorem 2:
+    ½·ln(1 − 2λρ·cosθ / (1 + λ²ρ²)). The three add up exactly to ``relative``; the largest says what makes the layer
+    more or less sensitive than its twin's. Pairs (differential model, its standard twin) have as many layers; others
+    are left out, and so is the loss's gradient. Metrics: ``gamma`` itself, and in logarithms ``relative``,
+    ``by_gamma``, ``by_rho``, ``by_cosine``. Columns ``model, against, site, layer, metric, value, low, high, n``.
     """
     keys = ["site", "layer", "sample"]
     signed = _signed(rows.filter(pl.col("site") != "loss"))

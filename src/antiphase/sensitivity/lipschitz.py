@@ -1,13 +1,11 @@
 """Estimates of the local Lipschitz constant L(x) = sup ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖₂ over 0 < ‖ξ‖∞ ≤ ε (equation 4).
 
 A function f maps a batch (batch, …) to a batch, one sample apart from the others: all outputs of a sample are one
-vector, and J(x) is its Jacobian by the sample. The robustness paper draws ξ from an L∞ ball (Section 5.3) and does not
-say how it measures ξ. Nothing is clipped to the range of a pixel.
-
-As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that L(x) ≥ ‖J(x)‖, the largest singular value. (The
-paper's Lemma 2 has it the other way round.) All estimates but :func:`local_maximum` are lower bounds. Random draws are
-keyed by ``seed`` and the samples' ``ids``, their positions by default. A UserError refuses parameters, inputs and
-outputs out of range, and an ε that is lost in the rounding of x.
+vector, and J(x) is its Jacobian by the sample. ξ is in an L∞ ball (robustness paper, Section 5.3), its length L2, and
+nothing is clipped to the range of a pixel. As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that
+L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the other way round.) All estimates but
+:func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the samples' ``ids``, their positions by
+default. A UserError refuses parameters, inputs and outputs out of range, and an ε that is lost in the rounding of x.
 """
 
 import math

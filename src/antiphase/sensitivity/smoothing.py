@@ -62,12 +62,6 @@ def certified_radius(
 
     Theorem 1 has σ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B)); this is with the source's bound p_B ≤ 1 − p_A.
 
-    Args:
-        count: votes for the class, 0 to ``samples``.
-        samples: votes cast, at least 1.
-        sigma: σ of the noise, above 0.
-        alpha: α, probability that p_low is wrong, in (0, 1).
-
     >>> certified_radius(np.array([990, 520]), 1000, 0.25, 0.001).round(4)
     array([0.4945,    nan])
     """
