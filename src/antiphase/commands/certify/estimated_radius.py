@@ -77,8 +77,8 @@ def measure_radii(
         model: a loaded classifier, with its card.
         data: images and labels.
         out: run directory; cells lie under ``cells/``.
-        steps: steps of power iteration, at least 1.
-        seed: random seed of its start.
+        steps: steps of power iteration, whose start the seed draws.
+        seed: random seed.
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show a progress bar on stderr.
