@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
     ),
     "study": (
-        "antiphase.cli.study",
+        "antiphase.studies.command",
         "The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
     ),
     "export": (
@@ -93,6 +93,4 @@ def find_command(name: str) -> "Command":
         return module.COMMAND
     if name in getattr(module, "COMMANDS", {}):
         return module.COMMANDS[name]
-    from antiphase.commands.old import old_command
-
-    return old_command(name)
+    raise UserError(f"command {name!r}: is a group; expected one of its commands")
