@@ -45,12 +45,12 @@ QUESTIONS: Table = {
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {
-    "sampled mean": "antiphase.sensitivity.estimators:SAMPLED_MEAN",
-    "sampled maximum": "antiphase.sensitivity.estimators:SAMPLED_MAXIMUM",
-    "power iteration": "antiphase.sensitivity.estimators:POWER_ITERATION",
-    "gradient ascent": "antiphase.sensitivity.estimators:GRADIENT_ASCENT",
-    "local maximum": "antiphase.sensitivity.estimators:LOCAL_MAXIMUM",
-    "exact": "antiphase.sensitivity.estimators:EXACT",
+    "sampled mean": "antiphase.sensitivity.lipschitz:SAMPLED_MEAN",
+    "sampled maximum": "antiphase.sensitivity.lipschitz:SAMPLED_MAXIMUM",
+    "power iteration": "antiphase.sensitivity.lipschitz:POWER_ITERATION",
+    "gradient ascent": "antiphase.sensitivity.lipschitz:GRADIENT_ASCENT",
+    "local maximum": "antiphase.sensitivity.lipschitz:LOCAL_MAXIMUM",
+    "exact": "antiphase.sensitivity.lipschitz:EXACT",
 }
 
 

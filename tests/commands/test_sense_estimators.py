@@ -11,7 +11,7 @@ from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.sensitivity.estimators import Estimator, all_estimators
+from antiphase.sensitivity.lipschitz import Estimator, all_estimators
 
 SETTINGS = {
     "parts": ("lipschitz",),

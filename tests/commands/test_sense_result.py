@@ -21,7 +21,7 @@ from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.figure import Family
 from antiphase.sensitivity import critical_cosine
-from antiphase.sensitivity.theorem_ratios import places
+from antiphase.sensitivity.layer_estimates import places
 from tests.commands.audits import attack_options, audit, report
 
 QUICK = {"probes": 3, "samples": 3, "steps": 1, "points": 1, "eps": (4 / 255,), "lipschitz_limit": 2}

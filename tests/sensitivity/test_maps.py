@@ -17,7 +17,7 @@ from antiphase.models import diffclip, diffvit, vit
 from antiphase.models.kinds import attention_kind
 from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
 from antiphase.sensitivity.attention_adapters import find_adapter
-from antiphase.sensitivity.recording import record
+from antiphase.sensitivity.maps import record
 
 
 def rand(*shape, seed=0, dtype=torch.float64):

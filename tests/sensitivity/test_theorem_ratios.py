@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase.sensitivity import critical_cosine
-from antiphase.sensitivity.theorem_ratios import layer_parts, places, radius_parts, radius_ratios
+from antiphase.sensitivity.layer_estimates import layer_parts, places, radius_parts, radius_ratios
 from antiphase.statistics.intervals import jackknife, linearised
 
 IMAGES, LAYERS, HEADS, SIZE = 7, 2, 3, 11

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from antiphase.arguments import Batch, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import AnyBranch, Branch, Layer, TracedBranch, gradients, leaf
-from antiphase.sensitivity.maps import attention_layers, take_apart
-from antiphase.sensitivity.recording import Inputs, record
+from antiphase.sensitivity.maps import Inputs, attention_layers, record, take_apart
 from antiphase.streams import normal
 
 AnyShape = Float[Tensor, "*shape"]

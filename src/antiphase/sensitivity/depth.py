@@ -36,8 +36,7 @@ from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention
 from antiphase.sensitivity.lipschitz import power_iteration
-from antiphase.sensitivity.maps import attention_layers, until
-from antiphase.sensitivity.recording import record
+from antiphase.sensitivity.maps import attention_layers, record, until
 
 PerHead = Float[Tensor, "batch heads"]
 PerLayer = Float[Tensor, "batch layers"]

@@ -14,8 +14,7 @@ from antiphase.arguments import NOT_EMPTY, UNIT_RANGE, validated
 from antiphase.errors import UserError
 from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
 from antiphase.sensitivity.layers import Call, Layer, gradients, leaf
-from antiphase.sensitivity.maps import take_apart
-from antiphase.sensitivity.recording import record
+from antiphase.sensitivity.maps import record, take_apart
 
 Images = Annotated[Float[Tensor, "batch 3 height width"], NOT_EMPTY, UNIT_RANGE]
 Part = Literal["combined", "positive", "negative"]

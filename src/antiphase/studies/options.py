@@ -164,32 +164,26 @@ class RunOptions(StudyOptions):
     antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
     """
 
-    rows: Annotated[
-        Path | None,
-        Field(
-            description="Directory of rows written by study pack; measurements that are there are not run again."
-        ),
-    ] = None
+    rows: Path | None = Field(
+        None,
+        description="Directory of rows written by study pack; measurements that are there are not run again.",
+    )
 
     jobs: Annotated[
         int,
         Typed(flags=("--jobs", "-j")),
         Field(ge=1, description="Worker processes that share the cells; with SLURM, jobs."),
     ] = 1
-    executor: Annotated[
-        Literal["local", "slurm"],
-        Field(description="Where the workers run: on this machine, or under SLURM (through submitit)."),
-    ] = "local"
-    slurm: Annotated[
-        tuple[str, ...],
-        Field(description="Setting of the SLURM jobs, NAME=VALUE as in submitit; repeat for several."),
-    ] = ()
-    dry_run: Annotated[
-        bool,
-        Field(
-            description="Only build models and settings, compare them with the paper's, and say what would run."
-        ),
-    ] = False
+    executor: Literal["local", "slurm"] = Field(
+        "local", description="Where the workers run: on this machine, or under SLURM (through submitit)."
+    )
+    slurm: tuple[str, ...] = Field(
+        (), description="Setting of the SLURM jobs, NAME=VALUE as in submitit; repeat for several."
+    )
+    dry_run: bool = Field(
+        False,
+        description="Only build models and settings, compare them with the paper's, and say what would run.",
+    )
     track: Track = ()
     batch_size: BatchSize = None
     device: Device = "auto"
@@ -215,11 +209,10 @@ class RowsOptions(StudyOptions):
     """
 
     rows: ReadRows = None
-    table: Annotated[
-        str | None,
-        Field(description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."),
-    ] = None
-    out: Annotated[Path | None, Field(description="File to write, .csv or .parquet.")] = None
+    table: str | None = Field(
+        None, description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."
+    )
+    out: Path | None = Field(None, description="File to write, .csv or .parquet.")
 
 
 class ClaimsOptions(AnyStudyOptions):
@@ -261,7 +254,7 @@ class PackOptions(AnyStudyOptions):
     antiphase study pack all --rows other/results --to results
     """
 
-    to: Annotated[Directory, Field(description="Directory to add the rows to.")] = RESULTS
+    to: Directory = Field(RESULTS, description="Directory to add the rows to.")
 
 
 class ReportOptions(AnyStudyOptions):
@@ -277,20 +270,16 @@ class ReportOptions(AnyStudyOptions):
     """
 
     rows: ReadRows = None
-    out: Annotated[Directory, Field(description="Directory of the site.")] = Path("antiphase-studies")
-    markdown: Annotated[
-        Path | None,
-        Field(
-            description="Markdown file to write the numbers to as well, with a picture of the claims next to it."
-        ),
-    ] = None
-    readme: Annotated[
-        Path | None,
-        Field(
-            description="Markdown file in which to replace the lines between `<!-- findings -->` and "
-            "`<!-- /findings -->`; with --markdown."
-        ),
-    ] = None
+    out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
+    markdown: Path | None = Field(
+        None,
+        description="Markdown file to write the numbers to as well, with a picture of the claims next to it.",
+    )
+    readme: Path | None = Field(
+        None,
+        description="Markdown file in which to replace the lines between `<!-- findings -->` and "
+        "`<!-- /findings -->`; with --markdown.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "ReportOptions":

@@ -79,37 +79,27 @@ class AuditOptions(Options):
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
     norm: Norm = "linf"
     attack: AttackName = "pgd"
-    version: Annotated[
-        Literal["standard", "plus", "rand", "2020"] | None,
-        Field(
-            description="AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, "
-            "APGD-DLR, FAB, Square. plus: all six, with restarts. rand: for randomised models. If not given: standard."
-        ),
-    ] = None
-    steps: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=10**8,
-            description="Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4).",
-        ),
-    ] = None
-    restarts: Annotated[
-        int | None, Field(ge=1, description="Random restarts per sample. If not given: 1.")
-    ] = None
-    queries: Annotated[
-        int | None, Field(ge=1, description="Square: forward passes per sample. If not given: 5,000.")
-    ] = None
-    width: Annotated[
-        int | None, Field(ge=1, description="Patch: side of the square in pixels. If not given: 8.")
-    ] = None
-    objective: Annotated[
-        Literal["cross_entropy", "margin", "dlr", "cosine"] | None,
-        Field(
-            description="Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the "
-            "similarity to the prompt of the image's class. If not given: the attack's own."
-        ),
-    ] = None
+    version: Literal["standard", "plus", "rand", "2020"] | None = Field(
+        None,
+        description="AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, "
+        "APGD-DLR, FAB, Square. plus: all six, with restarts. rand: for randomised models. If not given: standard.",
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=10**8,
+        description="Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4).",
+    )
+    restarts: int | None = Field(None, ge=1, description="Random restarts per sample. If not given: 1.")
+    queries: int | None = Field(
+        None, ge=1, description="Square: forward passes per sample. If not given: 5,000."
+    )
+    width: int | None = Field(None, ge=1, description="Patch: side of the square in pixels. If not given: 8.")
+    objective: Literal["cross_entropy", "margin", "dlr", "cosine"] | None = Field(
+        None,
+        description="Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the "
+        "similarity to the prompt of the image's class. If not given: the attack's own.",
+    )
     settings: Annotated[
         dict[str, Any],
         BeforeValidator(read_settings),
@@ -119,24 +109,20 @@ class AuditOptions(Options):
             "not have is refused with those that it has."
         ),
     ] = Field(default_factory=dict)
-    nested: Annotated[
-        Literal["up", "down", "off"],
-        Field(
-            description="How samples carry over from one ε to the next. up: a sample broken at one ε counts as "
-            "broken at every larger one. down: start at the largest ε and retry only the broken samples at the next "
-            "smaller one; faster if most samples are robust. off: attack every ε independently."
-        ),
-    ] = "up"
-    control: Annotated[
-        bool, Field(description="Also add random noise of the same ε, to compare with the attack.")
-    ] = False
-    sense_limit: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none.",
-        ),
-    ] = 32
+    nested: Literal["up", "down", "off"] = Field(
+        "up",
+        description="How samples carry over from one ε to the next. up: a sample broken at one ε counts as "
+        "broken at every larger one. down: start at the largest ε and retry only the broken samples at the next "
+        "smaller one; faster if most samples are robust. off: attack every ε independently.",
+    )
+    control: bool = Field(
+        False, description="Also add random noise of the same ε, to compare with the attack."
+    )
+    sense_limit: int = Field(
+        32,
+        ge=0,
+        description="Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none.",
+    )
     precision: SearchPrecision = "float32"
     compile: Compile = False
     seed: Seed = 0
@@ -239,7 +225,7 @@ class AttackOptions(AuditOptions):
 
     attack: AttackName = "autoattack"
     eps: Eps = (8 / 255,)
-    sense_limit: Annotated[int, Field(ge=0)] = 0
+    sense_limit: int = Field(0, ge=0)
     out: Out = Path("antiphase-attack")
 
 
@@ -262,13 +248,13 @@ class QuickstartOptions(Options):
 
     out: Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    limit: Annotated[int, Field(ge=1, description="At most N of the 1,000 images.")] = 250
-    train: Annotated[
-        bool, Field(description="Train a fresh pair of models first (minutes; needs Fashion-MNIST).")
-    ] = False
-    epochs: Annotated[
-        int | None, Field(ge=1, description="With --train: passes over the 60,000 images. If not given: 3.")
-    ] = None
+    limit: int = Field(250, ge=1, description="At most N of the 1,000 images.")
+    train: bool = Field(
+        False, description="Train a fresh pair of models first (minutes; needs Fashion-MNIST)."
+    )
+    epochs: int | None = Field(
+        None, ge=1, description="With --train: passes over the 60,000 images. If not given: 3."
+    )
     seed: Seed = 0
     device: Device = "auto"
     quiet: Quiet = False

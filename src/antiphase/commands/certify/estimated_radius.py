@@ -18,9 +18,9 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
 from antiphase.processes import Process, this_process
+from antiphase.sensitivity.layer_estimates import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
-from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.theory import estimated_radius, margins
 from antiphase.statistics.intervals import as_size, jackknife
 from antiphase.store import write_frame
@@ -77,8 +77,8 @@ def measure_radii(
         model: a loaded classifier, with its card.
         data: images and labels.
         out: run directory; cells lie under ``cells/``.
-        steps: steps of power iteration, at least 1.
-        seed: random seed of its start.
+        steps: steps of power iteration, whose start the seed draws.
+        seed: random seed.
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show a progress bar on stderr.

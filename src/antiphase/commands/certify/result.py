@@ -169,14 +169,11 @@ def _rate(rate: Mapping[str, Any]) -> Field:
 
 
 def _difference(comparisons: Sequence[Mapping[str, Any]]) -> Table:
-    signs = decide(
-        [Estimate(**{key: row[key] for key in ("value", "low", "high", "n")}) for row in comparisons]
-    )
+    signs = decide([Estimate(row["value"], row["low"], row["high"], row["n"]) for row in comparisons])
+    kinds = ["" if sign else "undecided" for sign in signs]
     fields = (
-        Field(
-            points(row["value"]), (points_range(row["low"], row["high"]),), kind="" if sign else "undecided"
-        )
-        for row, sign in zip(comparisons, signs, strict=True)
+        Field(points(row["value"]), (points_range(row["low"], row["high"]),), kind=kind)
+        for row, kind in zip(comparisons, kinds, strict=True)
     )
     pair = Field(f"{comparisons[0]['model']} − {comparisons[0]['against']}", kind="name")
     columns = ("same images", *(f"{row['radius']:g}" for row in comparisons))

@@ -51,17 +51,11 @@ def look_figure(
     All maps of a method share one scale, whose end is the largest absolute value in any of them, so that models, images
     and texts can be compared. Each map is enlarged bilinearly and laid over the image, more opaque the larger its
     absolute value: where the map is 0 the image alone is visible. Maps of one sign go from yellow to red, signed
-    maps from blue (negative) to red. The largest absolute value of each map is printed below it.
-
-    Args:
-        images: square images in [0, 1].
-        texts: the queries.
-        columns: at least one column of maps.
-        masks: object masks, one per image, drawn as outlines.
-        note: a sentence for the footer.
+    maps from blue (negative) to red. The largest absolute value of each map is printed below it. Masks, one per image,
+    are drawn as outlines; the note is a sentence for the footer.
 
     Raises:
-        UserError: There are more rows than a figure can hold.
+        UserError: there are more rows than a figure can hold.
     """
     check_rows(len(images), len(texts))
     methods = list(dict.fromkeys(column.method for column in columns))
@@ -119,11 +113,7 @@ def paint(
 ) -> Float[np.ndarray, "shown shown 3"]:
     """Return a map over its image, in [0, 1]; see :func:`look_figure`.
 
-    Args:
-        image: in [0, 1].
-        values: the map.
-        signed: whether its scale has negative values.
-        largest: absolute value at the end of the scale.
+    The scale ends at ``largest``; a signed one begins at ``-largest``.
     """
     below = np.stack([enlarge(image[..., channel], _SHOWN, _SHOWN) for channel in range(3)], -1)
     return _laid_over(below, enlarge(values, _SHOWN, _SHOWN), signed, largest).clip(0, 1)
@@ -219,11 +209,7 @@ def _shortened(text: str, width: int, lines: int) -> str:
 
 
 def check_rows(images: int, texts: int) -> None:
-    """Check that a figure would not be too tall.
-
-    Raises:
-        UserError: more rows than a figure can hold.
-    """
+    """Refuse a figure that would be too tall."""
     if images * texts > MOST_ROWS:
         raise UserError(
             f"{images} images and {texts} texts make {images * texts} rows: expected at most {MOST_ROWS}; draw "
@@ -232,11 +218,7 @@ def check_rows(images: int, texts: int) -> None:
 
 
 def check_suffix(path: Path) -> None:
-    """Check that a figure can be written to the path.
-
-    Raises:
-        UserError: The suffix is not .png or .pdf, or the path is a folder.
-    """
+    """Refuse a path that is no .png or .pdf, or a folder."""
     if path.suffix.lower() not in _WRITERS:
         raise UserError(f"{path}: expected a file that ends in {' or '.join(_WRITERS)}")
     if path.is_dir():
@@ -246,7 +228,5 @@ def check_suffix(path: Path) -> None:
 def figure_bytes(figure: Figure, path: Path) -> bytes:
     """Return a figure as PNG at 200 dots per inch or as PDF with embedded fonts, by the suffix of the file."""
     check_suffix(path)
-    with matplotlib.rc_context(
-        {"pdf.fonttype": 42}
-    ):  # TrueType: text can be searched, and publishers ask for it
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType: text can be searched, as publishers ask
         return _WRITERS[path.suffix.lower()](figure)

@@ -193,7 +193,7 @@ def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     over the samples; of several, each is a small marker next to their mean.
 
     Args:
-        places: of :func:`antiphase.sensitivity.theorem_ratios.places`.
+        places: of :func:`antiphase.sensitivity.layer_estimates.places`.
         family: the models to draw.
     """
     own = places.filter(pl.col("model").is_in(family.models))

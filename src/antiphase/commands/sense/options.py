@@ -66,34 +66,25 @@ class SenseOptions(Options):
             description=f"Measurements, separated by commas: {', '.join(PARTS)} (a few hundred passes per layer)."
         ),
     ] = ("alignment", "depth")
-    probes: Annotated[int, Field(ge=2, description="Random directions in pixel space.")] = 32
-    radius: Annotated[
-        Number,
-        Field(
-            gt=0,
-            le=1,
-            description="Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range.",
-        ),
-    ] = 8 / 255
-    samples: Annotated[
-        int, Field(ge=1, description="Uniform samples in the ball, for the robustness paper's estimator.")
-    ] = 100
-    steps: Annotated[
-        int, Field(ge=1, description="Steps of gradient ascent; power iteration takes twice as many.")
-    ] = 10
-    points: Annotated[
-        int,
-        Field(ge=1, description="Random starting points of the search for the largest slope in the ball."),
-    ] = 2
-    lipschitz_limit: Annotated[
-        int, Field(ge=1, description="Images on which Lipschitz constants are estimated.")
-    ] = 16
-    eps: Annotated[
-        Numbers,
-        Field(
-            description="L∞ budgets ε of the perturbations that are followed through the layers, separated by commas."
-        ),
-    ] = (1 / 255, 4 / 255)
+    probes: int = Field(32, ge=2, description="Random directions in pixel space.")
+    radius: Number = Field(
+        8 / 255,
+        gt=0,
+        le=1,
+        description="Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range.",
+    )
+    samples: int = Field(
+        100, ge=1, description="Uniform samples in the ball, for the robustness paper's estimator."
+    )
+    steps: int = Field(10, ge=1, description="Steps of gradient ascent; power iteration takes twice as many.")
+    points: int = Field(
+        2, ge=1, description="Random starting points of the search for the largest slope in the ball."
+    )
+    lipschitz_limit: int = Field(16, ge=1, description="Images on which Lipschitz constants are estimated.")
+    eps: Numbers = Field(
+        (1 / 255, 4 / 255),
+        description="L∞ budgets ε of the perturbations that are followed through the layers, separated by commas.",
+    )
     seed: Seed = 0
     out: Out = Path("antiphase-sense")
     random_weights: RandomWeights = False

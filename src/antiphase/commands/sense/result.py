@@ -16,15 +16,15 @@ from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table
 from antiphase.report.words import ends, number
 from antiphase.sensitivity import layer_estimates as sensitivity
-from antiphase.sensitivity.estimators import all_estimators
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
     DEPTH_SCHEMA,
     LIPSCHITZ_SCHEMA,
     layer_differences,
+    places,
     within,
 )
-from antiphase.sensitivity.theorem_ratios import places
+from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate, mean_over_seeds
 

@@ -35,7 +35,6 @@ from antiphase.sensitivity.alignment import (
     token_grams,
 )
 from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
-from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
     BRANCHES_SCHEMA,
@@ -43,7 +42,13 @@ from antiphase.sensitivity.layer_estimates import (
     LIPSCHITZ_SCHEMA,
 )
 from antiphase.sensitivity.layers import Layer, eager_attention
-from antiphase.sensitivity.lipschitz import Sampled, power_iteration, uniform_sampling_of_all
+from antiphase.sensitivity.lipschitz import (
+    Neighbourhood,
+    Sampled,
+    all_estimators,
+    power_iteration,
+    uniform_sampling_of_all,
+)
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache, write_frame
 from antiphase.streams import key, sample_keys

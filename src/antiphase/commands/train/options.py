@@ -9,16 +9,8 @@ from antiphase.commands.options import Options, Typed, given
 from antiphase.errors import UserError
 from antiphase.registry import LAMBDAS, VITS
 
-_MODEL_FIELDS = {
-    "depth": "depth",
-    "dim": "dim",
-    "heads": "num_heads",
-    "patch_size": "patch_size",
-    "lambda_init": "lambda_init",
-    "lambda_schedule": "lambda_schedule",
-    "parameterisation": "parameterisation",
-}
 _OF_LAMBDA = {"lambda_init", "lambda_schedule", "parameterisation"}
+_OF_MODEL = {"depth", "dim", "patch_size"} | _OF_LAMBDA
 _ADVERSARY_FIELDS = {
     "adversarial": "eps",
     "adversarial_variant": "variant",
@@ -143,7 +135,7 @@ class TrainOptions(Options):
     @property
     def model_part(self) -> dict[str, Any]:
         """The fields of the model that were given."""
-        return given(**{name: getattr(self, field) for field, name in _MODEL_FIELDS.items()})
+        return given(num_heads=self.heads, **{name: getattr(self, name) for name in sorted(_OF_MODEL)})
 
     @property
     def adversary(self) -> dict[str, Any]:

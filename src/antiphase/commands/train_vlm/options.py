@@ -53,50 +53,36 @@ class TrainVlmOptions(Options):
     --out runs/vlm
     """
 
-    stage: Annotated[
-        Literal["1", "2"],
-        Field(
-            description="Stage: 1 trains the projector on captions, 2 also the language model on conversations."
-        ),
-    ]
-    data: Annotated[
-        str,
-        Field(
-            description="Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files "
-            "with KEY.json and KEY.jpg)."
-        ),
-    ]
+    stage: Literal["1", "2"] = Field(
+        description="Stage: 1 trains the projector on captions, 2 also the language model on conversations."
+    )
+    data: str = Field(
+        description="Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files "
+        "with KEY.json and KEY.jpg)."
+    )
     out: Out
-    tower: Annotated[
-        str | None,
-        Field(
-            description="Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, "
-            "diffclip:PATH and so on. With --pretrained: that model's."
-        ),
-    ] = None
-    language: Annotated[
-        str | None,
-        Field(
-            description="Language model: smollm2, a name on the Hugging Face hub, a directory of save_pretrained, or "
-            "tiny (random weights, to try out a pipeline). If not given: smollm2."
-        ),
-    ] = None
-    pretrained: Annotated[
-        Path | None, Field(description="Directory of stage 1, from which stage 2 starts.")
-    ] = None
-    preset: Annotated[
-        Literal["diffclip", "emoji"], Field(description="Recipe: DiffCLIP's, or a laptop's for emoji scenes.")
-    ] = "diffclip"
-    projector: Annotated[
-        Literal["linear", "mlp2x"] | None, Field(description="Kind of projector. If not given: linear.")
-    ] = None
-    projector_start: Annotated[
-        Literal["default", "captions"] | None,
-        Field(
-            description="Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble "
-            "the words of the captions (linear projectors only). If not given: the preset's."
-        ),
-    ] = None
+    tower: str | None = Field(
+        None,
+        description="Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, "
+        "diffclip:PATH and so on. With --pretrained: that model's.",
+    )
+    language: str | None = Field(
+        None,
+        description="Language model: smollm2, a name on the Hugging Face hub, a directory of save_pretrained, or "
+        "tiny (random weights, to try out a pipeline). If not given: smollm2.",
+    )
+    pretrained: Path | None = Field(None, description="Directory of stage 1, from which stage 2 starts.")
+    preset: Literal["diffclip", "emoji"] = Field(
+        "diffclip", description="Recipe: DiffCLIP's, or a laptop's for emoji scenes."
+    )
+    projector: Literal["linear", "mlp2x"] | None = Field(
+        None, description="Kind of projector. If not given: linear."
+    )
+    projector_start: Literal["default", "captions"] | None = Field(
+        None,
+        description="Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble "
+        "the words of the captions (linear projectors only). If not given: the preset's.",
+    )
     text_first: Annotated[
         bool | None,
         Field(
@@ -105,62 +91,49 @@ class TrainVlmOptions(Options):
         ),
         Typed(flags=("--text-first/--no-text-first",)),
     ] = None
-    merge: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Side of the squares of image tokens that become one position. If not given: the preset's.",
-        ),
-    ] = None
-    prompt: Annotated[
-        Literal["chat", "llava"] | None,
-        Field(
-            description="Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the "
-            "tokenizer has a template."
-        ),
-    ] = None
-    lora: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Rank of LoRA adapters: stage 2 trains them in place of the language model's weights.",
-        ),
-    ] = None
-    limit: Annotated[int | None, Field(ge=1, description="Train on at most N conversations.")] = None
+    merge: int | None = Field(
+        None,
+        ge=1,
+        description="Side of the squares of image tokens that become one position. If not given: the preset's.",
+    )
+    prompt: Literal["chat", "llava"] | None = Field(
+        None,
+        description="Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the "
+        "tokenizer has a template.",
+    )
+    lora: int | None = Field(
+        None,
+        ge=1,
+        description="Rank of LoRA adapters: stage 2 trains them in place of the language model's weights.",
+    )
+    limit: int | None = Field(None, ge=1, description="Train on at most N conversations.")
     epochs: Epochs = None
-    batch_size: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MOST_AT_ONCE,
-            description="Conversations per step, over all processes. If not given: the preset's.",
-        ),
-    ] = None
-    part: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Conversations of a process that pass through the model at a time: less memory. If not given: "
-            "4 on a processor, otherwise all.",
-        ),
-    ] = None
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_AT_ONCE,
+        description="Conversations per step, over all processes. If not given: the preset's.",
+    )
+    part: int | None = Field(
+        None,
+        ge=1,
+        description="Conversations of a process that pass through the model at a time: less memory. If not given: "
+        "4 on a processor, otherwise all.",
+    )
     learning_rate: LearningRate = None
-    warmup: Annotated[
-        float | None, Field(description="Share of the steps with linear warm-up. If not given: 0.03.")
-    ] = None
+    warmup: float | None = Field(
+        None, description="Share of the steps with linear warm-up. If not given: 0.03."
+    )
     precision: AutoPrecision = "auto"
-    store: Annotated[
-        Literal["float32", "bfloat16"],
-        Field(description="Type in which a language model that was trained is stored."),
-    ] = "float32"
+    store: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type in which a language model that was trained is stored."
+    )
     checkpointing: Checkpointing = False
-    shard: Annotated[
-        bool,
-        Field(
-            description="Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a "
-            "language model that does not fit one device. Implies --checkpointing."
-        ),
-    ] = False
+    shard: bool = Field(
+        False,
+        description="Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a "
+        "language model that does not fit one device. Implies --checkpointing.",
+    )
     track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False

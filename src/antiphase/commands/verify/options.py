@@ -27,22 +27,19 @@ class VerifyOptions(Options):
         Typed(argument=True, metavar="CARD"),
         Field(description="card.json, or the directory of the audit that wrote it."),
     ]
-    tolerance: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=100,
-            description="By how many percentage points rates, differences and the ends of intervals may differ; with "
-            "more than 0, p-values are not compared. On one machine 0 is met; on another the verdict on a few images "
-            "may change with rounding.",
-        ),
-    ] = 0.0
-    run_code: Annotated[
-        bool, Field(description="Run the code of python: models that the card names. Read it first.")
-    ] = False
-    out: Annotated[
-        Directory | None,
-        Field(description="Directory to keep the repeated audit in. If not given: nothing is kept."),
-    ] = None
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="By how many percentage points rates, differences and the ends of intervals may differ; with "
+        "more than 0, p-values are not compared. On one machine 0 is met; on another the verdict on a few images "
+        "may change with rounding.",
+    )
+    run_code: bool = Field(
+        False, description="Run the code of python: models that the card names. Read it first."
+    )
+    out: Directory | None = Field(
+        None, description="Directory to keep the repeated audit in. If not given: nothing is kept."
+    )
     device: Device = "auto"
     quiet: Quiet = False

@@ -3,7 +3,7 @@
 import polars as pl
 import torch
 
-from antiphase.sensitivity.theorem_ratios import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
+from antiphase.sensitivity.layer_estimates import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
 from antiphase.sensitivity.theory import estimated_radius
 from antiphase.statistics.intervals import linearised
 from antiphase.studies.cells import Radius
