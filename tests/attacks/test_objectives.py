@@ -58,7 +58,7 @@ def test_positive_exactly_where_the_prediction_has_changed(name):
 @pytest.mark.parametrize("name", objectives.TARGETED_OBJECTIVES)
 def test_a_targeted_objective_is_positive_only_where_the_prediction_has_changed(name):
     logits, labels, targets = _logits(101), torch.arange(101) % 7, torch.arange(1, 102) % 7
-    value = objectives.resolve_targeted(name)(logits, labels, targets)
+    value = objectives.resolve_targeted(name, 1)(logits, labels, targets)
     if name == "cross_entropy":
         assert torch.equal(value.exp() > 0.5, logits.softmax(1).gather(1, targets[:, None])[:, 0] > 0.5)
     else:
@@ -68,7 +68,7 @@ def test_a_targeted_objective_is_positive_only_where_the_prediction_has_changed(
 @pytest.mark.parametrize("name", objectives.TARGETED_OBJECTIVES)
 def test_gradients(name):
     logits, labels, targets = _logits(5).requires_grad_(True), torch.arange(5), torch.arange(1, 6)
-    plain, targeted = objectives.resolve(name), objectives.resolve_targeted(name)
+    plain, targeted = objectives.resolve(name), objectives.resolve_targeted(name, 1)
     assert torch.autograd.gradcheck(lambda z: plain(z, labels), logits)
     assert torch.autograd.gradcheck(lambda z: targeted(z, labels, targets), logits)
 
@@ -96,7 +96,7 @@ def test_too_few_classes():
         objectives.targeted_dlr(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([1]))
 
 
-@pytest.mark.parametrize("resolve", [objectives.resolve, objectives.resolve_targeted])
+@pytest.mark.parametrize("resolve", [objectives.resolve, lambda name: objectives.resolve(name, 1)])
 def test_names(resolve):
     with pytest.raises(UserError, match=r"objective 'hinge': expected one of cross_entropy, margin, dlr"):
         resolve("hinge")

@@ -9,7 +9,7 @@ import torch
 
 from antiphase.attacks import Threat, apgd, fab, pgd, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
-from antiphase.attacks.ensemble import Ensemble, Stage
+from antiphase.attacks.sweep import Ensemble, Stage
 from antiphase.errors import UserError
 from tests.attacks import toys
 

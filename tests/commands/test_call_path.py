@@ -7,7 +7,7 @@ import antiphase
 from antiphase.models.vit import VisionTransformer
 
 HOME = str(Path(antiphase.__file__).parent)
-MOST = 17  # of them two check arguments, two choose how many rows to pad to
+MOST = 14
 
 
 def test_few_functions_lie_between_the_command_and_the_forward_pass_of_the_model(

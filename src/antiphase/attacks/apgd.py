@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Unpack
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Probability, Share, validated
@@ -13,7 +12,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, steepest
@@ -35,7 +34,7 @@ def apgd(
     restarts: Count = 1,
     rho: Probability = 0.75,
     momentum: Share = 0.75,
-    budgets: Float[Tensor, " samples"] | None = None,
+    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Maximise the loss by projected gradient ascent with momentum and a step size that is halved when progress stalls.
@@ -54,10 +53,6 @@ def apgd(
     Parameter-free Attacks*, ICML 2020, Algorithm 1; the defaults are AutoAttack's.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, finite ε and bounds.
         steps: gradient steps, at least 1.
         objective: loss to maximise: ``"cross_entropy"`` (default), ``"dlr"`` (default with ``targets``), ``"margin"``,
             or a callable of (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number
@@ -67,7 +62,6 @@ def apgd(
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
         budgets: one ε per sample, at most the threat's.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: A parameter or image is out of range, or the model has too few classes for DLR.

@@ -8,11 +8,10 @@ from antiphase.attacks.apgd import apgd
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.engine.search import Images, Labels, RunOptions
-from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.square import square
-from antiphase.attacks.sweep import sweep_ensemble
+from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -49,21 +48,16 @@ def autoattack(
     Parameter-free Attacks*, ICML 2020, Section 6; the defaults are the official implementation's.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, finite ε and bounds.
         version: name of the ensemble.
         steps: steps of APGD and FAB, at least 1.
         queries: queries of Square, at least 1.
         targets: target classes of APGD-T and FAB-T, at most the number of other classes.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: The version is unknown, the number of classes does not suit it, or an image is out of range.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
-    return sweep_ensemble(ensemble, model, images, labels, threat, [threat.eps], "off", run)[0]
+    return unchecked(sweep)(ensemble, model, images, labels, threat, [threat.eps], nested="off", **run)[0]
 
 
 def autoattack_ensemble(

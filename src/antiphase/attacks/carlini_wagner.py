@@ -67,9 +67,6 @@ def carlini_wagner(
     Sections V and VI.A; learning rate, first c and search steps are those of the authors' code.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
         threat: norm l2, ε and bounds; an infinite ε minimises the perturbation.
         steps: steps of Adam for each c, at least 1.
         search_steps: number of values of c, at least 1.

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from antiphase.arguments import check_argument, unchecked
-from antiphase.attacks.ensemble import AttackFunction, Ensemble, Stage
+from antiphase.attacks.sweep import AttackFunction, Ensemble, Stage
 from antiphase.errors import UserError, shown
 from antiphase.registry import ATTACKS, find
 

@@ -12,7 +12,7 @@ from antiphase.arguments import Count, Must, Probability, at_least, validated
 from antiphase.attacks.catalogue import AttackSpec, Settings, passes_by_steps
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import targeted_margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Norm, Threat, per_row, random_point, row_norm
@@ -45,7 +45,7 @@ def fab(
     alpha_max: Annotated[float, Must("in [0, 1]", lambda number: 0 <= number <= 1)] = 0.1,
     eta: Annotated[float, at_least(1)] = 1.05,
     beta: Probability = 0.9,
-    budgets: Float[Tensor, " samples"] | None = None,
+    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Project repeatedly onto the linearised decision boundary, with a bias towards the clean image x₀.
@@ -62,9 +62,6 @@ def fab(
     Attack*, ICML 2020, Algorithm 1, without its final search; the defaults are AutoAttack's.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds; an infinite ε minimises the perturbation.
         steps: steps, at least 1.
         targets: number of target classes, tried in the order of their clean logits (FAB-T); None steps towards the

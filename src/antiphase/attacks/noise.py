@@ -40,16 +40,8 @@ def noise(
     - ``"sign"``: Π(x + ε·z), z = ±1, a random corner of the linf ball (for l2 of length ε).
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, finite ε and bounds.
         kind: kind of noise.
         draws: draws per sample, at least 1; stops at the first that changes the prediction.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
-
-    Raises:
-        UserError: A parameter or image is out of range.
     """
     if threat.eps == math.inf:
         raise UserError("eps inf: noise needs a finite ε")

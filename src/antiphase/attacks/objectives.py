@@ -1,6 +1,6 @@
 """Objectives that attacks maximise: one number per sample, from logits, labels and target classes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -75,44 +75,34 @@ def targeted_dlr(logits: Logits, labels: Classes, targets: Classes) -> Values:
     return targeted_margin(logits, labels, targets) / scale
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "cross_entropy": cross_entropy,
-    "margin": margin,
-    "dlr": dlr,
-    "cosine": own_prompt,
-}
-TARGETED_OBJECTIVES: dict[str, TargetedObjective] = {
+OBJECTIVES = {"cross_entropy": cross_entropy, "margin": margin, "dlr": dlr, "cosine": own_prompt}
+TARGETED_OBJECTIVES = {
     "cross_entropy": targeted_cross_entropy,
     "margin": targeted_margin,
     "dlr": targeted_dlr,
 }
 
 
-def resolve(objective: str | Objective) -> Objective:
-    """Return an objective by name, or the callable itself."""
-    return _known(objective, OBJECTIVES) if isinstance(objective, str) else objective
+def resolve(objective: Any, targets: int | None = None) -> Any:
+    """Return an objective by name, or the callable itself: of (logits, labels), with ``targets`` also of targets."""
+    known = TARGETED_OBJECTIVES if targets else OBJECTIVES
+    if isinstance(objective, str) and objective not in known:
+        raise UserError(f"objective {objective!r}: expected one of {', '.join(known)}, or a callable")
+    return known[objective] if isinstance(objective, str) else objective
 
 
-def resolve_targeted(objective: Any, targets: int | None = 1) -> TargetedObjective:
-    """Return an objective of (logits, labels, targets) by name or from a callable; it ignores None targets."""
-    if targets:
-        return _known(objective, TARGETED_OBJECTIVES) if isinstance(objective, str) else objective
-    plain = resolve(objective)
-    return lambda logits, labels, targets: plain(logits, labels)
+def resolve_targeted(objective: Any, targets: int | None) -> TargetedObjective:
+    """Return an objective of (logits, labels, targets), which ignores targets if there are to be none."""
+    loss = resolve(objective, targets)
+    return loss if targets else lambda logits, labels, targets: loss(logits, labels)
 
 
 def one_each(values: Any, logits: Logits) -> Values:
     """Check that an objective returned one number per sample, not a mean for example, and return it."""
-    if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
+    if getattr(values, "shape", None) != logits.shape[:1]:
         kind = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise UserError(f"the objective returned {kind}: expected one number per sample, ({len(logits)},)")
     return values
-
-
-def _known(name: str, among: Mapping[str, Any]) -> Any:
-    if name not in among:
-        raise UserError(f"objective {name!r}: expected one of {', '.join(among)}, or a callable")
-    return among[name]
 
 
 def _pick(logits: Logits, classes: Classes) -> Values:
@@ -121,8 +111,6 @@ def _pick(logits: Logits, classes: Classes) -> Values:
 
 def _largest(logits: Logits, count: int, name: str) -> Float[Tensor, "batch count"]:
     if logits.shape[1] < count:
-        raise UserError(
-            f"{name} needs at least {count} classes, the model has {logits.shape[1]}: "
-            "use objective='margin' or 'cross_entropy'"
-        )
+        needs = f"{name} needs at least {count} classes, the model has {logits.shape[1]}"
+        raise UserError(f"{needs}: use objective='margin' or 'cross_entropy'")
     return logits.topk(count, dim=1).values

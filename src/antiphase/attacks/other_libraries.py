@@ -65,11 +65,7 @@ def run_foreign(
 
     Args:
         attack: function from (model, images, labels) to adversarial images of the same shape.
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds that define success; they are not passed to the function.
-        **options: see :class:`ForeignOptions`.
 
     Raises:
         UserError: An argument does not fit, or the function does not return one image per sample.
@@ -115,11 +111,6 @@ def run_foolbox(
 
     Args:
         attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds.
-        **options: see :class:`ForeignOptions`.
 
     Raises:
         UserError: As :func:`run_foreign`; foolbox is not installed, or norm or ε do not suit the attack.
@@ -160,11 +151,6 @@ def run_torchattacks(
     Args:
         make: function from a model to the attack, such as ``lambda model: torchattacks.PGD(model, eps=8 / 255)``; its
             ε and norm must be the threat's.
-        model: module that classifies images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds.
-        **options: see :class:`ForeignOptions`.
 
     Raises:
         UserError: As :func:`run_foreign`; ``make`` is an attack, or the bounds are not (0, 1), as torchattacks assumes.

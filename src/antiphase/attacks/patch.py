@@ -43,16 +43,12 @@ def patch_pgd(
     the number of steps are those of :func:`~antiphase.attacks.pgd.pgd`.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
         threat: norm linf, finite ε and bounds.
         width: side of the square in pixels, from 1 to the shorter side of the image.
         steps: gradient steps, at least 1.
         step_size: α; ε/4 by default.
         restarts: random restarts per sample, each with another square, at least 1.
         objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: The square is larger than the image, the norm is not linf, or a parameter or image is out of range.

@@ -68,9 +68,6 @@ def pgd(
         objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"cosine"`` or a callable of
             (logits, labels) that returns one number per sample.
         **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
-
-    Raises:
-        UserError: A parameter or image is out of range.
     """
     if threat.eps == math.inf:
         raise UserError("eps inf: PGD needs a finite ε; use FAB to minimise the perturbation")
@@ -98,15 +95,7 @@ def fgsm(
     Source: I. Goodfellow, J. Shlens, C. Szegedy, *Explaining and Harnessing Adversarial Examples*, ICLR 2015.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds.
         objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
-
-    Raises:
-        UserError: An image is out of range.
     """
     search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
     return run_search(model, images, labels, threat, search, run, settings={"objective": objective})

@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Norm, Threat, per_row
@@ -58,7 +58,7 @@ def square(
     targets: Count | None = None,
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool | None = None,
-    budgets: Float[Tensor, " samples"] | None = None,
+    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Change random windows of the image one by one, and keep each change that raises the loss.
@@ -83,10 +83,6 @@ def square(
     draws once per batch, omits the last position, and pools the channels.
 
     Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images, of any height and width.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, finite ε and bounds.
         queries: largest number of queries, at least 1.
         p_init: share of the image covered by the first windows, in (0, 1].
         restarts: random restarts per sample (and target class), at least 1.
@@ -97,7 +93,6 @@ def square(
             5,000 queries (AutoAttack's default number): otherwise a search of 1,000 queries ends before its windows are
             small, and breaks fewer samples. :func:`autoattack` never does so.
         budgets: one ε per sample, at most the threat's.
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
 
     Raises:
         UserError: A parameter or image is out of range, or the model has too few classes for DLR.

@@ -1,28 +1,85 @@
-"""One attack at several ε, each sample no oftener than it takes."""
+"""Attacks one after the other, each on the samples that are still robust, at one ε or at several."""
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack, cast
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.arguments import ANY_NUMBER, validated
-from antiphase.attacks.engine.checks import black_box_wins, falling_asr
-from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.engine.search import Images, Labels, Run, RunOptions, read_options
-from antiphase.attacks.ensemble import AttackFunction, Ensemble, Stage
+from antiphase.attacks.engine.checks import black_box_wins, check_targets, falling_asr
+from antiphase.attacks.engine.oracle import Classifier, logits_of
+from antiphase.attacks.engine.search import Images, Labels, RunOptions, read_options
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
+AttackFunction = Callable[..., AttackResult]
 Nesting = Literal["up", "down", "off"]
 Positions = Int64[Tensor, " some"]
-Piece = tuple[Positions, AttackResult]  # what a stage says of the samples at some positions at one ε
+Piece = tuple[Positions, AttackResult]  # the result of a stage for the samples at some positions, at one ε
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One attack of an ensemble.
+
+    Attributes:
+        name: of the attack.
+        attack: function of (model, images, labels, threat) and keyword arguments; ``budgets``, if it is one of them,
+            is an ε for each sample.
+        settings: its keyword arguments.
+        nearest: whether it looks for the nearest adversarial example whatever ε is: one search serves every ε.
+        black_box: whether it uses no gradients.
+    """
+
+    name: str
+    attack: AttackFunction
+    settings: dict[str, Any] = field(default_factory=dict)
+    nearest: bool = False
+    black_box: bool = False
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Attacks in order, and how many classes a model may tell apart for all of them to be able to attack it."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    least_classes: int = 1
+    most_classes: int | None = None
+
+    @property
+    def minimal(self) -> bool:
+        """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
+        return len(self.stages) == 1 and self.stages[0].nearest
+
+    def check(self, model: Classifier, images: Tensor, context: Tensor | None = None) -> None:
+        """Ask the model about the first image, and its context if any, before hours are spent on the first stages.
+
+        Raises:
+            UserError: There are no images, or the model has too few or too many classes.
+        """
+        if not len(images):
+            raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
+        least, most = self.least_classes, self.most_classes
+        targets = [count for stage in self.stages if (count := stage.settings.get("targets"))]
+        if not (least > 1 or most is not None or targets) or not images[0].numel():
+            return  # images without pixels: the stages load their own, and check them
+        classes = logits_of(model, images[:1], None if context is None else context[:1]).shape[1]
+        for count in targets:
+            check_targets(count, classes)
+        if classes < least:
+            needs = f"{self.name} needs at least {least} classes (for DLR) and the model has {classes}"
+            raise UserError(f"{needs}: use apgd, fab and square one by one")
+        if most is not None and classes > most:
+            takes = f"{self.name} takes at most {most} classes (untargeted FAB needs a gradient of each)"
+            raise UserError(f"{takes} and the model has {classes}: use the standard version")
 
 
 @validated
@@ -50,52 +107,28 @@ def sweep(
       ε, and its text suggests this. Our studies of it use ``"up"``: with PGD-20, 1,000 images and five ε, every verdict
       on both specimens was the same (``dev/attack-engine.md``).
 
-    A result's ``forwards``, ``backwards`` and ``seconds`` are those spent at its own ε. The time of one call for
-    several ε, which there is for ``"down"``, is shared out by passes.
-
-    Args:
-        attack: an attack function, or an ensemble.
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm and bounds; its own ε is not looked at.
-        eps: budgets.
-        nested: how samples carry over from one ε to the next.
-        settings: further keyword arguments of an attack function.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.search.Run`.
+    A result's ``forwards``, ``backwards`` and ``seconds`` are those spent at its own ε; going down, the time of a call
+    for several ε is shared out by passes. ``threat`` gives norm and bounds, ``settings`` the keyword arguments of an
+    attack function.
 
     Raises:
-        UserError: for no ε, or as the attack does.
+        UserError: There is no ε, or as the attack does.
     """
     if isinstance(attack, Ensemble) and settings:
         raise UserError(f"settings {', '.join(settings)}: an ensemble's are those of its stages")
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
-    return sweep_ensemble(ensemble, model, images, labels, threat, eps, nested, run)
-
-
-def sweep_ensemble(
-    ensemble: Ensemble,
-    model: Classifier,
-    images: Tensor,
-    labels: Tensor | None,
-    threat: Threat,
-    eps: Iterable[float],
-    nested: Nesting,
-    options: RunOptions,
-) -> list[AttackResult]:
-    """Do as :func:`sweep`, for callers that have checked their arguments."""
     budgets = sorted(set(eps))
     if not budgets:
         raise UserError("eps (): expected at least one budget")
-    run = read_options(options, ensemble.name or ensemble.stages[0].attack.__name__)
-    if run.goal is not None:
+    options = read_options(run, ensemble.name or ensemble.stages[0].attack.__name__)
+    if options.goal is not None:
         raise UserError("goal: not for ensembles and sweeps; attack with pgd, apgd, fab or square at each ε")
     down = nested == "down" and not ensemble.minimal
-    if down and run.on_finished is not None:
+    if down and options.on_finished is not None:
         raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
-    ensemble.check(model, images, run.context)
-    ids = torch.arange(len(images)) if run.ids is None else run.ids.cpu()
-    samples = _Samples(model, images, labels, ids, options, run)
+    ensemble.check(model, images, options.context)
+    ids = torch.arange(len(images)) if options.ids is None else options.ids.cpu()
+    samples = _Samples(model, images, labels, ids, run)
     if down:
         return _descend(samples, ensemble, threat, budgets)
     carries = nested != "off"
@@ -103,8 +136,8 @@ def sweep_ensemble(
     results: list[AttackResult] = []
     below: dict[int, Piece] = {}  # by stage, at the ε before
     for budget in budgets:
-        at, before = replace(threat, eps=budget), whole if carries else None
-        whole = None if before is None else replace(before, threat=at, **_no_passes(before))
+        here, before = replace(threat, eps=budget), whole if carries else None
+        whole = None if before is None else replace(before, threat=here, **_no_passes(before))
         pieces: dict[int, Piece] = {}
         for number, stage in enumerate(ensemble.stages):
             robust = torch.arange(len(images)) if whole is None else (~whole.success).nonzero().flatten()
@@ -113,31 +146,22 @@ def sweep_ensemble(
             if carries and stage.nearest and number in below:
                 positions, part = below[number]
                 part = _some(part, torch.searchsorted(positions, robust))
-                part = _within(replace(part, warnings=(), seconds=0.0, **_no_passes(part)), at)
+                part = _within(replace(part, warnings=(), seconds=0.0, **_no_passes(part)), here)
             elif carries and ensemble.minimal:  # one search at infinite ε, of which each ε counts its share
-                part = _within(samples.under(stage, robust, replace(threat, eps=math.inf))(), at)
+                part = _within(samples.under(stage, robust, replace(threat, eps=math.inf))(), here)
             else:
-                part = samples.under(stage, robust, at)()
-            samples.labels = (
-                part.label if samples.labels is None else samples.labels
-            )  # of all: the first has all
+                part = samples.under(stage, robust, here)()
+            samples.label(part)
             pieces[number] = robust, part
-            whole = _merged(whole, part, robust, at)
-            if run.on_finished is not None:
+            whole = _merged(whole, part, robust, here)
+            if options.on_finished is not None:
                 over = robust if number + 1 == len(ensemble.stages) else robust[part.success]
-                run.on_finished(over, whole.arrays)
-        assert whole is not None
-        whole = _concluded(ensemble, whole, pieces, len(images), before)
+                options.on_finished(over, whole.arrays)
+        whole = _concluded(ensemble, cast(AttackResult, whole), pieces, len(images), before)
         results.append(whole)
         below = pieces
     worse = falling_asr(budgets, [result.asr for result in results])
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]
-
-
-def check_nesting(nested: str) -> None:
-    """Refuse what is no way for samples to carry over from one ε to the next."""
-    if nested not in get_args(Nesting):
-        raise UserError(f"nested {nested!r}: expected 'up', 'down' or 'off'")
 
 
 @dataclass
@@ -148,22 +172,27 @@ class _Samples:
     images: Tensor
     labels: Tensor | None
     ids: Tensor
-    options: RunOptions
-    run: Run
+    run: RunOptions
+
+    def label(self, part: AttackResult) -> None:
+        """Attack the labels of the first result from now on: the first has those of all samples."""
+        self.labels = part.label if self.labels is None else self.labels
 
     def under(
-        self, stage: Stage, at: Positions, threat: Threat, budgets: Tensor | None = None
+        self, stage: Stage, positions: Positions, threat: Threat, budgets: Tensor | None = None
     ) -> Callable[[], AttackResult]:
         """Return the call that attacks the samples at some positions."""
-        options: dict[str, Any] = {**self.options, "ids": self.ids[at]}
+        options: dict[str, Any] = {**self.run, "ids": self.ids[positions]}
         options.pop("on_finished", None)
-        options["progress"] = stage.name if self.run.progress is True and stage.name else self.run.progress
-        if self.run.context is not None:
-            options["context"] = self.run.context[at]
+        if options.get("progress") is True and stage.name:
+            options["progress"] = stage.name
+        if options.get("context") is not None:
+            options["context"] = options["context"][positions]
         if budgets is not None:
             options["budgets"] = budgets
-        labels = None if self.labels is None else self.labels[at]
-        return partial(stage.attack, self.model, self.images[at], labels, threat, **stage.settings, **options)
+        labels = None if self.labels is None else self.labels[positions]
+        images = self.images[positions]
+        return partial(stage.attack, self.model, images, labels, threat, **stage.settings, **options)
 
 
 def _descend(
@@ -184,17 +213,16 @@ def _descend(
         stage = ensemble.stages[number]
         chosen = (at_work & (turn == number)).nonzero().flatten()
         together = _takes_budgets(stage) and math.isfinite(budgets[-1])
-        for here in (
-            [chosen] if together else [chosen[level[chosen] == one] for one in level[chosen].unique()]
-        ):
+        groups = [chosen] if together else [chosen[level[chosen] == one] for one in level[chosen].unique()]
+        for here in groups:
             levels = level[here].unique().tolist()
-            own = torch.tensor(budgets, dtype=torch.float64)[level[here]] if len(levels) > 1 else None
-            part = samples.under(stage, here, replace(threat, eps=budgets[levels[-1]]), own)()
-            samples.labels = part.label if samples.labels is None else samples.labels
+            mixed = torch.tensor(budgets, dtype=torch.float64)[level[here]] if len(levels) > 1 else None
+            part = samples.under(stage, here, replace(threat, eps=budgets[levels[-1]]), mixed)()
+            samples.label(part)
             shared = ", ".join(f"{budgets[one]:g}" for one in levels)
-            said = [f"{one} (of ε = {shared} together)" if own is not None else one for one in part.warnings]
+            suffix = "" if mixed is None else f" (of ε = {shared} together)"
             settings = {name: value for name, value in part.settings.items() if name != "budgets"}
-            part = replace(part, settings=settings, warnings=tuple(said))
+            part = replace(part, settings=settings, warnings=tuple(one + suffix for one in part.warnings))
             passes = (part.forwards + part.backwards).double()
             share = passes / passes.sum() if passes.any() else torch.full_like(passes, 1 / len(passes))
             for one in levels:
@@ -209,13 +237,13 @@ def _descend(
     results: list[AttackResult] = []
     whole: AttackResult | None = None
     for one in reversed(range(len(budgets))):
-        at = replace(threat, eps=budgets[one])
-        found = {number: _joined(pieces[one, number]) for number in range(last) if (one, number) in pieces}
-        first = found[0][1] if found else None
+        here = replace(threat, eps=budgets[one])
+        stages = {number: _joined(pieces[one, number]) for number in range(last) if (one, number) in pieces}
+        first = stages[0][1] if stages else None
         if whole is not None:  # samples robust at the ε above stay robust, at no cost
             whole = replace(
                 whole,
-                threat=at,
+                threat=here,
                 settings=first.settings if first else whole.settings,
                 success=torch.zeros_like(whole.success),
                 prediction=whole.clean_prediction.clone(),
@@ -223,10 +251,9 @@ def _descend(
                 distance=torch.zeros_like(whole.distance),
                 **_no_passes(whole),
             )
-        for positions, part in found.values():
-            whole = _merged(whole, part, positions, at)
-        assert whole is not None
-        whole = _concluded(ensemble, whole, found, len(first) if first else 0)
+        for positions, part in stages.values():
+            whole = _merged(whole, part, positions, here)
+        whole = _concluded(ensemble, cast(AttackResult, whole), stages, len(first) if first else 0)
         results.append(whole)
     return results[::-1]
 
@@ -253,16 +280,21 @@ def _concluded(
         replace(part, threat=whole.threat, attack=ensemble.stages[number].name or part.attack)
         for number, (_, part) in pieces.items()
     ]
-    warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)  # each once
-    changes: dict[str, Any] = {"seconds": sum((part.seconds for part in parts), 0.0)}
+    warnings = [warning for part in parts for warning in part.warnings]
+    changes: dict[str, Any] = {}
     if len(ensemble.stages) > 1:
         felled: dict[str, int] = dict(before.settings["felled"]) if before else {}
         for part in parts:
             felled[part.attack] = felled.get(part.attack, 0) + int(part.success.sum())
         black_box = {stage.name: felled.get(stage.name, 0) for stage in ensemble.stages if stage.black_box}
-        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()), black_box, count))
-        changes |= {"attack": ensemble.name, "settings": {"felled": felled}}
-    return replace(whole, **changes, stages=tuple(parts), warnings=tuple(warnings))
+        warnings += black_box_wins(int(whole.success.sum()), black_box, count)
+        changes = {"attack": ensemble.name, "settings": {"felled": felled}}
+    seconds = sum((part.seconds for part in parts), 0.0)
+    return replace(whole, **changes, seconds=seconds, stages=tuple(parts), warnings=_once(warnings))
+
+
+def _once(warnings: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(warnings))
 
 
 def _some(part: AttackResult, rows: Tensor) -> AttackResult:
@@ -272,20 +304,14 @@ def _some(part: AttackResult, rows: Tensor) -> AttackResult:
 
 
 def _joined(pieces: list[Piece]) -> Piece:
-    """Put together what one stage said at one ε, call by call, of different samples."""
-    at, order = torch.cat([at for at, _ in pieces]).sort()
+    """Put together the results of one stage at one ε, call by call, for different samples."""
+    positions, order = torch.cat([positions for positions, _ in pieces]).sort()
     parts = [part for _, part in pieces]
-    arrays: dict[str, Any] = {
-        name: torch.cat([part.arrays[name] for part in parts]) for name in parts[0].arrays
-    }
-    whole = replace(
-        parts[0],
-        ids=torch.cat([part.ids for part in parts]),
-        warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
-        seconds=sum((part.seconds for part in parts), 0.0),
-        **arrays,
-    )
-    return at, _some(whole, order)
+    names = ("ids", *parts[0].arrays)
+    arrays: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    warnings = _once(warning for part in parts for warning in part.warnings)
+    seconds = sum((part.seconds for part in parts), 0.0)
+    return positions, _some(replace(parts[0], warnings=warnings, seconds=seconds, **arrays), order)
 
 
 def _within(part: AttackResult, threat: Threat) -> AttackResult:
@@ -298,11 +324,14 @@ def _no_passes(result: AttackResult) -> dict[str, Any]:
     return {name: torch.zeros_like(result.forwards) for name in ("forwards", "backwards")}
 
 
-def _merged(whole: AttackResult | None, part: AttackResult, at: Positions, threat: Threat) -> AttackResult:
+def _merged(
+    whole: AttackResult | None, part: AttackResult, positions: Positions, threat: Threat
+) -> AttackResult:
     """Write a stage's verdicts over those of the samples that it was given, and add its passes to theirs."""
     if whole is None:
         return replace(part, threat=threat)
     arrays: dict[str, Any] = {name: tensor.clone() for name, tensor in whole.arrays.items()}
     for name, tensor in part.arrays.items():
-        arrays[name][at] = tensor + arrays[name][at] if name in ("forwards", "backwards") else tensor
+        adds = name in ("forwards", "backwards")
+        arrays[name][positions] = tensor + arrays[name][positions] if adds else tensor
     return replace(whole, **arrays)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -14,9 +14,13 @@ from antiphase.errors import UserError, shown
 from antiphase.streams import normal, uniform
 
 Norm = Literal["linf", "l2"]
+Points = Float[Tensor, "batch *shape"]
+Numbers = Float[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
+Keys = Int64[Tensor, " batch"]  # of random streams
+Bounds = tuple[float, float]
 _BUDGET = Must("of at least 0, in units of the pixel range", lambda eps: eps >= 0)
 _LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
-_ROUNDING = 1e-6  # of x + δ in float32, for pixels up to 1
 
 
 @validated
@@ -29,14 +33,12 @@ class Threat:
         eps: perturbation budget ε, at least 0, in units of the pixel range: 8/255 is 8 levels of an 8-bit image with
             pixels in [0, 1]. At most the pixel range for linf; infinite for attacks that minimise the norm.
         bounds: smallest and largest pixel value, both finite.
-
-    Raises:
-        UserError: The norm is unknown, ε is out of range, or the bounds are not two rising finite numbers.
     """
 
     norm: Norm = "linf"
     eps: Annotated[float, _BUDGET, ANY_NUMBER] = 8 / 255
-    bounds: Annotated[tuple[float, float], OWN_WORDS] = (0.0, 1.0)
+    bounds: Annotated[Bounds, OWN_WORDS] = (0.0, 1.0)
+    tolerance: ClassVar[float] = 1e-6  # rounding error of x + δ in float32, for pixels up to 1
 
     def __post_init__(self) -> None:
         try:
@@ -44,9 +46,8 @@ class Threat:
         except (TypeError, ValueError):
             low = high = math.nan
         if not -math.inf < low < high < math.inf:
-            raise UserError(
-                f"bounds {shown(self.bounds)}: expected (smallest, largest), two finite numbers such as (0, 1)"
-            )
+            wanted = "expected (smallest, largest), two finite numbers such as (0, 1)"
+            raise UserError(f"bounds {shown(self.bounds)}: {wanted}")
         object.__setattr__(self, "bounds", (low, high))
         whole = high - low
         if self.norm == "linf" and whole < self.eps < math.inf:
@@ -56,29 +57,17 @@ class Threat:
         if self.norm == "l2" and _LONGEST * whole < self.eps < math.inf:
             raise UserError(f"eps {self.eps:g}: expected at most {_LONGEST * whole:g} in norm 'l2'")
 
-    @property
-    def tolerance(self) -> float:
-        """Rounding error allowed on top of ε for pixels up to 1."""
-        return _ROUNDING
-
-    def slack(self, adversarial: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"] | float:
+    def slack(self, adversarial: Points) -> Numbers | float:
         """Return the rounding error allowed on top of ε: ``tolerance`` times a sample's largest pixel if above 1."""
         if max(map(abs, self.bounds)) <= 1:
             return self.tolerance
         return self.tolerance * row_norm(adversarial, "linf").clamp_min(1.0)
 
-    def distance(
-        self, adversarial: Float[Tensor, "batch *shape"], clean: Float[Tensor, "batch *shape"]
-    ) -> Float[Tensor, " batch"]:
+    def distance(self, adversarial: Points, clean: Points) -> Numbers:
         """Return ‖adversarial − clean‖ for each sample."""
         return row_norm(adversarial - clean, self.norm)
 
-    def allows(
-        self,
-        adversarial: Float[Tensor, "batch *shape"],
-        clean: Float[Tensor, "batch *shape"],
-        eps: Float[Tensor, " batch"] | float | None = None,
-    ) -> Bool[Tensor, " batch"]:
+    def allows(self, adversarial: Points, clean: Points, eps: Numbers | float | None = None) -> Flags:
         """Return whether each sample is within ε + :meth:`slack` of its clean image and within the bounds.
 
         Images with a NaN are not. ``eps`` holds one ε per sample; None: the threat's.
@@ -94,9 +83,7 @@ def per_row(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
-def row_norm(
-    delta: Float[Tensor, "batch *shape"], norm: Literal["linf", "l2", "l1"]
-) -> Float[Tensor, " batch"]:
+def row_norm(delta: Points, norm: Literal["linf", "l2", "l1"]) -> Numbers:
     """Return the norm of each row.
 
     Sums run in float64: in float32 a long row summed by two threads differs in the last bits from one
@@ -110,13 +97,7 @@ def row_norm(
     return flat.double().square().sum(1).sqrt().to(delta.dtype)
 
 
-def project(
-    x: Float[Tensor, "batch *shape"],
-    clean: Float[Tensor, "batch *shape"],
-    eps: Float[Tensor, " batch"],
-    norm: Norm,
-    bounds: tuple[float, float],
-) -> Float[Tensor, "batch *shape"]:
+def project(x: Points, clean: Points, eps: Numbers, norm: Norm, bounds: Bounds) -> Points:
     """Project onto the ε-ball, then clip to the bounds.
 
     For linf this is the nearest point of the intersection. Clipping to bounds that contain the clean image never
@@ -130,24 +111,15 @@ def project(
     return (clean + delta * (eps / length.clamp_min(1e-12)).clamp(max=1.0)).clamp(*bounds)
 
 
-def steepest(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
+def steepest(gradient: Points, norm: Norm) -> Points:
     """Return the direction of unit norm that raises the loss fastest: the sign (linf) or g/‖g‖₂ (l2)."""
     if norm == "linf":
         return gradient.sign()
     return gradient / per_row(row_norm(gradient, "l2"), gradient).clamp_min(1e-12)
 
 
-def random_point(
-    clean: Float[Tensor, "batch *shape"],
-    eps: Float[Tensor, " batch"],
-    norm: Norm,
-    bounds: tuple[float, float],
-    keys: Int64[Tensor, " batch"],
-) -> Float[Tensor, "batch *shape"]:
-    """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds.
-
-    ``keys`` holds one random stream per row (see :mod:`antiphase.streams`).
-    """
+def random_point(clean: Points, eps: Numbers, norm: Norm, bounds: Bounds, keys: Keys) -> Points:
+    """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds."""
     size = clean[0].numel()
     if norm == "linf":
         delta = 2.0 * uniform(keys, size) - 1.0

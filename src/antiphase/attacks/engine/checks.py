@@ -16,6 +16,7 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 ALL_TARGETS = 9
+_FLOATS = (torch.float32, torch.float64)
 _RELATIVE = 1e-3  # tolerated rounding error, relative to the largest logit
 _SHARE = 0.5  # share of failed searches above which to warn
 _FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the count
@@ -32,47 +33,42 @@ def check_inputs(
     images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, context: Tensor | None = None
 ) -> Tensor:
     """Check images, labels, ids and context; return the images, clipped where rounding took them beyond the bounds."""
-    if images.ndim < 2 or not len(images) or images.dtype not in (torch.float32, torch.float64):
-        raise UserError(
-            f"images of shape {tuple(images.shape)} and {images.dtype}: expected (samples, C, H, W) of float32 or "
-            "float64"
-        )
     count = len(images)
+    if images.ndim < 2 or not count or images.dtype not in _FLOATS:
+        raise UserError(f"images of {_kind(images)}: expected (samples, C, H, W) of float32 or float64")
     for name, values in (("labels", labels), ("ids", ids)):
         if values is not None and (values.shape != (count,) or values.is_floating_point()):
-            raise UserError(
-                f"{name} of shape {tuple(values.shape)} and {values.dtype}: expected one integer per sample, ({count},)"
-            )
+            raise UserError(f"{name} of {_kind(values)}: expected one integer per sample, ({count},)")
     if len(ids.unique()) < count:
         raise UserError("duplicate ids: each sample needs its own, since its random draws are keyed by id")
     if context is not None and context.shape[:1] != (count,):
         raise UserError(f"context of shape {tuple(context.shape)}: expected one row per sample, ({count}, …)")
-    low, high = float(images.detach().min()), float(images.detach().max())
+    images = images.detach()
+    low, high = float(images.min()), float(images.max())
     least, most = threat.bounds
-    room = [threat.tolerance * max(1.0, abs(bound)) for bound in threat.bounds]
-    if not (least - room[0] <= low and high <= most + room[1]):  # also catches NaN
-        raise UserError(
-            f"images have values from {low:.8g} to {high:.8g}: expected {least:g} to {most:g}; "
-            "scale them, and normalise inside the model"
-        )
-    return images.detach() if least <= low and high <= most else images.detach().clamp(least, most)
+    below, above = (threat.tolerance * max(1.0, abs(bound)) for bound in threat.bounds)
+    if not (least - below <= low and high <= most + above):  # also catches NaN
+        wanted = f"expected {least:g} to {most:g}; scale them, and normalise inside the model"
+        raise UserError(f"images have values from {low:.8g} to {high:.8g}: {wanted}")
+    return images if least <= low and high <= most else images.clamp(least, most)
+
+
+def _kind(values: Tensor) -> str:
+    return f"shape {tuple(values.shape)} and {values.dtype}"
 
 
 def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:
     """Refuse the ε of each sample if there are not ``count`` of them, or one is below 0 or above the threat's."""
-    if budgets.shape != (count,) or budgets.dtype not in (torch.float32, torch.float64):
-        raise UserError(
-            f"budgets of shape {tuple(budgets.shape)} and {budgets.dtype}: expected one ε per sample, ({count},), of "
-            "float32 or float64"
-        )
+    if budgets.shape != (count,) or budgets.dtype not in _FLOATS:
+        wanted = f"expected one ε per sample, ({count},), of float32 or float64"
+        raise UserError(f"budgets of {_kind(budgets)}: {wanted}")
     if math.isinf(threat.eps):
         raise UserError("budgets with an infinite ε: expected a finite ε, at least as large as each budget")
     # float32 may round up; written so that NaN is outside
-    outside = budgets[~((budgets >= 0) & (budgets.double() <= threat.eps * (1 + 1e-6)))]
-    if len(outside):
-        raise UserError(
-            f"budgets {float(outside[0]):g}: expected at least 0 and at most the threat's ε, {threat.eps:g}"
-        )
+    outside = budgets[~((budgets >= 0) & (budgets.double() <= threat.eps * (1 + 1e-6)))].tolist()
+    if outside:
+        wanted = f"expected at least 0 and at most the threat's ε, {threat.eps:g}"
+        raise UserError(f"budgets {outside[0]:g}: {wanted}")
 
 
 def check_goal(
@@ -91,10 +87,8 @@ def check_goal(
             raise UserError(f"goal and {name}{shown}: they exclude each other; expected {name}=None")
     goal, count = torch.as_tensor(run.goal).detach().cpu(), len(images)
     if goal.dtype not in (torch.int64, torch.int32) or goal.shape not in ((), (count,)):
-        raise UserError(
-            f"goal of shape {tuple(goal.shape)} and {goal.dtype}: expected one class, or one integer per sample, "
-            f"({count},)"
-        )
+        wanted = f"expected one class, or one integer per sample, ({count},)"
+        raise UserError(f"goal of {_kind(goal)}: {wanted}")
     clean, low, high = logits_of(model, images), int(goal.min()), int(goal.max())
     if not 0 <= low <= high < clean.shape[1]:
         raise UserError(f"goal from {low} to {high}: the model tells classes 0 to {clean.shape[1] - 1} apart")
@@ -163,10 +157,7 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
 def black_box_wins(broken: int, black_box: Mapping[str, int], samples: int) -> list[str]:
     """Return a warning if attacks without gradients break samples that those before them failed to break.
 
-    Args:
-        broken: number of samples broken by any attack.
-        black_box: number of samples broken by each attack without gradients.
-        samples: number of all samples.
+    ``broken`` of ``samples`` were broken by any attack, those in ``black_box`` by each attack without gradients.
     """
     blind = sum(black_box.values())
     if blind <= max(1, _BLACK_BOX_GAIN * samples):

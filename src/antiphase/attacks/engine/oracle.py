@@ -4,13 +4,14 @@ import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Self
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attacks.objectives import one_each
+from antiphase.attacks.objectives import Classes, Logits, one_each
+from antiphase.attacks.threat import Numbers, Points
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
 from antiphase.modules import device_of, differentiable, evaluating, running
@@ -35,25 +36,19 @@ def largest_batch(image: Tensor, device: torch.device, rows: int) -> int:
     return max(QUANTUM, min(rows, pixels // image.numel()))
 
 
+_NO_GRADIENT = "the logits do not depend differentiably on the images: use square, which needs no gradients"
+
+
 class Oracle:
     """Evaluate a model for an attack: the search in its own precision, verdicts in float32.
 
     The search computes only the logits (:func:`~antiphase.attention.modes.outputs_only`); verdicts use the unmodified
     model.
 
-    Args:
-        model: model from images ``(batch, C, H, W)`` to logits ``(batch, classes)``; a second argument is the context
-            of each image, where there is one.
-        precision: precision of the search.
-        compile: whether the search uses ``torch.compile``.
-        passes: forward passes whose logits are averaged; each is counted.
-        device: device of a model without parameters.
-
-    Attributes:
-        alike: whether batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it gives
-            padded to 16; for models whose rows do not depend on each other.
-        seen: number of gradients that were ``"asked"`` for, and of those that were ``"flat"`` (zero everywhere) or
-            ``"broken"`` (with NaN or infinite values, set to zero).
+    The logits of ``passes`` forward passes are averaged; each is counted. ``device`` is that of a model without
+    parameters. With ``alike``, batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it
+    gives padded to 16. ``seen`` counts the gradients that were ``"asked"`` for, and of those the ``"flat"`` (zero) and
+    the ``"broken"`` (with NaN or infinite values, set to zero).
     """
 
     def __init__(
@@ -78,36 +73,34 @@ class Oracle:
         exact.precision, exact.compiled, exact._searched = "float32", False, self.model
         return exact
 
-    def verdict(
-        self, x: Float[Tensor, "batch *shape"], context: Tensor | None = None
-    ) -> Float[Tensor, "batch classes"]:
+    def verdict(self, x: Points, context: Tensor | None = None) -> Logits:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad(), exact_float32(x.device):
             return self._logits("verdict", self.model, x, context)
 
-    def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
+    def predict(self, x: Points) -> Classes:
         """Return the predicted classes in float32; not counted."""
         return self.verdict(x).argmax(1)
 
-    def logits(
-        self, x: Float[Tensor, "batch *shape"], context: Tensor | None = None
-    ) -> Float[Tensor, "batch classes"]:
+    def by_batches(self, images: Tensor, context: Tensor | None, size: int) -> Logits:
+        """Return the logits of :meth:`verdict` on the CPU, for images that need not be on the model's device."""
+        contexts = repeat(None) if context is None else (some.to(self.device) for some in context.split(size))
+        batches = zip(images.split(size), contexts, strict=False)
+        return torch.cat([self.verdict(some.to(self.device), given).cpu() for some, given in batches])
+
+    def logits(self, x: Points, context: Tensor | None = None) -> Logits:
         """Return the logits in the search's precision, without a graph; not counted."""
         with torch.no_grad(), outputs_only(), autocast(x.device, self.precision):
             return self._logits("search", self._searched, x, context)
 
-    def forward(
-        self, rows: dict[str, Tensor], x: Float[Tensor, "batch *shape"]
-    ) -> Float[Tensor, "batch classes"]:
+    def forward(self, rows: dict[str, Tensor], x: Points) -> Logits:
         """Return the logits without a graph; count one forward pass per row."""
         rows["forwards"] = rows["forwards"] + self.passes
         return self.logits(x, rows.get("context"))
 
     def gradients(
-        self, rows: dict[str, Tensor], x: Float[Tensor, "batch *shape"], losses: Sequence[Loss]
-    ) -> tuple[
-        list[Float[Tensor, " batch"]], Float[Tensor, "batch classes"], list[Float[Tensor, "batch *shape"]]
-    ]:
+        self, rows: dict[str, Tensor], x: Points, losses: Sequence[Loss]
+    ) -> tuple[list[Numbers], Logits, list[Points]]:
         """Return each loss, the logits and the gradient of each loss.
 
         Count for each row one forward pass, and one backward pass for each loss.
@@ -125,21 +118,16 @@ class Oracle:
                     logits = _mean(passes)
                     if torch.is_inference_mode_enabled():
                         raise UserError(
-                            "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
+                            "attack inside torch.inference_mode(): call it outside, for gradients"
                         )
                     if not logits.requires_grad:
-                        raise UserError(
-                            "the logits do not depend differentiably on the images: use square, which needs no "
-                            "gradients"
-                        )
-                    values: list[Tensor] = []
+                        raise UserError(_NO_GRADIENT)
+                    values = [one_each(loss(logits), logits) for loss in losses]
                     gradients: list[Tensor] = []
-                    for index, loss in enumerate(losses):
-                        values.append(one_each(loss(logits), logits))
-                        more = index + 1 < number
-                        with running(self.model, x):
+                    with running(self.model, x):
+                        for index, value in enumerate(values, start=1):
                             gradients += torch.autograd.grad(
-                                values[-1].sum(), leaf, retain_graph=more, materialize_grads=True
+                                value.sum(), leaf, retain_graph=index < number, materialize_grads=True
                             )
                     answers.append([one.detach() for one in (logits, *values, *gradients)])
         rows["forwards"] = rows["forwards"] + self.passes
@@ -208,40 +196,26 @@ def _mean(logits: list[Tensor]) -> Tensor:
 
 
 def checked(logits: Any, images: Tensor) -> Tensor:
-    """Return a model's logits of some images, in the images' precision.
-
-    Raises:
-        UserError: They are not one finite row per image.
-    """
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+    """Return a model's logits of some images, in the images' precision; refuse what is not one finite row per image."""
+    count = len(images)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise UserError(
-            f"the model returned {shape} for {len(images)} images: expected logits, one tensor of shape "
-            f"({len(images)}, classes); wrap the model in a module that returns them"
-        )
+        wanted = f"expected logits of shape ({count}, classes); wrap the model in a module that returns them"
+        raise UserError(f"the model returned {shape} for {count} images: {wanted}")
     if not torch.isfinite(logits).all():
         raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
     return logits.to(images.dtype)
 
 
 @contextlib.contextmanager
-def attacked(
-    model: Classifier,
-    precision: Precision = "float32",
-    compile: bool = False,
-    passes: int = 1,
-    device: torch.device | None = None,
-) -> Iterator[Oracle]:
-    """Put the model in evaluation mode, without gradients of its weights, for the duration of an attack.
-
-    See :class:`Oracle` for the arguments.
-    """
+def attacked(model: Classifier, *options: Any, **named: Any) -> Iterator[Oracle]:
+    """Put the model in evaluation mode, without gradients of its weights, and yield its :class:`Oracle`."""
     if not isinstance(model, nn.Module):
-        yield Oracle(model, precision, compile, passes, device)
+        yield Oracle(model, *options, **named)
         return
     model = differentiable(model)
     with evaluating(model):
-        oracle = Oracle(model, precision, compile, passes, device)
+        oracle = Oracle(model, *options, **named)
         frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for parameter in frozen:
@@ -252,9 +226,7 @@ def attacked(
                 parameter.requires_grad_(True)
 
 
-def logits_of(model: Classifier, images: Tensor) -> Float[Tensor, "samples classes"]:
+def logits_of(model: Classifier, images: Tensor, context: Tensor | None = None) -> Logits:
     """Return a model's logits in float32, on the CPU."""
     with attacked(model, device=images.device) as oracle:
-        return torch.cat(
-            [oracle.verdict(some.to(oracle.device)).cpu() for some in images.detach().split(QUANTUM)]
-        )
+        return oracle.by_batches(images.detach(), context, QUANTUM)

@@ -9,11 +9,11 @@ the sample counts as robust.
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.attacks.engine.checks import (
@@ -27,9 +27,9 @@ from antiphase.attacks.engine.checks import (
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane
 from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
-from antiphase.attacks.objectives import margin
+from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Points, Threat
 from antiphase.errors import UserError
 from antiphase.progress import status_bar
 from antiphase.streams import key, sample_keys
@@ -39,18 +39,8 @@ _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
 # A search in low precision is repeated in float32 (dev/low-precision.md) if the margin of its best example is at least
 _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
 _REACH = 1.02  # times ε
-_SETTLED = (
-    "item",
-    "clean",
-    "best",
-    "prediction",
-    "success",
-    "near",
-    "loss",
-    "start_loss",
-    "forwards",
-    "backwards",
-)
+_COUNTS = ("forwards", "backwards")
+_SETTLED = ("position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss")
 
 
 def run_search(
@@ -63,20 +53,9 @@ def run_search(
     budgets: Tensor | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> AttackResult:
-    """Attack every sample.
+    """Attack every sample; the arguments are those of an attack, such as :func:`~antiphase.attacks.pgd.pgd`.
 
-    Args:
-        model: classifier of images within the threat's bounds.
-        images: clean images, ``(samples, C, H, W)``.
-        labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds.
-        search: the attack.
-        options: seed, batch size and others.
-        budgets: one ε per sample, at most the threat's.
-        settings: parameters of the attack, for the record; by default the fields of the search.
-
-    Raises:
-        UserError: Images are outside the bounds, labels or ids do not fit, or the model's logits are not finite.
+    ``settings`` are the parameters of the attack, for the record; by default the fields of the search.
     """
     began = time.monotonic()
     run = read_options(options, search.name)
@@ -85,20 +64,18 @@ def run_search(
         options = {**options, "goal": None, "context": goal}
         labels = torch.zeros_like(goal)
         result = run_search(_Towards(model), images, labels, threat, search, options, budgets, settings)
-        return replace(
-            result,
-            label=prediction,
-            clean_prediction=prediction,
-            prediction=logits_of(model, result.adversarial).argmax(1),
-            settings=result.settings | {"goal": goal.tolist()},
+        after, settings = (
+            logits_of(model, result.adversarial).argmax(1),
+            result.settings | {"goal": goal.tolist()},
         )
+        clean = {"label": prediction, "clean_prediction": prediction}
+        return replace(result, **clean, prediction=after, settings=settings)
     ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()
     images = check_inputs(images, labels, threat, ids, run.context)
     if settings is None:
-        own: Any = search
-        settings = {
-            one.name: getattr(own, one.name) for one in fields(own) if one.name not in ("threat", "name")
-        }
+        parameters: Any = fields(cast(Any, search))
+        settings = {one.name: getattr(search, one.name) for one in parameters}
+        settings = {name: value for name, value in settings.items() if name not in ("threat", "name")}
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
@@ -122,11 +99,8 @@ def run_search(
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
     settings |= {"precision": run.precision} if run.precision != "float32" else {}
     settings |= {"passes": run.passes} if run.passes > 1 else {}
-    arrays: dict[str, Any] = work.results
-    seconds = time.monotonic() - began
-    return AttackResult(
-        search.name, threat, settings, ids, **arrays, warnings=tuple(warnings), seconds=seconds
-    )
+    ending: dict[str, Any] = {"warnings": tuple(warnings), "seconds": time.monotonic() - began}
+    return AttackResult(search.name, threat, settings, ids, **cast(Any, work.results), **ending)
 
 
 class _Towards(nn.Module):
@@ -139,9 +113,7 @@ class _Towards(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, images: Float[Tensor, "batch *shape"], goal: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch 2"]:
+    def forward(self, images: Points, goal: Classes) -> Float[Tensor, "batch 2"]:
         logits = checked(self.model(images), images)
         others = logits.scatter(1, goal[:, None], -torch.inf).amax(1)
         return torch.stack([others, logits.gather(1, goal[:, None]).squeeze(1)], 1)
@@ -166,22 +138,19 @@ class _Work:
         size = min(run.batch_size or largest_batch(images[0], oracle.device, _ROWS), _MOST_ROWS)
         self.main, self.exact = (Lane(one, size, run.early_stop) for one in (oracle, oracle.in_float32()))
         count = len(images)
-        logits = torch.cat([self._clean_logits(some) for some in torch.arange(count).split(size)])
+        logits = oracle.by_batches(images, run.context, size)
         classes = logits.shape[1]
         if classes < 2:
-            raise UserError(
-                f"the model returned logits of shape {tuple(logits.shape)}: expected at least two classes"
-            )
+            shape = tuple(logits.shape)
+            raise UserError(f"the model returned logits of shape {shape}: expected at least two classes")
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
-        if int(label.min()) < 0 or int(label.max()) >= classes:
-            low, high = int(label.min()), int(label.max())
+        low, high = int(label.min()), int(label.max())
+        if low < 0 or high >= classes:
             raise UserError(f"labels from {low} to {high}: the model tells classes 0 to {classes - 1} apart")
         check_targets(search.targets, classes)
-        others = (
-            logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True).indices
-        )
-        self.targets = others[:, : max(1, min(search.targets or 0, classes - 1))].clone()
+        others = logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
+        self.targets = others.indices[:, : max(1, min(search.targets or 0, classes - 1))].clone()
         # as many again of a sample may be tried once more, in float32
         self.items = self.targets.shape[1] * search.restarts
         self.results = {
@@ -197,18 +166,12 @@ class _Work:
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
         self.last = torch.full((count,), self.items - 1)  # no later item of a sample can count
         self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
-        robust = (~self.results["success"]).nonzero().flatten().tolist()
-        for position in robust:
+        for position in (~self.results["success"]).nonzero().flatten().tolist():
             self.main.schedule.add(position, range(self.items))
         self.near: dict[int, list[int]] = {}  # of samples at work: items that low precision failed by a hair
         self.resolved = self.broken = 0
         self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
         self._resolve(self.results["success"].nonzero().flatten().tolist())
-
-    def _clean_logits(self, positions: Tensor) -> Tensor:
-        device, context = self.main.oracle.device, self.run.context
-        given = None if context is None else context[positions].to(device)
-        return self.main.oracle.verdict(self.images[positions].to(device), given).cpu()
 
     def next_lane(self) -> Lane | None:
         """Refill the fuller lane and return it; None once every sample is decided."""
@@ -278,7 +241,7 @@ class _Work:
     def _settle(self, rows: Rows) -> None:
         """Take finished rows, and record those that count now, in the order of each sample's items."""
         position, success = rows["position"].tolist(), rows["success"].tolist()
-        rows = Rows({name: rows[name].cpu() for name in ("position", *_SETTLED) if name in rows})
+        rows = Rows({name: rows[name].cpu() for name in (*_SETTLED, *_COUNTS) if name in rows})
         counted: list[Rows] = []
         decided: list[int] = []
         for index, item in enumerate(rows["item"].tolist()):
@@ -307,11 +270,10 @@ class _Work:
     def _record(self, rows: Rows) -> None:
         """Count passes; keep of each sample the first of the best rows: successes, then those of the highest loss."""
         position, results, loss, success = rows["position"], self.results, rows["loss"], rows["success"]
-        for name in ("forwards", "backwards"):
+        for name in _COUNTS:
             results[name].index_add_(0, position, rows[name])
-        for sample, item in zip(
-            position[rows["near"]].tolist(), rows["item"][rows["near"]].tolist(), strict=True
-        ):
+        near = rows.take(rows["near"])
+        for sample, item in zip(near["position"].tolist(), near["item"].tolist(), strict=True):
             self.near.setdefault(sample, []).append(item)
         if "start_loss" in rows:
             self.failed += int((~success).sum())

@@ -29,11 +29,7 @@ class _Sample:
 
 
 class Schedule:
-    """The pending items of all undecided samples.
-
-    Args:
-        early_stop: whether the first success decides a sample; otherwise all items count.
-    """
+    """The pending items of all undecided samples, which the first success decides if ``early_stop``, else all items."""
 
     def __init__(self, early_stop: bool) -> None:
         self.early_stop = early_stop
@@ -51,12 +47,10 @@ class Schedule:
         heapq.heappush(self.due, position)
 
     def next(self, room: int, spare: int = 0, likely: int = 0) -> list[tuple[int, int]]:
-        """Return at most ``room`` (item, position) that are due, then some that run early.
+        """Return at most ``room`` (item, position) that are due.
 
-        Args:
-            room: rows for items that are due.
-            spare: rows to fill in any case, with early items if none is due.
-            likely: rows to fill with early items that are at least as likely as not to count.
+        If too few are, early items fill ``spare`` rows in any case, and ``likely`` rows if they are at least as likely
+        as not to count.
         """
         chosen: list[tuple[int, int]] = []
         while self.due and len(chosen) < room:
@@ -111,13 +105,7 @@ class Schedule:
 
 
 class Lane:
-    """The batch of one oracle: refilled from its schedule, advanced by the search, emptied of finished rows.
-
-    Args:
-        oracle: oracle of the search, in one precision.
-        size: largest number of rows.
-        early_stop: whether a row ends as soon as its search succeeds.
-    """
+    """The batch of one oracle: refilled from its schedule, advanced by the search, emptied of finished rows."""
 
     def __init__(self, oracle: Oracle, size: int, early_stop: bool) -> None:
         self.oracle, self.size, self.early_stop = oracle, size, early_stop

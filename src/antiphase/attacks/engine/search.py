@@ -5,19 +5,18 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
-from jaxtyping import Bool, Float, Int64, Integer
+from jaxtyping import Float, Int64, Integer
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, Size, validated
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.attacks.threat import Threat, per_row
+from antiphase.attacks.threat import Flags, Numbers, Threat, per_row
 from antiphase.precision import Precision
 
 Images = Float[Tensor, "samples *shape"]
+Budgets = Float[Tensor, " samples"] | None
 Labels = Integer[Tensor, " samples"] | None
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
-Numbers = Float[Tensor, " batch"]
-Flags = Bool[Tensor, " batch"]
 
 
 class Rows(dict[str, Tensor]):
@@ -77,25 +76,15 @@ class Search(Protocol):
     attack and item), ``forwards`` and ``backwards`` (passes so far), and with the state that every search has: ``t``
     (steps so far, 0), ``best`` (the clean image), its ``loss`` (−∞), ``found`` and ``done`` (False).
 
-    Attributes:
-        name: name of the attack; part of the key of its random streams.
-        targets: number of target classes, at most the number of other classes; None or 0 if untargeted.
-        restarts: random restarts per sample (and target class).
-        decides_in_float32: whether a search in low precision decides in float32 what it keeps, so that near failures
-            are not repeated.
+    It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, None or 0 if
+    untargeted; ``restarts`` per sample (and target class); and ``decides_in_float32``, whether a search in low
+    precision decides in float32 what it keeps, so that near failures are not repeated.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def targets(self) -> int | None: ...
-
-    @property
-    def restarts(self) -> int: ...
-
-    @property
-    def decides_in_float32(self) -> bool: ...
+    name: Any
+    targets: Any
+    restarts: Any
+    decides_in_float32: Any
 
     def start(self, rows: Rows) -> None:
         """Add the rest of the state; ``start_loss`` if a loss that never rises above it is a bad sign."""
@@ -149,9 +138,6 @@ class Run:
             *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
         progress: show a progress bar on stderr, with this text if one is given.
         on_finished: called with the positions of newly finished samples and the result arrays so far.
-
-    Raises:
-        UserError: The batch size or number of passes is below 1, or the precision is unknown.
     """
 
     seed: Seed = 0
@@ -168,16 +154,10 @@ class Run:
 
 
 def read_options(options: Mapping[str, Any], attack: str) -> Run:
-    """Return the options of an attack, checked.
-
-    Raises:
-        TypeError: An option is unknown.
-        UserError: A value is out of range.
-    """
+    """Return the options of an attack, checked."""
     known = [field.name for field in fields(Run)]
-    if odd := [name for name in options if name not in known]:
-        raise TypeError(
-            f"attack {attack}: unexpected keyword argument {odd[0]!r}; expected a parameter of the attack or one of "
-            f"{', '.join(known)}"
-        )
+    for name in options:
+        if name not in known:
+            wanted = f"expected a parameter of the attack or one of {', '.join(known)}"
+            raise TypeError(f"attack {attack}: unexpected keyword argument {name!r}; {wanted}")
     return Run(**options)

@@ -15,9 +15,9 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from antiphase.attacks.ensemble import Ensemble, Stage
+from antiphase.arguments import unchecked
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.sweep import sweep
+from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.options import AuditOptions
@@ -68,7 +68,9 @@ def measure(
     stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
     no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
     threat = Threat(options.norm)
-    results = sweep(stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids)
+    results = unchecked(sweep)(
+        stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids
+    )
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     return _described(_rows(results), name, model, data, options), list(dict.fromkeys(warnings))
 

@@ -33,7 +33,7 @@ from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
 
 if TYPE_CHECKING:
-    from antiphase.attacks.ensemble import Ensemble
+    from antiphase.attacks.sweep import Ensemble
 
 Eps = Annotated[
     Numbers,
