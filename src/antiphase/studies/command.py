@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
 
-def _list_(_: ListOptions, __: str) -> Answer:
-    from antiphase.studies.registry import known_studies
+@command(study, ListOptions, "list")
+def list_(_: ListOptions) -> Answer:
+    """List the studies of both papers."""
+    from antiphase.studies.plan import known_studies
 
     table = Table(box=None, header_style="bold")
     for column in ("name", "paper", "artefact", "what it shows"):
@@ -180,8 +182,17 @@ def _report(options: ReportOptions, _: str) -> Answer:
     return written
 
 
-def _new(options: NewOptions, _: str) -> Answer:
-    from antiphase.studies.registry import write_study
+@command(study, NewOptions)
+def new(options: NewOptions) -> Answer:
+    """Write the file of a study of your own, ready to run and to be edited: your model, data, attack.
+
+    **Examples**
+
+    antiphase study new my-study
+
+    antiphase study run my-study.py --profile smoke
+    """
+    from antiphase.studies.plan import write_study
 
     path = str(write_study(options.name))
     say(path)
