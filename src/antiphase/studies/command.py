@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
 
-@command(study, ListOptions, "list")
-def list_(_: ListOptions) -> Answer:
-    """List the studies of both papers."""
+def _list_(_: ListOptions, __: str) -> Answer:
     from antiphase.studies.plan import known_studies
 
     table = Table(box=None, header_style="bold")
@@ -182,16 +180,7 @@ def _report(options: ReportOptions, _: str) -> Answer:
     return written
 
 
-@command(study, NewOptions)
-def new(options: NewOptions) -> Answer:
-    """Write the file of a study of your own, ready to run and to be edited: your model, data, attack.
-
-    **Examples**
-
-    antiphase study new my-study
-
-    antiphase study run my-study.py --profile smoke
-    """
+def _new(options: NewOptions, _: str) -> Answer:
     from antiphase.studies.plan import write_study
 
     path = str(write_study(options.name))
