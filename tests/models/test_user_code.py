@@ -15,7 +15,7 @@ from antiphase.models import load_model
 from antiphase.models.schemes.python_code import source_digest
 from antiphase.models.zoo import fingerprint
 from antiphase.studies.cells.models import given
-from antiphase.studies.registry import load_study
+from antiphase.studies.plan import load_study
 
 LAYERS = """
 from torch import nn

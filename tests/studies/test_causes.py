@@ -13,32 +13,30 @@ from antiphase.models import diffvit, vit
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.cells import TrainVit, Variant
 from antiphase.studies.context import Lab
-from antiphase.studies.own.causes.models import (
-    CHANGED,
-    DIFFVIT,
-    EPS,
-    LADDER,
-    NORMAL,
-    NORMED,
-    SERIES,
-    SHORTER,
-    TRAINED,
-    VIT,
-    WIDER,
-    ZERO,
-    intervened,
-    trained,
-)
 from antiphase.studies.own.causes.parts import (
     ANGLE,
     AT_LOSS,
     AT_MARGINS,
+    CHANGED,
+    DIFFVIT,
+    EPS,
     HEADS,
+    LADDER,
     MARGINS,
     NORM,
+    NORMAL,
+    NORMED,
+    SERIES,
+    SHORTER,
     SUBTRACTION,
     TOTAL,
+    TRAINED,
+    VIT,
+    WIDER,
+    ZERO,
     Measured,
+    intervened,
+    trained,
 )
 from antiphase.studies.own.causes.study import claims, draw
 from antiphase.studies.papers.robustness.bench import bench

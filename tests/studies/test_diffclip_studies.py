@@ -17,10 +17,16 @@ from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip.figures import six_tasks
-from antiphase.studies.papers.diffclip.paper_tables import estimated, gains, published
-from antiphase.studies.papers.diffclip.reweighting import averaged, observations, with_average
+from antiphase.studies.papers.diffclip.paper_tables import (
+    averaged,
+    estimated,
+    gains,
+    observations,
+    published,
+    with_average,
+)
 from antiphase.studies.papers.diffclip.tables import RETRIEVAL, spread
-from antiphase.studies.registry import known_studies
+from antiphase.studies.plan import known_studies
 from antiphase.studies.results import result, study_rows
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile

@@ -125,7 +125,7 @@ def test_a_field_that_cannot_be_written_down_is_refused():
 
 
 def test_an_edited_file_does_not_change_cells_of_the_running_process(tmp_path):
-    from antiphase.studies.registry import load_study
+    from antiphase.studies.plan import load_study
 
     text = (Path(example.__file__)).read_text(encoding="utf-8")
     path = tmp_path / "mine.py"

@@ -11,7 +11,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.context import Lab
 from antiphase.studies.estimation import ASR, mean
 from antiphase.studies.figures import ESTIMATES, Artefact
-from antiphase.studies.registry import find_studies, known_studies
+from antiphase.studies.plan import find_studies, known_studies
 from antiphase.studies.report.site import write_site
 from antiphase.studies.results import result
 from antiphase.studies.run import run_cells

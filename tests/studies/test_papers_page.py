@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 from antiphase.cli.app import app
-from antiphase.studies.registry import known_studies
+from antiphase.studies.plan import known_studies
 from tests.studies.papers_page import PAGE, with_blocks
 
 SOURCE = PAGE.parents[1] / "src/antiphase"

@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.studies.papers.robustness import figure_4, figure_5, figure_6
+from antiphase.studies.papers.robustness import layers as layer_studies
+from antiphase.studies.papers.robustness import success_rates
 
 SEEDS, LAYERS, HEADS, IMAGES = 3, 4, 2, 5
 
@@ -25,7 +26,7 @@ def layers():
     for seed, layer, image in itertools.product(range(SEEDS), range(LAYERS), range(IMAGES)):
         for kind, series in enumerate(("DiffViT", "ViT")):
             row = {"layer": layer, "sample": image, "of": "map", "cell": f"{series}-{seed}"}
-            for scale, estimator in enumerate(figure_4.ESTIMATORS, 1):
+            for scale, estimator in enumerate(layer_studies.ESTIMATORS, 1):
                 number = {"estimator": estimator, "value": scale * float(value[kind, seed, layer, image])}
                 maps.append(_model(series, seed) | row | number)
         for head in range(HEADS):
@@ -36,9 +37,9 @@ def layers():
 
 def test_lambda_of_the_steepest_layer_and_the_spread_over_layers(layers):
     value, lam, maps, aligned = layers
-    own = maps.filter(series="DiffViT", estimator=figure_4.PAPERS)
-    excess = figure_4.excess(own, aligned).sort("training_seed", "sample")["value"]
-    spread = figure_4.spread(own).sort("training_seed", "sample")["value"]
+    own = maps.filter(series="DiffViT", estimator=layer_studies.PAPERS)
+    excess = layer_studies.excess(own, aligned).sort("training_seed", "sample")["value"]
+    spread = layer_studies.spread(own).sort("training_seed", "sample")["value"]
     excesses, spreads = [], []
     for seed, image in itertools.product(range(SEEDS), range(IMAGES)):
         here = value[0, seed, :, image]
@@ -51,7 +52,9 @@ def test_lambda_of_the_steepest_layer_and_the_spread_over_layers(layers):
 def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     value, lam, maps, aligned = layers
     steepest = value[0].argmax(1)  # (seed, image)
-    claims = {claim.name: claim for claim in figure_4.claims({"lipschitz": maps, "alignment": aligned})}
+    claims = {
+        claim.name: claim for claim in layer_studies.layer_claims({"lipschitz": maps, "alignment": aligned})
+    }
     words = (
         "da-is-steeper",
         "steepest-where-lambda-is-large",
@@ -65,7 +68,7 @@ def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     assert found["da-is-more-spread"] == pytest.approx(value[0].std(1).mean() - value[1].std(1).mean())
     assert found["da-is-steeper"] == pytest.approx(value[0].mean() - value[1].mean())
     # the second estimator is 3 times as large here
-    assert figure_4.ESTIMATORS.index(figure_4.STEEPEST) == 2
+    assert layer_studies.ESTIMATORS.index(layer_studies.STEEPEST) == 2
     assert found["da-is-steeper-truly"] == pytest.approx(3 * found["da-is-steeper"])
     assert found["later-layers-are-calmer"] == pytest.approx(value[0][:, 0].mean() - value[0][:, -1].mean())
 
@@ -74,7 +77,7 @@ def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
 def attacks():
     """Return verdicts (series, depth, run, ε, seed, image); run 3 is the one with restarts."""
     draw = np.random.default_rng(0)
-    broken = draw.uniform(size=(2, 2, 4, len(figure_6.EPS), SEEDS, IMAGES)) < 0.5
+    broken = draw.uniform(size=(2, 2, 4, len(success_rates.EPS), SEEDS, IMAGES)) < 0.5
     broken[:, :, 3] = broken[:, :, :3].any(2)
     rows = []
     for at in np.ndindex(*broken.shape):
@@ -87,32 +90,32 @@ def attacks():
                 "cell": str((series, depth, run, seed)),  # all ε
                 "sample": image,
             }
-            | {"eps": figure_6.EPS[eps], "success": bool(broken[at])}
+            | {"eps": success_rates.EPS[eps], "success": bool(broken[at])}
         )
     return broken, pl.DataFrame(rows, infer_schema_length=None)
 
 
 def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks):
     broken, rows = attacks
-    found = figure_6.by_protocol(rows)
+    found = success_rates.by_protocol(rows)
     assert len(found) == broken[:, :, 0].size * 2  # three runs have become one row
     for protocol, expected in (
-        (figure_6.AVERAGE, broken[:, :, :3].mean(2)),
-        (figure_6.WORST, broken[:, :, 3]),
+        (success_rates.AVERAGE, broken[:, :, :3].mean(2)),
+        (success_rates.WORST, broken[:, :, 3]),
     ):
-        for series, depth, eps in itertools.product(range(2), range(2), range(len(figure_6.EPS))):
+        for series, depth, eps in itertools.product(range(2), range(2), range(len(success_rates.EPS))):
             own = found.filter(
                 protocol=protocol,
                 series=("DiffViT", "ViT")[series],
                 depth=(1, 12)[depth],
-                eps=figure_6.EPS[eps],
+                eps=success_rates.EPS[eps],
             )
             assert own["success"].mean() == pytest.approx(expected[series, depth, eps].mean())
 
 
 def test_figure_6_claims_of_restarts_and_of_depth(attacks):
     broken, rows = attacks
-    claims = {claim.name: claim for claim in figure_6.claims({"attack": rows})}
+    claims = {claim.name: claim for claim in success_rates.restart_claims({"attack": rows})}
     raised = [check.estimate.value for check in claims["restarts-raise-asr"].checks]
     gain = broken[:, :, 3].mean((2, 3, 4)) - broken[:, :, :3].mean((2, 3, 4, 5))  # (series, depth)
     assert raised == pytest.approx(gain.flatten().tolist())
@@ -131,9 +134,13 @@ def test_figure_6_clips_may_be_a_point_apart_and_still_be_equal(attacks):
         both = pl.concat(
             [clip.with_columns(series=pl.lit("CLIP")), other.with_columns(series=pl.lit("DiffCLIP"))]
         )
-        (claim,) = (c for c in figure_6.claims({"attack": both}) if c.name == "clip-fragile-with-restarts")
+        (claim,) = (
+            c
+            for c in success_rates.restart_claims({"attack": both})
+            if c.name == "clip-fragile-with-restarts"
+        )
         found = [check.estimate.value for check in claim.checks]
-        assert found == pytest.approx([0.01 - apart * share[eps] for eps in figure_6.EPS])
+        assert found == pytest.approx([0.01 - apart * share[eps] for eps in success_rates.EPS])
         assert claim.verdict == "undecided"  # too few seeds
 
 
@@ -144,17 +151,17 @@ def test_figure_5_tests_the_papers_claims_at_perturbed_images_and_apart_at_clean
             | {"site": site, "layer": 0, "sample": image, "head": 0, "cell": f"{seed}{share}"}
             | {"cross": -1.0 if image < share * IMAGES else 1.0}
             | more
-            for site in figure_5.SITES
+            for site in layer_studies.SITES
             for seed in range(SEEDS)
             for image in range(IMAGES)
         ]
 
     perturbed = [*rows(1.0, perturbation="noise"), *rows(0.8, perturbation="pgd")]
     tables = {"alignment": pl.DataFrame(rows(0.2)), "alignment-perturbed": pl.DataFrame(perturbed)}
-    claims = {claim.name: claim for claim in figure_5.claims(tables)}
+    claims = {claim.name: claim for claim in layer_studies.alignment_claims(tables)}
     shares = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1"].checks]
     assert shares == pytest.approx([1.0, 1.0, 0.8, 0.8])
     at_x = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1-at-x"].checks]
     assert at_x == pytest.approx([0.2, 0.2])
-    (plot,) = figure_5.draw(tables).plots
-    assert [panel.title.split(",")[0] for panel in plot.panels] == [*figure_5.PLACES] * 2
+    (plot,) = layer_studies.draw_alignment(tables).plots
+    assert [panel.title.split(",")[0] for panel in plot.panels] == [*layer_studies.PLACES] * 2

@@ -15,8 +15,8 @@ from antiphase.models.checkpoints import save
 from antiphase.sensitivity.depth import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates
-from antiphase.studies.papers.diffclip import map_correlation
-from antiphase.studies.papers.robustness import theory_depth, theory_radius
+from antiphase.studies.papers.diffclip import maps as map_studies
+from antiphase.studies.papers.robustness import theory
 from antiphase.studies.store import identity
 
 SEEDS, IMAGES, EPS = 8, 7, (1 / 255, 4 / 255)
@@ -72,7 +72,7 @@ def paths(alpha=0.5, kept=0.3, gain=1.5, constant=4.0, deeper=1.0):
 
 def test_factors_are_geometric_means_over_the_layers():
     rows = paths()
-    found = theory_depth.per_layer(theory_depth.layers(rows))
+    found = theory.per_layer(theory.layers(rows))
     where = {"series": "DiffViT", "depth": 3, "training_seed": 1, "sample": 4}
     block = {"perturbation": "pgd", "eps": 4 / 255}
     own = found.filter(**where, perturbation="PGD, 4/255")
@@ -83,28 +83,18 @@ def test_factors_are_geometric_means_over_the_layers():
     for layer in range(3):
         heads = branches.filter(layer=layer)
         alphas.append(math.sqrt((heads["moved"] ** 2).sum() / (heads["positive"] ** 2).sum()))
-    assert math.exp(value[theory_depth.ALPHA]) == pytest.approx(np.prod(alphas) ** (1 / 3))
-    assert math.exp(value[theory_depth.KEPT]) == pytest.approx(0.3)
-    assert math.exp(value[theory_depth.LIPSCHITZ]) == pytest.approx(stages["lipschitz"].product() ** (1 / 3))
-    assert value[theory_depth.BOUND] == pytest.approx(
-        value[theory_depth.ALPHA] + value[theory_depth.LIPSCHITZ]
-    )
-    assert math.exp(3 * value[theory_depth.OBSERVED]) == pytest.approx(stages["gain"].product())
+    assert math.exp(value[theory.ALPHA]) == pytest.approx(np.prod(alphas) ** (1 / 3))
+    assert math.exp(value[theory.KEPT]) == pytest.approx(0.3)
+    assert math.exp(value[theory.LIPSCHITZ]) == pytest.approx(stages["lipschitz"].product() ** (1 / 3))
+    assert value[theory.BOUND] == pytest.approx(value[theory.ALPHA] + value[theory.LIPSCHITZ])
+    assert math.exp(3 * value[theory.OBSERVED]) == pytest.approx(stages["gain"].product())
     standard = found.filter(series="ViT")
-    assert not set(standard["quantity"]) & {
-        theory_depth.ALPHA,
-        theory_depth.KEPT,
-    }  # 1 by definition, not an estimate
-    ends = [
-        standard.filter(quantity=each)["value"].to_list()
-        for each in (theory_depth.BOUND, theory_depth.LIPSCHITZ)
-    ]
+    assert not set(standard["quantity"]) & {theory.ALPHA, theory.KEPT}  # 1 by definition, not an estimate
+    ends = [standard.filter(quantity=each)["value"].to_list() for each in (theory.BOUND, theory.LIPSCHITZ)]
     assert ends[0] == ends[1]
-    products = theory_depth.by_stage(theory_depth.layers(rows)).filter(
-        **where, perturbation="PGD, 4/255", stage=3
-    )
+    products = theory.by_stage(theory.layers(rows)).filter(**where, perturbation="PGD, 4/255", stage=3)
     whole = dict(products.select("quantity", "value").iter_rows())
-    assert whole[theory_depth.BOUND] == pytest.approx(3 * value[theory_depth.BOUND])
+    assert whole[theory.BOUND] == pytest.approx(3 * value[theory.BOUND])
 
 
 @pytest.mark.parametrize(
@@ -124,13 +114,13 @@ def test_factors_are_geometric_means_over_the_layers():
     ],
 )
 def test_verdicts_follow_what_is_planted(planted, claim, verdict):
-    found = {each.name: each.verdict for each in theory_depth.claims(paths(**planted))}
+    found = {each.name: each.verdict for each in theory.depth_claims(paths(**planted))}
     assert found[claim] == verdict
 
 
 def test_a_crossover_is_read_off_the_family_of_models():
     crossing, same = (
-        theory_depth.crossovers(rows, theory_depth.per_layer(theory_depth.layers(rows)))
+        theory.crossovers(rows, theory.per_layer(theory.layers(rows)))
         for rows in (paths(alpha=0.9, deeper=0.5), paths(alpha=0.9, deeper=2.0))
     )
     assert crossing["Crossover predicted by equation (5), PGD, 1/255"] == "depth 3"
@@ -162,15 +152,15 @@ def radius_rows(ratio=0.5):
 
 
 def test_the_ratio_of_radii_follows_what_is_planted():
-    found = theory_radius.ratios(radius_rows(0.5))
-    means = estimates(found, ["quantity"], theory_radius.VALUE, kind="number")
+    found = theory.ratios(radius_rows(0.5))
+    means = estimates(found, ["quantity"], theory.VALUE, kind="number")
     value = dict(means.select("quantity", "value").iter_rows())
-    assert value[theory_radius.MEASURED] == pytest.approx(0.5, rel=0.05)
-    assert value[theory_radius.LIPSCHITZ] == pytest.approx(2.0, rel=0.05)
-    assert value[theory_radius.CORRECTED] == pytest.approx(1 / math.sqrt(1 + 0.64 + 0.8), rel=0.05)
-    assert value[theory_radius.PRINTED] == pytest.approx(1 / (math.sqrt(1.64) + 0.8), rel=0.05)
+    assert value[theory.MEASURED] == pytest.approx(0.5, rel=0.05)
+    assert value[theory.CONSTANT] == pytest.approx(2.0, rel=0.05)
+    assert value[theory.CORRECTED] == pytest.approx(1 / math.sqrt(1 + 0.64 + 0.8), rel=0.05)
+    assert value[theory.PRINTED] == pytest.approx(1 / (math.sqrt(1.64) + 0.8), rel=0.05)
     verdicts = {
-        ratio: {claim.name: claim.verdict for claim in theory_radius.claims(radius_rows(ratio))}
+        ratio: {claim.name: claim.verdict for claim in theory.radius_claims(radius_rows(ratio))}
         for ratio in (0.3, 2.0)
     }
     for name in ("theorem-5-as-printed", "theorem-5-corrected"):
@@ -182,12 +172,12 @@ def test_the_ratio_of_radii_follows_what_is_planted():
 
 
 def test_an_attack_within_the_radius_refutes_it():
-    found = theory_radius.beyond(radius_rows(1.0))  # m / L is about 0.5, CW's example at 0.4
+    found = theory.beyond(radius_rows(1.0))  # m / L is about 0.5, CW's example at 0.4
     shares = dict(found.group_by("radius").agg(pl.mean("value")).iter_rows())
     assert shares == {"m / L, as printed": 1.0, "m / (√2·L)": 0.0, "m / ‖∂m/∂x‖": 1.0}
     robust = radius_rows(1.0)
     robust["attack"] = robust["attack"].with_columns(prediction=pl.lit(0))
-    assert theory_radius.beyond(robust)["value"].sum() == 0
+    assert theory.beyond(robust)["value"].sum() == 0
 
 
 @pytest.fixture(scope="module")
@@ -239,19 +229,22 @@ def test_correlations_are_taken_once_for_the_clean_image():
             "eps": eps,
             "clean_correlation": 0.1 * layer,
             "correlation": 0.5,
-            "change_correlation": (0.3 if series == map_correlation.TRAINED else -0.3)
+            "change_correlation": (0.3 if series == map_studies.TRAINED else -0.3)
             + draw.uniform(-0.01, 0.01),
         }
-        for series in (map_correlation.TRAINED, map_correlation.UNTRAINED)
+        for series in (map_studies.TRAINED, map_studies.UNTRAINED)
         for seed, layer, sample, kind, eps in product(
-            range(SEEDS), range(2), range(5), KINDS, map_correlation.NOISE
+            range(SEEDS), range(2), range(5), KINDS, map_studies.NOISE
         )
     ]
-    found = map_correlation.values({"branches": pl.DataFrame(rows)})
+    found = map_studies.values({"branches": pl.DataFrame(rows)})
     clean = found.filter(input="clean", series="DiffCLIP")
     assert len(clean) == SEEDS * 2 * 5
     assert set(found["input"]) == {"clean", "noise 8/255", "noise 64/255", "PGD 8/255", "PGD 64/255"}
-    claims = {claim.name: claim.verdict for claim in map_correlation.claims({"branches": pl.DataFrame(rows)})}
+    claims = {
+        claim.name: claim.verdict
+        for claim in map_studies.correlation_claims({"branches": pl.DataFrame(rows)})
+    }
     assert claims["noise-is-shared"] == "holds"
     assert claims["training-shares-noise"] == "holds"
 

@@ -18,7 +18,7 @@ from antiphase.studies.paper_settings import (
 from antiphase.studies.papers.diffclip import bench as diffclip
 from antiphase.studies.papers.diffclip import pope as vlm_bench
 from antiphase.studies.papers.robustness import bench as robustness
-from antiphase.studies.registry import known_studies
+from antiphase.studies.plan import known_studies
 from antiphase.studies.spec import profile
 
 NAMES = [name for name, study in known_studies().items() if study.paper in ("robustness", "diffclip")]

@@ -36,7 +36,7 @@ app.add_typer(study, name="study")
 @command(study, ListOptions, "list")
 def list_(_: ListOptions) -> Answer:
     """List the studies of both papers."""
-    from antiphase.studies.registry import known_studies
+    from antiphase.studies.plan import known_studies
 
     table = Table(box=None, header_style="bold")
     for column in ("name", "paper", "artefact", "what it shows"):
@@ -284,7 +284,7 @@ def new(options: NewOptions) -> Answer:
 
     antiphase study run my-study.py --profile smoke
     """
-    from antiphase.studies.registry import write_study
+    from antiphase.studies.plan import write_study
 
     path = str(write_study(options.name))
     say(path)

@@ -86,13 +86,9 @@ def find_command(name: str) -> "Command":
     Raises:
         UserError: there is no such command.
     """
-    if name not in COMMANDS and name not in _ELSEWHERE:
+    place = _ELSEWHERE.get(name) or COMMANDS.get(name, ("",))[0]
+    module = importlib.import_module(place) if place else None
+    command = getattr(module, "COMMANDS", {}).get(name) or getattr(module, "COMMAND", None)
+    if command is None:  # a group such as study is none
         raise UserError(f"command {name!r}: expected one of {', '.join(COMMANDS)}")
-    module = importlib.import_module(_ELSEWHERE.get(name) or COMMANDS[name][0])
-    if hasattr(module, "COMMAND"):
-        return module.COMMAND
-    if name in getattr(module, "COMMANDS", {}):
-        return module.COMMANDS[name]
-    from antiphase.commands.old import old_command
-
-    return old_command(name)
+    return command

@@ -282,7 +282,7 @@ def open_result(directory: str | Path) -> Result:
     kind = held_by(folder)
     if kind == "study run" or (folder / "cells.parquet").exists():
         return find_command("study run").result_type().open_store(folder)
-    known = [name for name in COMMANDS if find_command(name).result]
+    known = [name for name in COMMANDS if name != "study" and find_command(name).result]
     if kind not in known:
         raise UserError(
             f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(known)}"

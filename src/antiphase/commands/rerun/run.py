@@ -32,7 +32,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     name, stored = recorded(options.run)
     name = _AS.get(name, name)
     repeatable = [
-        each for each in COMMANDS if each not in ("quickstart", "look") and find_command(each).result
+        each for each in COMMANDS if each not in ("quickstart", "look", "study") and find_command(each).result
     ]
     if name not in repeatable:
         raise UserError(

@@ -8,47 +8,44 @@ import polars as pl
 
 from antiphase.budgets import eps_label
 from antiphase.statistics.intervals import STRATA, Estimate, as_difference, as_share
-from antiphase.studies.checks import each_data
-from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
+from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim, each_data
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.numbers import signed
-from antiphase.studies.own.causes.models import (
+from antiphase.studies.own.causes.parts import (
+    ANGLE,
+    AT_LOSS,
+    AT_MARGINS,
     BARE,
     BARE_ZERO,
     CHANGED,
     DIFFVIT,
     EPS,
+    HEADS,
+    IN_WORDS,
     LADDER,
+    LOGARITHMS,
+    MARGINS,
     MEAN,
+    NORM,
     NORMAL,
     NORMED,
+    OTHER_ORDER,
+    PARTS,
     SCALED,
     SERIES,
     STOPPED,
+    SUBTRACTION,
+    TINY,
+    TOTAL,
     TRAINED,
     UNIFORM,
     VIT,
     WIDER,
     ZERO,
-    cells,
-)
-from antiphase.studies.own.causes.parts import (
-    ANGLE,
-    AT_LOSS,
-    AT_MARGINS,
-    HEADS,
-    IN_WORDS,
-    LOGARITHMS,
-    MARGINS,
-    NORM,
-    OTHER_ORDER,
-    PARTS,
-    SUBTRACTION,
-    TINY,
-    TOTAL,
     Matrix,
     Measured,
+    cells,
     mean_of,
 )
 from antiphase.studies.papers.robustness.bench import settings

@@ -14,16 +14,20 @@ from antiphase.studies.estimation import SAMPLE, SEED, difference, over
 from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot
 from antiphase.studies.papers.diffclip.bench import SHIFTED, VARIANTS, bench, diffclip_study, models
 from antiphase.studies.papers.diffclip.paper_tables import (
+    AVERAGE,
     KEYS,
+    VALUE,
+    alike,
     apart,
+    averaged,
     bars,
     caption,
     estimated,
     gains,
     model_table,
+    observations,
     published,
 )
-from antiphase.studies.papers.diffclip.reweighting import AVERAGE, VALUE, alike, averaged, observations
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 UNDER_SHIFT = "zero-shot, shifted"

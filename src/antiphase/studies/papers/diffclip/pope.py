@@ -23,8 +23,15 @@ from antiphase.studies.estimation import SAMPLE, SEED, estimates, over
 from antiphase.studies.figures import IN_255THS, Artefact, Plot, panels
 from antiphase.studies.papers.diffclip import bench as towers
 from antiphase.studies.papers.diffclip.bench import diffclip_study
-from antiphase.studies.papers.diffclip.paper_tables import KEYS, estimated, gains, model_table, published
-from antiphase.studies.papers.diffclip.reweighting import VALUE, clustered
+from antiphase.studies.papers.diffclip.paper_tables import (
+    KEYS,
+    VALUE,
+    clustered,
+    estimated,
+    gains,
+    model_table,
+    published,
+)
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Profile, RowsByTable
 from antiphase.vlm.attack import ALL, answer_rates

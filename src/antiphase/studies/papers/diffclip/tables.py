@@ -8,14 +8,18 @@ from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact, Table, tables
 from antiphase.studies.papers.diffclip.bench import bench, diffclip_study, models
 from antiphase.studies.papers.diffclip.paper_tables import (
+    AVERAGE,
     KEYS,
+    VALUE,
+    averaged,
     compared,
     estimated,
     gains,
     model_table,
+    observations,
     published,
+    with_average,
 )
-from antiphase.studies.papers.diffclip.reweighting import AVERAGE, VALUE, averaged, observations, with_average
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 TITLES = {"probe": "Linear probe, accuracy", "few-shot": "Few-shot (5-way 5-shot), accuracy"}

@@ -5,8 +5,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.statistics.intervals import mean_over_seeds
-from antiphase.studies.checks import above, apart, each_data
-from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
+from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim, above, apart, each_data
 from antiphase.studies.estimation import SAMPLE, SEED, Kind, estimates, over, trend
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, panels, tables
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins

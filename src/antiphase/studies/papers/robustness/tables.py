@@ -4,8 +4,7 @@ import polars as pl
 
 from antiphase.budgets import eps_label
 from antiphase.studies import figures
-from antiphase.studies.checks import apart, higher
-from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
+from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim, apart, higher
 from antiphase.studies.estimation import ASR, CORRECT, estimates, over, peak, trend
 from antiphase.studies.figures import IN_255THS, Artefact, Plot, panels
 from antiphase.studies.paper_settings import printed_numbers
