@@ -24,10 +24,7 @@ class Lab:
     """The environment that a cell runs in; it does not affect results.
 
     Attributes:
-        store: store of the cells.
-        device: device to run on.
         batch_size: images per batch; None uses the default of each measurement.
-        progress: whether to show progress bars on stderr.
         process: this process among those of torchrun.
         track: experiment trackers of training.
         warnings: warnings of the running cell for readers of its rows.

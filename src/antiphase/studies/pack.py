@@ -51,11 +51,7 @@ _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "stati
 
 @dataclass(frozen=True)
 class Pack:
-    """A folder of rows that ship, read like a store.
-
-    Attributes:
-        root: the folder, which may not exist.
-    """
+    """A folder of rows that ship, read like a store."""
 
     root: Path
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -116,13 +112,6 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
 
     Cells that are there already stay as they are, so rows are neither repeated nor lost. The same cells give the same
     bytes, in whatever order they came.
-
-    Args:
-        pack: the folder; created if missing.
-        study: name of the study.
-        command: command that makes its cells.
-        cells: its measurements.
-        source: a store, or another pack.
     """
     known = set(pack.cells["cell"])
     records, rows = [], {}

@@ -51,11 +51,6 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
     the end. Under torchrun the processes share every cell. A cell that fails (missing data, a loss that is not finite)
     does not stop cells that do not depend on it.
 
-    Args:
-        cells: the requested cells; their dependencies are added.
-        lab: the environment to run in.
-        say: callback for progress messages.
-
     Raises:
         Failures: Some cells failed, with one line for each distinct reason.
         UserError: The disk is full.
@@ -198,11 +193,7 @@ _GRACE_SECONDS = 20.0
 @final
 @dataclass(frozen=True)
 class Local:
-    """Local processes, each with a share of the cores and, if there are several GPUs, its own GPU.
-
-    Attributes:
-        here: the work of this process, which is one of the workers.
-    """
+    """Local processes, each with a share of the cores and, if there are several GPUs, its own GPU."""
 
     here: Callable[[], Any]
 
@@ -246,10 +237,7 @@ class Slurm:
     """Cluster jobs, submitted with submitit.
 
     Attributes:
-        folder: folder for submitit's files on a shared disk, usually that of the store.
         settings: arguments of ``AutoExecutor.update_parameters``: ``timeout_min``, ``slurm_partition``, ….
-        cluster: ``"slurm"``, or ``"local"`` to run the jobs on this machine for testing.
-        wait: whether to return only when all jobs have finished.
     """
 
     folder: Path
@@ -299,11 +287,6 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
     """Run every missing cell of some studies; return how many there are, were missing and are missing now.
-
-    Args:
-        options: which studies, and where they run.
-        told: told what a dry run finds.
-        say: told what is to do, what goes on unless ``quiet``, and what is there in the end.
 
     Raises:
         UserError: an option does not suit the processes, or a cell fails.

@@ -27,7 +27,6 @@ class Profile:
 
     Attributes:
         name: ``smoke`` (seconds, for tests), ``laptop`` (2 cores) or ``paper`` (the paper's data and sizes).
-        seeds: training seeds.
         models: specifications of CLIPs to measure instead of training them, see ``GivenModels``.
         baseline: specification of the standard CLIP of the released pair; None: its name on the hub.
         asked: whether the user chose their number; otherwise a study may have a number of its own.
@@ -123,11 +122,7 @@ class Study:
     """A table or figure of a paper: its cells, and what is drawn and claimed from their rows.
 
     Attributes:
-        name: name on the command line.
         paper: ``"robustness"``, ``"diffclip"``, ``"own"`` for the package's own, or a group name of yours.
-        label: name of the artefact in the paper.
-        title: short title.
-        text: docstring of the module: the artefact, the paper's numbers, the cost, the command.
         cells: function from a profile to the cells to measure; their dependencies are added.
         draw: function from the rows to figures and tables.
         claims: function from the rows to claims.

@@ -89,12 +89,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of cells.
-
-    Attributes:
-        root: the folder; created if missing.
-        shipped: measurements that count as finished although they are not in the folder.
-    """
+    """A folder of cells."""
 
     root: Path
     shipped: Reader | None = None
@@ -213,9 +208,6 @@ def described(cell: Any) -> dict[str, Any]:
 
     Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
     not change the identity of existing cells.
-
-    Args:
-        cell: a dataclass with a class attribute ``version``; every field affects the result.
     """
     fields = {}
     for one in dataclasses.fields(cell):

@@ -45,8 +45,6 @@ class Evaluate(Measurement):
         task: a name of :data:`~antiphase.registry.TASKS`.
         data: data set, as for ``antiphase evaluate``.
         protocol: settings that differ from the defaults of :class:`~antiphase.evaluation.tasks.Protocol`.
-        limit: at most this many test images; MMVP always uses all.
-        train_limit: at most this many training images.
     """
 
     kind = "evaluate"

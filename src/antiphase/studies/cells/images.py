@@ -30,11 +30,7 @@ _PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth
 @final
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Measurement):
-    """Predict in float32, with one row per image.
-
-    Attributes:
-        limit: at most this many images.
-    """
+    """Predict in float32, with one row per image."""
 
     kind = "accuracy"
     limit: int | None = None
@@ -57,15 +53,9 @@ class Attack(Measurement):
 
     Attributes:
         eps: budgets, in units of the [0, 1] pixel.
-        limit: at most this many images, the same for every model.
-        image_size: for image files.
         attack: a name of the catalogue, or a function of your own with the signature of
             :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
-        settings: its keyword arguments.
-        norm: of the budgets.
         nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
-        seed: of the attack's draws.
-        precision: of the search; verdicts are float32.
         prompt: template of a dual encoder's class prompts.
     """
 
@@ -149,12 +139,7 @@ class Attack(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Margin(Measurement):
-    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`.
-
-    Attributes:
-        limit: at most this many images.
-        gradients: whether to measure the gradients; otherwise their columns are null.
-    """
+    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`."""
 
     limit: int | None = None
     gradients: bool = True
@@ -202,13 +187,7 @@ class Margin(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Radius(Measurement):
-    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B).
-
-    Attributes:
-        limit: at most this many images.
-        steps: steps of power iteration.
-        seed: random seed of its start.
-    """
+    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B)."""
 
     kind = "radius"
     limit: int
@@ -244,7 +223,6 @@ class Sense(Measurement):
 
     Attributes:
         part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
-        limit: at most this many images.
         settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
     """
 

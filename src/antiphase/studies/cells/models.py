@@ -70,14 +70,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A model that is not trained here: its series, seed and other factors.
-
-    Attributes:
-        series: name of its series in tables and figures.
-        seed: training seed, or that of ``build``.
-        forward: approximate floating-point operations per image, for the plan.
-        extra: other factors, such as ``(("depth", 4),)``.
-    """
+    """A model that is not trained here: its series, seed and other factors."""
 
     series: str = aside("")
     seed: int = 0
@@ -97,13 +90,7 @@ class _Made:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Given(_Made):
-    """A model that exists already; see :func:`given`.
-
-    Attributes:
-        spec: model specification for ``load_model``.
-        content: digest of its weights, for folders that may change.
-        note: what a reader has to know about it.
-    """
+    """A model that exists already; see :func:`given`."""
 
     spec: str
     content: str = ""
@@ -123,9 +110,6 @@ class Own(_Made):
     """A model of your own, from any function that returns one. Its cells run again when the function's source changes.
 
     Attributes:
-        build: function from a seed to a module from images in [0, 1] to logits.
-        image_shape: (channels, height, width).
-        num_classes: number of logits.
         attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
             :func:`~antiphase.models.kinds.attention_kind` by default.
 
@@ -161,10 +145,6 @@ def given(
     """Return a model that is not trained here.
 
     Args:
-        spec: ``specimen:NAME``, a folder, ``python:FILE:CALLABLE``, ``timm:NAME`` and so on, see ``load_model``.
-        series: name of its series in tables and figures, such as ``"DiffViT"``.
-        seed: training seed, if there are several.
-        forward: approximate floating-point operations per image, for the plan.
         note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
@@ -211,13 +191,7 @@ def image_content(source: str, split: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Cell):
-    """A measurement of one model on one source of data.
-
-    Attributes:
-        model: trained or given.
-        data: source of images or pairs.
-        split: part of the source.
-    """
+    """A measurement of one model on one source of data."""
 
     model: Model
     data: str

@@ -59,7 +59,6 @@ class Relevance(Measurement):
     that is not white, including holes. Masks are cropped to the centre square that models see.
 
     Attributes:
-        limit: number of images, a fixed random subset.
         ask: queries of each image: its first ``"caption"``, the name of its ``"class"``, or those of its ``"objects"``.
         texts: queries for every image instead; of a source with objects, only images that show all of them are used.
         prompt: template around a text.

@@ -61,15 +61,7 @@ _AVERAGED = 1000  # training images that A2 is averaged over
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Cell):
-    """A training, whose folder holds a model.
-
-    Attributes:
-        data: source with a train split.
-        seed: random seed of the weights and the order of samples.
-        limit: at most this many training images or pairs.
-        sizes: model settings that differ from the preset.
-        recipe: recipe settings that differ from its defaults.
-    """
+    """A training, whose folder holds a model."""
 
     kind = "train"
     data: str
@@ -300,11 +292,7 @@ def count_parameters(config: VitConfig | ClipConfig) -> int:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Untrained:
-    """A CLIP with the weights that its training starts from; the training is not run for it.
-
-    Attributes:
-        of: the training.
-    """
+    """A CLIP with the weights that its training starts from; the training is not run for it."""
 
     of: TrainClip
 
@@ -335,8 +323,6 @@ class Variant:
     """A trained model under a name of its own, with or without an intervention on its attention at test time.
 
     Attributes:
-        model: its training.
-        series: name of its series in tables and figures.
         lam: factor of λ.
         negative: A2 as trained (``"own"``), its mean over 1,000 training images, or uniform attention.
         stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.

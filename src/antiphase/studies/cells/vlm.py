@@ -51,7 +51,6 @@ class TrainVlm(Cell):
         language: language model, see ``load_language``; stage 2 has that of stage 1.
         prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
-        limit: at most this many conversations.
         recipe: recipe settings that differ, see :class:`~antiphase.vlm.recipe.VlmRecipe`.
     """
 
@@ -104,11 +103,6 @@ class TrainVlm(Cell):
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
         """Return the recipe of the stage.
-
-        Args:
-            config: the architecture.
-            fingerprint: of the conversations.
-            source: digest of stage 1's weights, for stage 2.
 
         Raises:
             UserError: A preset or setting is unknown.
@@ -195,11 +189,6 @@ class AttackAnswers(Measurement):
 
     Attributes:
         eps: budgets, in units of the [0, 1] pixel.
-        limit: at most this many images, with all their questions.
-        suffix: follows every question.
-        attack: a name of the catalogue.
-        settings: its keyword arguments.
-        seed: of the attack's draws.
     """
 
     version: ClassVar[int] = 1

@@ -56,15 +56,7 @@ TINY = 1e-9  # of a margin, slope or distance, before its logarithm
 
 
 class Measured:
-    """The rows of one data set as matrices of training seeds and images, the seeds that are finished.
-
-    Args:
-        rows: of the study's cells, by table.
-        data: name of the data set.
-
-    Attributes:
-        seeds: training seeds for which every model was measured.
-    """
+    """The rows of one data set as matrices of training seeds and images, the seeds that are finished."""
 
     def __init__(self, rows: RowsByTable, data: str) -> None:
         attacks = rows["attack"].filter(data=data)

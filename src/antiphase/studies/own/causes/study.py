@@ -101,12 +101,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def sentence(parts: pl.DataFrame, of: str = "") -> str:
-    """Return how the difference in ASR at 1/255 falls into parts, in one sentence.
-
-    Args:
-        parts: estimates with columns ``series`` (the part) and ``x`` (ε).
-        of: the data set, if there are several.
-    """
+    """Return how the difference in ASR at 1/255 falls into parts, in one sentence."""
     own = parts.filter((pl.col("x") - _AT).abs() < 1e-9)
     words = {}
     for row in own.iter_rows(named=True):

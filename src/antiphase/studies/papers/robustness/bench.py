@@ -32,24 +32,7 @@ KINDS = ("vit", "diffvit")
 
 @dataclass(frozen=True)
 class RobustnessBench:
-    """The scale of all studies of the paper.
-
-    Attributes:
-        data: training sets, each measured on its own test images.
-        epochs: of training, by set.
-        sizes, recipe: of the models and their training, where they differ from the defaults.
-        limit: training images at most.
-        images: attacked by PGD; ``few`` by AutoAttack and CW, ``clip_images`` of CLIPs.
-        probed: images at which sensitivity is measured.
-        pgd, autoattack, carlini_wagner, sense: settings of the attacks and of the sensitivity.
-        depths: of the models.
-        seeds: trainings of each model of depth 1 or 2, and ``deep_seeds`` of deeper ones, unless the user asks for
-            another number.
-        adversary: settings of adversarial training other than ε.
-        search: precision of the attacks' search; verdicts are float32.
-        clip_data: sets on which CLIPs are attacked; ``clip_probed`` the one at which their sensitivity is measured.
-        prompt: template of the class prompts; None: those of the set.
-    """
+    """The scale of all studies of the paper."""
 
     data: tuple[str, ...]
     epochs: Mapping[str, int]

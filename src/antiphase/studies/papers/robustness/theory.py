@@ -45,9 +45,6 @@ def depth_cells(profile: Profile) -> list[Cell]:
 def layers(rows: RowsByTable) -> pl.DataFrame:
     """Return the logarithms of α, of the kept signal, of L and of the growth of every block.
 
-    Args:
-        rows: ``depth`` of both models, ``branches`` of DiffViT. ViT subtracts nothing: α = 1 by definition.
-
     Returns:
         Columns ``data, depth, series, training_seed, perturbation, sample, stage`` (from 1) and ``QUANTITIES``.
     """
@@ -81,9 +78,6 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
 def per_layer(found: pl.DataFrame) -> pl.DataFrame:
     """Return the logarithms of geometric means over the layers of each model, one row for each quantity.
 
-    Args:
-        found: of :func:`layers`.
-
     Returns:
         Columns ``data, depth, series, training_seed, perturbation, sample, quantity, value``.
     """
@@ -94,14 +88,7 @@ def per_layer(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_stage(found: pl.DataFrame) -> pl.DataFrame:
-    """Return the logarithms of the products over the first d layers: what equation (5) allows, and what is observed.
-
-    Args:
-        found: of :func:`layers`.
-
-    Returns:
-        Columns as those of :func:`per_layer`, and ``stage``.
-    """
+    """Return the logarithms of the products over the first d layers: what equation (5) allows, and what is observed."""
     sums = found.sort("stage").with_columns(pl.col(QUANTITIES).cum_sum().over(_MODEL, order_by="stage"))
     return sums.unpivot(QUANTITIES, index=[*_MODEL, "stage"], variable_name="quantity")
 
@@ -119,12 +106,7 @@ def titled(found: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
 
 
 def crossovers(rows: RowsByTable, values: pl.DataFrame) -> dict[str, str]:
-    """Return where DiffViT falls below ViT, as equation (5) predicts and as the growth and the attacks show.
-
-    Args:
-        rows: with ``attack``.
-        values: of :func:`per_layer`.
-    """
+    """Return where DiffViT falls below ViT, as equation (5) predicts and as the growth and the attacks show."""
     read = {}
     for title, block in titled(small(values)):
         for quantity, what in ((BOUND, "predicted by equation (5)"), (OBSERVED, "seen in the growth")):
