@@ -11,13 +11,8 @@ from jaxtyping import Float, UInt8
 
 from antiphase.budgets import eps_label
 
-ESTIMATES: dict[str, Any] = {
-    "value": pl.Float64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-    "n": pl.Int64,
-    "seeds": pl.Int64,
-}
+ESTIMATES: dict[str, Any] = dict.fromkeys(("value", "low", "high"), pl.Float64)
+ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)
 """Columns of every estimate: mean, 95 % interval (null if there is none), number of samples and training seeds."""
 
 BY_SEED = "by_seed"

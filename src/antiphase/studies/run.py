@@ -161,7 +161,6 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
         about = {
             "seconds": round(seconds, 3),
             "whole": whole,
-            "work": cell.work(),
             "warnings": sorted(set(lab.warnings)),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "commit": source_commit(),

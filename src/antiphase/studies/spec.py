@@ -99,10 +99,6 @@ class Cell(ABC):
     def factors(self) -> dict[str, Any]:
         """Return constant columns that identify its rows in a study."""
 
-    @abstractmethod
-    def work(self) -> float:
-        """Estimate the number of floating-point operations, for the plan."""
-
     def facts(self) -> Iterator[tuple[str, Any]]:
         """Yield what it would use, built without data: a name of its kind and a settings object or dictionary."""
         yield from ()

@@ -24,16 +24,6 @@ FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
 
 _BATCH_SIZE = 256
-# for the plan alone: images of a set
-_IMAGES = {
-    "openmoji": 568,
-    "noto-emoji": 567,
-    "mmvp": 270,
-    "emoji-mmvp": 90,
-    "imagenet": 50_000,
-    "pope": 500,
-    "emoji-pope": 500,
-}
 
 
 @final
@@ -66,11 +56,6 @@ class Evaluate(Measurement):
 
     def factors(self) -> dict[str, Any]:
         return self.model.factors() | {"task": self.task, "data": self.data}
-
-    def work(self) -> float:
-        """Return the operations, about: features are taken once for all tasks, a probe is most of its work."""
-        images = min(self.limit or 10**9, _IMAGES.get(self.data, 10_000))
-        return self.model.forward_work() * images * find_task(self.task).passes
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         protocol = _protocol(self.protocol)

@@ -9,7 +9,7 @@ import polars as pl
 import torch
 import torch.nn.functional as F
 
-from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settings_of
+from antiphase.attacks.catalogue import add_attack, find_spec, settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
@@ -23,9 +23,6 @@ from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
 
-# forward passes an image (and layer), about
-_PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth": 150, "branches": 130}
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +31,6 @@ class Accuracy(Measurement):
 
     kind = "accuracy"
     limit: int | None = None
-
-    def work(self) -> float:
-        return self.model.forward_work() * (self.limit or 10_000)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, data = self.ready(lab, self.limit)
@@ -94,14 +88,6 @@ class Attack(Measurement):
         """Return what sets the model apart, and the attack's settings that studies vary."""
         asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
         return self.model.factors() | asked | {"data": self.data}
-
-    def work(self) -> float:
-        """Return the operations of the attack if it broke no image."""
-        options = self.options()
-        budgets = 1 if options.minimal else len(self.eps)
-        return (
-            2.1 * self.model.forward_work() * (self.limit or 10_000) * passes_of(options.ensemble) * budgets
-        )
 
     def options(self) -> AuditOptions:
         """Return the options of the attack.
@@ -161,10 +147,6 @@ class Margin(Measurement):
     def label(self) -> str:
         return f"margins of {self.model.label}, {self.split} images"
 
-    def work(self) -> float:
-        """Return the operations of the passes: four with a gradient, in float64, are worth ten."""
-        return (10 if self.gradients else 1) * self.model.forward_work() * (self.limit or 10_000)
-
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure margins and gradients in float64, losses in float32."""
         model, data = self.ready(lab, self.limit)
@@ -193,9 +175,6 @@ class Radius(Measurement):
     limit: int
     steps: int = 20
     seed: int = 0
-
-    def work(self) -> float:
-        return self.model.forward_work() * self.limit * 6.0 * (self.steps + 1)  # two backward passes a step
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure every image that a killed run left out."""
@@ -237,11 +216,6 @@ class Sense(Measurement):
     @property
     def shipped_bits(self) -> int:
         return 12
-
-    def work(self) -> float:
-        """Return the operations, about; Lipschitz constants are estimated of every layer."""
-        layers = (self.model.factors().get("depth") or 12) if self.part == "lipschitz" else 1
-        return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * layers
 
     def options(self) -> SenseOptions:
         """Return the options of ``antiphase sense``; stored cells have other names for two of them.

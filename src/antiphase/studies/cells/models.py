@@ -30,10 +30,8 @@ FACTORS: dict[str, Any] = {
     "trained_on": pl.String,
     "depth": pl.Int64,
     "lambda_init": pl.Float64,
-    "train_eps": pl.Float64,
-    "lambda_schedule": pl.String,
-    "training_seed": pl.Int64,
 }
+FACTORS |= {"train_eps": pl.Float64, "lambda_schedule": pl.String, "training_seed": pl.Int64}
 """Columns that every row of a measurement has in addition to what was measured: what sets its model apart."""
 
 
@@ -44,28 +42,13 @@ def aside(default: Any) -> Any:
 
 @runtime_checkable
 class Model(Protocol):
-    """A model that cells measure."""
+    """A model that cells measure: its ``FACTORS``, and the training that it needs, if there is one."""
 
     @property
-    def label(self) -> str:
-        """What it is, in words."""
-        ...
-
-    def load(self, lab: Lab) -> nn.Module:
-        """Return it in evaluation mode, with its card."""
-        ...
-
-    def factors(self) -> dict[str, Any]:
-        """Return the values of ``FACTORS``; those left out are null."""
-        ...
-
-    def needed(self) -> tuple[Cell, ...]:
-        """Return the training, if it is trained here."""
-        ...
-
-    def forward_work(self) -> float:
-        """Return about how many floating-point operations one image takes."""
-        ...
+    def label(self) -> str: ...
+    def load(self, lab: Lab) -> nn.Module: ...
+    def factors(self) -> dict[str, Any]: ...
+    def needed(self) -> tuple[Cell, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +57,6 @@ class _Made:
 
     series: str = aside("")
     seed: int = 0
-    forward: float = aside(5e7)
     extra: tuple[tuple[str, Any], ...] = aside(())
 
     def factors(self) -> dict[str, Any]:
@@ -82,9 +64,6 @@ class _Made:
 
     def needed(self) -> tuple[Cell, ...]:
         return ()
-
-    def forward_work(self) -> float:
-        return self.forward
 
 
 @final
@@ -139,9 +118,7 @@ class Own(_Made):
         return model if self.attention else with_kind_found(model)
 
 
-def given(
-    spec: str, series: str, seed: int = 0, forward: float = 5e7, note: str = "", **factors: Any
-) -> Given:
+def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any) -> Given:
     """Return a model that is not trained here.
 
     Args:
@@ -150,9 +127,7 @@ def given(
     """
     extra = tuple(sorted(factors.items()))
     content = _content(spec)
-    return Given(
-        spec=spec, series=series, seed=seed, content=content, forward=forward, extra=extra, note=note
-    )
+    return Given(spec=spec, series=series, seed=seed, content=content, extra=extra, note=note)
 
 
 def _content(spec: str) -> str:
@@ -237,9 +212,3 @@ def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(model, Given):
         note = f"{model.spec}: {model.note}" if model.note else ""
         yield "given", {"spec": model.spec, "note": note}
-
-
-def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:
-    """Estimate the floating-point operations of a vision transformer's forward pass per image."""
-    tokens = (image_size // patch_size) ** 2 + 1
-    return depth * tokens * dim * (24.0 * dim + 4.0 * tokens)

@@ -13,7 +13,6 @@ import polars as pl
 import torch
 from pydantic import ValidationError
 from torch import nn
-from webdataset.shardlists import expand_urls
 
 from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
@@ -35,7 +34,7 @@ from antiphase.sensitivity.interventions import (
     stop_gradient,
     uniform_like,
 )
-from antiphase.studies.cells.models import aside, image_content, transformer_work
+from antiphase.studies.cells.models import aside, image_content
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
 from antiphase.training import make_recipe, train_classifier
@@ -44,18 +43,7 @@ from antiphase.training.recipe import Recipe
 if TYPE_CHECKING:
     from antiphase.training.recipe import ClipRecipe
 
-# for the plan alone: training images where only reading tells, size and epochs of a preset, pairs of a set and a shard
-_TRAIN_IMAGES = 100_000
-_CLIPS = {"diffclip": ("b16", 40), "openmoji": ("small", 12)}
-_PAIRS = {
-    "openmoji": 3_400,
-    "noto-emoji": 3_400,
-    "emoji-objects": 6_000,
-    "coco": 82_783,
-    "coco-karpathy": 113_287,
-    "flickr30k": 29_000,
-}
-_SHARD = 7_000
+_SIZES = {"diffclip": "b16", "openmoji": "small"}  # of a preset
 _AVERAGED = 1000  # training images that A2 is averaged over
 
 
@@ -150,16 +138,6 @@ class TrainVit(Training):
             "training_seed": self.seed,
         }
 
-    def forward_work(self) -> float:
-        return transformer_work(self.pixels, self._size("patch_size", 16), self._size("dim", 768), self.depth)
-
-    def work(self) -> float:
-        """Return the operations of the training: three forward passes' worth for each image and step."""
-        images = min(self.limit or 10**9, source_of(self.data).train_images or _TRAIN_IMAGES)
-        inner = {"pgd": int(self.adversary.get("steps", 3)), "fast": 1, "free": 0}
-        passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
-        return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
-
     def config(self) -> VitConfig:
         """Return its sizes. A folder's classes are counted when it is read; until then the head has one logit."""
         source = source_of(self.data)
@@ -230,20 +208,8 @@ class TrainClip(Training):
         }
 
     def _size(self, tower: str, name: str) -> int:
-        preset, _ = _CLIPS.get(self.preset, ("b16", 0))
+        preset = _SIZES.get(self.preset, "b16")
         return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
-
-    def forward_work(self) -> float:
-        names = ("image_size", "patch_size", "dim", "depth")
-        return transformer_work(*(self._size("vision", name) for name in names))
-
-    def work(self) -> float:
-        """Return the operations of the training: three forward passes' worth for each image and its caption."""
-        shards = self.data.startswith("shards:")
-        pairs = _shard_count(self.data) * _SHARD if shards else _PAIRS.get(self.data, 100_000)
-        caption = 16 * 24.0 * self._size("text", "depth") * self._size("text", "dim") ** 2  # of 16 tokens
-        epochs = int(self.recipe.get("epochs", _CLIPS.get(self.preset, ("", 1))[1]))
-        return 3.0 * (self.forward_work() + caption) * min(self.limit or pairs, pairs) * epochs
 
     def make_recipe(self, fingerprint: str) -> "ClipRecipe":
         """Return the recipe of the training on pairs of this fingerprint.
@@ -277,10 +243,6 @@ def _listed(source: str) -> str:
     return load_pairs(source, split="train", progress=False).fingerprint()[:16]
 
 
-def _shard_count(source: str) -> int:
-    return sum(len(expand_urls(pattern)) for pattern in source.partition(":")[2].split("::"))
-
-
 @lru_cache
 def count_parameters(config: VitConfig | ClipConfig) -> int:
     """Return the number of parameters of a model, built without drawing weights: its shapes are checked."""
@@ -312,9 +274,6 @@ class Untrained:
 
     def needed(self) -> tuple[Cell, ...]:
         return ()
-
-    def forward_work(self) -> float:
-        return self.of.forward_work()
 
 
 @final
@@ -364,6 +323,3 @@ class Variant:
 
     def needed(self) -> tuple[Cell, ...]:
         return (self.model,)
-
-    def forward_work(self) -> float:
-        return self.model.forward_work()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import polars as pl
 from torch import nn
 
-from antiphase.attacks.catalogue import passes_of, settings_of
+from antiphase.attacks.catalogue import settings_of
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.data.conversations import load_conversations, query_settings
@@ -26,14 +26,6 @@ from antiphase.vlm.prompt import Style
 if TYPE_CHECKING:
     from antiphase.vlm import VlmConfig
     from antiphase.vlm.recipe import VlmRecipe
-
-
-# for the plan alone: conversations of a source, weights of a language model, positions of a question with its image,
-# and forward passes worth a conversation by stage: a caption is short, and in stage 1 few weights need a gradient
-_CONVERSATIONS = {"emoji-objects": 6_000}
-_WEIGHTS = {"smollm2": 1.35e8, "tiny": 3e4}
-_POSITIONS = 100
-_PASSES = {1: 0.5, 2: 3.0}
 
 
 @final
@@ -90,16 +82,6 @@ class TrainVlm(Cell):
 
     def factors(self) -> dict[str, Any]:
         return self.tower.factors() | {"training_seed": self.seed}
-
-    def forward_work(self) -> float:
-        name = self.start.language if isinstance(self.start, TrainVlm) else self.language
-        return self.tower.forward_work() + 2 * _WEIGHTS.get(name, 5e8) * _POSITIONS
-
-    def work(self) -> float:
-        """Return the operations of the training, about."""
-        several = _CONVERSATIONS.get(self.data, 500_000)
-        samples = min(self.limit or several, several) * int(self.recipe.get("epochs", 1))
-        return _PASSES[self.stage] * self.forward_work() * samples
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
         """Return the recipe of the stage.
@@ -179,9 +161,6 @@ class TrainVlm(Cell):
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
 
-_QUESTIONS = 12  # of an image that differ, about: for the plan alone
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class AttackAnswers(Measurement):
@@ -209,11 +188,6 @@ class AttackAnswers(Measurement):
 
     def content(self) -> dict[str, str]:
         return {"data": self._pope(progress=False).fingerprint()[:16]} if ":" in self.data else {}
-
-    def work(self) -> float:
-        """Return the operations of the attack if no answer changed."""
-        passes = passes_of(self.options().ensemble) * len(self.eps)
-        return 3.0 * self.model.forward_work() * (self.limit or 500) * _QUESTIONS * passes
 
     def options(self) -> AuditOptions:
         """Return the options of the attack.
