@@ -73,8 +73,9 @@ class Evaluate(Measurement):
         protocol = _protocol(self.protocol)
         source = self._source(lab)
         if self.task not in source.tasks():
+            able = ", ".join(source.tasks()) or "another set"
             raise UserError(
-                f"{self.task} on {self.data}: not possible with these data; expected one of {_able(source)}"
+                f"{self.task} on {self.data}: not possible with these data; expected one of {able}"
             )
         if why := task.too_small(source, protocol):
             raise UserError(why)
@@ -96,17 +97,10 @@ class Evaluate(Measurement):
 
     def _source(self, lab: Lab) -> Source:
         """Load the data; their warnings become warnings of the cell."""
+        limits, learns = (self.limit, self.train_limit), find_task(self.task).learns
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            source = load_source(
-                self.data,
-                self.split,
-                self.limit,
-                self.train_limit,
-                find_task(self.task).learns,
-                False,
-                lab.progress,
-            )
+            source = load_source(self.data, self.split, *limits, learns, False, lab.progress)
         lab.warnings += [str(one.message) for one in said if one.category is UserWarning] + left_out(source)
         return source
 
@@ -116,10 +110,6 @@ def _protocol(given: dict[str, Any]) -> Protocol:
     if odd := [name for name in given if name not in known]:
         raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(known)}")
     return Protocol(**given)
-
-
-def _able(source: Source) -> str:
-    return ", ".join(source.tasks()) or "another set"
 
 
 def _cut_behind(model: nn.Module, task: EvaluationTask, protocol: Protocol) -> list[str]:

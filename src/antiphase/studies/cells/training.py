@@ -148,20 +148,18 @@ class TrainVit(Training):
         count_parameters(self.config())
         fields: dict[str, Any] = {"model": self.config(), "data": self.data, "data_fingerprint": ""}
         fields |= {"seed": self.seed, **self.recipe}
+        fields |= {"adversarial": self.adversary} if self.adversary else {}
         try:
-            yield "train", Recipe.model_validate(fields | self._hostile())
+            yield "train", Recipe.model_validate(fields)
         except ValidationError as error:
             raise invalid(error, f"{self.label}: ") from None
-
-    def _hostile(self) -> dict[str, Any]:
-        return {"adversarial": self.adversary} if self.adversary else {}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run."""
         of, said = {"image_size": self.image_size}, {"progress": lab.progress}
         train = load_data(self.data, split="train", limit=self.limit, **of, **said)
         held_out = load_data(self.data, split="test", **of, **said)
-        fields = dict(self.recipe) | self._hostile()
+        fields = self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
         recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
         train_classifier(recipe, train, held_out, folder, trackers=lab.track, **said)
         return None

@@ -78,13 +78,9 @@ class Measured:
         first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
         return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
 
-    def margins(self, series: str) -> Matrix:
-        """Return the clean margins."""
-        return _matrix(self.margin, series, pl.col("margin"))
-
-    def slopes(self, series: str) -> Matrix:
-        """Return ‖g‖₁, the norm of the margin's gradient."""
-        return _matrix(self.margin, series, pl.col("norm1"))
+    def of(self, series: str, column: str) -> Matrix:
+        """Return a column of the margins: ``margin``, ``norm1`` (‖g‖₁), ``positive`` (‖g_1‖₂), …."""
+        return _matrix(self.margin, series, pl.col(column))
 
     def distances(self, series: str) -> Matrix:
         """Return the least perturbation that FAB finds; infinite if none."""
@@ -101,8 +97,8 @@ class Measured:
 
     def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
         """Return values of a model, standardised to the clean margins of both twins."""
-        population = [self.margins(each) for each in (VIT, DIFFVIT)]
-        return standardised(values, self.margins(series), population, strata)
+        population = [self.of(each, "margin") for each in (VIT, DIFFVIT)]
+        return standardised(values, self.of(series, "margin"), population, strata)
 
     def remaining(self, eps: float, strata: int = STRATA) -> Matrix:
         """Return DiffViT − ViT at equal margins."""
@@ -159,19 +155,14 @@ class Measured:
             AT_LOSS: raw[DIFFVIT] - self.at_loss(eps),
         }
 
-    def lengths(self, series: str) -> tuple[Matrix, Matrix]:
-        """Return ‖g_1‖₂ and ‖g_2‖₂, the norms of what passes A1 and A2."""
-        first, second = (_matrix(self.margin, series, pl.col(name)) for name in ("positive", "negative"))
-        return first, second
-
     def cosines(self, series: str) -> Matrix:
         """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
 
         cosθ = −mean⟨g_1, g_2⟩ / √(mean‖g_1‖²·mean‖g_2‖²) over the images of a seed, linearised in each image; the sign
         is that of the maps' own gradients, since g_2 has the factor −λ.
         """
-        inner = _matrix(self.margin, series, pl.col("inner"))
-        squares = [np.square(each) for each in self.lengths(series)]
+        inner = self.of(series, "inner")
+        squares = [np.square(self.of(series, name)) for name in ("positive", "negative")]
         sizes = [each.mean(1, keepdims=True) for each in squares]
         half = sum(each / size for each, size in zip(squares, sizes, strict=True)) / 2
         return -(inner + inner.mean(1, keepdims=True) * (1.0 - half)) / np.sqrt(sizes[0] * sizes[1])
@@ -185,7 +176,7 @@ class Measured:
         most = distance[np.isfinite(distance)].max(initial=TINY)
         logs = [
             np.log(np.maximum(each, TINY))
-            for each in (np.minimum(distance, most), self.margins(series), self.slopes(series))
+            for each in (np.minimum(distance, most), self.of(series, "margin"), self.of(series, "norm1"))
         ]
         return dict(zip(LOGARITHMS, (*logs, logs[0] - logs[1] + logs[2]), strict=True))
 

@@ -315,14 +315,14 @@ def _distances(found: Measured) -> Iterable[Cell]:
 def _training(found: Measured) -> Iterable[Cell]:
     for series in TRAINED:
         yield series, "training loss", mean_of(found.losses(series))
-        yield series, "margin m", _geometric(np.log(np.maximum(found.margins(series), TINY)))
-        yield series, "gradient ‖g‖₁", _geometric(np.log(np.maximum(found.slopes(series), TINY)))
+        yield series, "margin m", _geometric(np.log(np.maximum(found.of(series, "margin"), TINY)))
+        yield series, "gradient ‖g‖₁", _geometric(np.log(np.maximum(found.of(series, "norm1"), TINY)))
 
 
 def _angles(found: Measured) -> Iterable[Cell]:
     for series in (DIFFVIT, BARE, NORMAL[DIFFVIT]):
-        for name, norms in zip(("‖g_1‖₂", "‖g_2‖₂"), found.lengths(series), strict=True):
-            yield series, name, _geometric(np.log(np.maximum(norms, TINY)))
+        for name, column in (("‖g_1‖₂", "positive"), ("‖g_2‖₂", "negative")):
+            yield series, name, _geometric(np.log(np.maximum(found.of(series, column), TINY)))
         yield series, "cosθ", mean_of(found.cosines(series))
         yield series, "κ", _geometric(np.log(found.gains(series)))
 
