@@ -73,9 +73,6 @@ def difference(
     """Estimate mean(first) − mean(second), paired by training seed and sample.
 
     Only training seeds that both have are used.
-
-    Raises:
-        UserError: The two were not measured on the same samples.
     """
     return contrast(rows, [(1.0, first), (-1.0, second)], value)
 
@@ -137,9 +134,6 @@ def peak(
 
     At a peak both differences are above 0. The means on either side are averages over their levels, so neighbours that
     are nearly as high as the peak do not decide alone.
-
-    Raises:
-        UserError: The levels were not measured on the same samples.
     """
     found = []
     levels = _levels(rows, column, where)

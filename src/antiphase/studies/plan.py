@@ -113,11 +113,7 @@ class Selection:
 
 
 def select(options: StudyOptions) -> Selection:
-    """Return the studies that the options name.
-
-    Raises:
-        UserError: one of them is not known, an option has no effect on them, or the rows do not exist.
-    """
+    """Return the studies that the options name."""
     size = profile(options.profile, options.seeds)
     chosen = replace(size, models=options.models, baseline=options.baseline)
     studies = find_studies(options.names)
@@ -237,11 +233,7 @@ def load_study(path: Path) -> Study:
 
 
 def write_study(name: str) -> Path:
-    """Write ``NAME.py`` into the current folder and return its path.
-
-    Raises:
-        UserError: the file exists.
-    """
+    """Write ``NAME.py`` into the current folder and return its path."""
     path = Path(f"{name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")

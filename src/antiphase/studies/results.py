@@ -181,11 +181,7 @@ def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float 
 
 
 def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
-    """Return the rows of a study, by table.
-
-    Raises:
-        UserError: the name is not that of one study, or it has no such rows.
-    """
+    """Return the rows of a study, by table."""
     options = reading(options)
     name, table, chosen = ", ".join(options.names), options.table, select(options)
     if len(chosen.studies) > 1:
@@ -234,11 +230,7 @@ def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_rows(frame: pl.DataFrame, out: Path) -> None:
-    """Write rows as CSV or Parquet.
-
-    Raises:
-        UserError: another suffix, or a column that a CSV cannot hold.
-    """
+    """Write rows as CSV or Parquet."""
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"{out}: expected a name that ends in .csv or .parquet")
     nested = [column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary]
@@ -251,11 +243,7 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
 
 
 def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
-    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added.
-
-    Raises:
-        UserError: None of the cells is finished.
-    """
+    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added."""
     chosen, pack = select(options), Pack(options.to)
     if not any(chosen.store.done(cell) for cell in chosen.cells):
         raise UserError(

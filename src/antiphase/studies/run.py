@@ -259,9 +259,6 @@ class Slurm:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse ``name=value`` settings; integers become numbers.
 
-    Raises:
-        UserError: A setting has no "=".
-
     >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
     {'timeout_min': 240, 'slurm_partition': 'gpu'}
     """

@@ -44,11 +44,7 @@ class Profile:
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
-    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise (see ``seeds_or``).
-
-    Raises:
-        UserError: The name is unknown, or there is no seed.
-    """
+    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise (see ``seeds_or``)."""
     if name not in ("smoke", "laptop", "paper"):
         raise UserError(f"profile {name!r}: expected smoke, laptop or paper")
     if seeds is not None and seeds < 1:

@@ -90,11 +90,7 @@ class Attack(Measurement):
         return self.model.factors() | asked | {"data": self.data}
 
     def options(self) -> AuditOptions:
-        """Return the options of the attack.
-
-        Raises:
-            UserError: for an invalid budget, attack or setting.
-        """
+        """Return the options of the attack."""
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
         names = ("eps", "norm", "settings", "nested", "seed", "precision")
@@ -218,11 +214,7 @@ class Sense(Measurement):
         return 12
 
     def options(self) -> SenseOptions:
-        """Return the options of ``antiphase sense``; stored cells have other names for two of them.
-
-        Raises:
-            UserError: a setting is unknown or out of range.
-        """
+        """Return the options of ``antiphase sense``; stored cells have other names for two of them."""
         settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
         stored = {"lipschitz_limit": self.limit, **settings}
         return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))

@@ -191,11 +191,7 @@ class Measurement(Cell):
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
     ) -> tuple[nn.Module, ImageSet]:
-        """Return a classifier on the lab's device, and its images with the preprocessing of the model.
-
-        Raises:
-            UserError: Model and data do not fit.
-        """
+        """Return a classifier on the lab's device, and its images with the preprocessing of the model."""
         loaded = lab.model(self.model)
         size, channels = size_for([loaded])
         images = lab.images(self.data, self.split, limit, image_size=image_size or size, channels=channels)

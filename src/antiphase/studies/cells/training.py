@@ -77,9 +77,6 @@ class TrainVit(Training):
         sizes: ``depth``, ``dim``, ``lambda_init``, ….
         recipe: fields of :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
         adversary: settings of adversarial training, including ``eps``; empty for natural training.
-
-    Raises:
-        UserError: The model is unknown, or the adversary has no ε.
     """
 
     model: str
@@ -210,11 +207,7 @@ class TrainClip(Training):
         return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
 
     def make_recipe(self, fingerprint: str) -> "ClipRecipe":
-        """Return the recipe of the training on pairs of this fingerprint.
-
-        Raises:
-            UserError: A variant, preset or setting is unknown.
-        """
+        """Return the recipe of the training on pairs of this fingerprint."""
         from antiphase.training.recipe import make_clip_recipe
 
         fields = {"seed": self.seed, **self.recipe}
@@ -283,9 +276,6 @@ class Variant:
         lam: factor of λ.
         negative: A2 as trained (``"own"``), its mean over 1,000 training images, or uniform attention.
         stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.
-
-    Raises:
-        UserError: ``negative`` is unknown, or A2 is replaced and its gradient stopped.
     """
 
     model: TrainVit

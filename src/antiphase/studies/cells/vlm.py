@@ -84,11 +84,7 @@ class TrainVlm(Cell):
         return self.tower.factors() | {"training_seed": self.seed}
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
-        """Return the recipe of the stage.
-
-        Raises:
-            UserError: A preset or setting is unknown.
-        """
+        """Return the recipe of the stage."""
         from antiphase.vlm.recipe import make_vlm_recipe
 
         fields = {"seed": self.seed, **self.recipe}
@@ -190,11 +186,7 @@ class AttackAnswers(Measurement):
         return {"data": self._pope(progress=False).fingerprint()[:16]} if ":" in self.data else {}
 
     def options(self) -> AuditOptions:
-        """Return the options of the attack.
-
-        Raises:
-            UserError: for an invalid budget, attack or setting.
-        """
+        """Return the options of the attack."""
         names = ("eps", "attack", "settings", "seed")
         return AuditOptions(model=("study",), **{name: getattr(self, name) for name in names})
 
