@@ -55,14 +55,14 @@ ESTIMATORS: Table = {
 
 
 MODELS: Table = {
-    "specimen": "antiphase.models.schemes.runs:SPECIMEN",
+    "specimen": "antiphase.models.zoo:SPECIMEN",
     "python": "antiphase.models.schemes.python_code:PYTHON",
-    "timm": "antiphase.models.schemes.classifiers:TIMM",
-    "torchvision": "antiphase.models.schemes.classifiers:TORCHVISION",
-    "hf": "antiphase.models.schemes.hugging_face:HUGGING_FACE",
-    "open_clip": "antiphase.models.schemes.open_clip:OPEN_CLIP",
+    "timm": "antiphase.models.schemes.libraries:TIMM",
+    "torchvision": "antiphase.models.schemes.libraries:TORCHVISION",
+    "hf": "antiphase.models.schemes.libraries:HUGGING_FACE",
+    "open_clip": "antiphase.models.schemes.libraries:OPEN_CLIP",
     "diffclip": "antiphase.models.schemes.diffclip:DIFFCLIP",
-    "hub": "antiphase.models.schemes.runs:HUB",
+    "hub": "antiphase.models.zoo:HUB",
 }
 """Schemes of model specifications, the part before the first colon: a ``Scheme`` each."""
 

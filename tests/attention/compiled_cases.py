@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from antiphase.attention.backends.choice import attend
 from antiphase.attention.backends.native import kernels
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -39,6 +40,11 @@ def parts_seen(layout, dtype):
         return normal(*few).expand(batch, heads, rows, width)
 
     return part
+
+
+def standard_attention(q, k, v, *, mask=None, backend="auto"):
+    """Return softmax(q kᵀ/√width) v by a backend."""
+    return attend(lambda q, k, v: ((q,), (k,), v), 0.0, mask, backend, q, k, v)
 
 
 def mask_of(kind, draw, queries, keys, dtype):

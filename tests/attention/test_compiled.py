@@ -15,7 +15,6 @@ from torch.testing import assert_close
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
 from antiphase.attention.backends import compiled
 from antiphase.attention.backends.native import kernels
-from antiphase.attention.functional import standard_attention
 from tests import needs
 from tests.attention.compiled_cases import (
     DTYPES,
@@ -25,6 +24,7 @@ from tests.attention.compiled_cases import (
     mask_of,
     parts_seen,
     skip_unless_taken,
+    standard_attention,
 )
 
 pytestmark = needs.native_kernels

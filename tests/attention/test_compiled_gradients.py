@@ -12,9 +12,16 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention, differe
 from antiphase.attention.backends import compiled
 from antiphase.attention.backends.choice import attend
 from antiphase.attention.backends.native import kernels
-from antiphase.attention.functional import standard_attention
 from tests import needs
-from tests.attention.compiled_cases import DTYPES, LAYOUTS, MASKS, mask_of, parts_seen, skip_unless_taken
+from tests.attention.compiled_cases import (
+    DTYPES,
+    LAYOUTS,
+    MASKS,
+    mask_of,
+    parts_seen,
+    skip_unless_taken,
+    standard_attention,
+)
 
 pytestmark = needs.native_kernels
 

@@ -6,7 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
-from antiphase.attention.functional import standard_attention
+from tests.attention.compiled_cases import standard_attention
 
 # torch warns of its own torch.jit.script when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from antiphase.attention import combine, differential_attention, softmax_maps
 from antiphase.attention.backends.choice import BACKENDS
-from antiphase.attention.functional import standard_attention
+from tests.attention.compiled_cases import standard_attention
 from tests.reference import attention as reference
 
 LAMBDAS = {

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from antiphase.attention import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
-from antiphase.attention.lambdas import LambdaSizes, make_lambda
+from antiphase.attention import (
+    DifferentialAttention,
+    FixedLambda,
+    ScalarLambda,
+    VectorLambda,
+    constant,
+    depth_scheduled,
+)
+from antiphase.attention.lambdas import LambdaSizes
+from antiphase.registry import LAMBDAS, find
 
 VECTORS = {"q1": [1.0, 2.0], "k1": [0.5, -0.1], "q2": [0.0, 1.0], "k2": [7.0, -0.2]}
 
@@ -64,13 +72,13 @@ def test_fixed_lambda_learns_nothing_and_keeps_no_state():
 @pytest.mark.parametrize(
     ("kind", "shape"), [("vector", ()), ("scalar", (3,)), ("fixed", ())], ids=["vector", "scalar", "fixed"]
 )
-def test_make_lambda_makes_each_kind(kind, shape):
-    assert make_lambda(kind, LambdaSizes(30, 5, 3), 0.8)().shape == shape
+def test_registered_lambda_has_the_shape_of_its_kind(kind, shape):
+    assert find(LAMBDAS, kind, "λ")(LambdaSizes(30, 5, 3), 0.8)().shape == shape
 
 
 def test_an_unknown_parameterisation_is_named():
     with pytest.raises(ValueError, match="of λ 'matrix': expected one of vector, scalar, fixed"):
-        make_lambda("matrix", LambdaSizes(30, 5, 3), 0.8)
+        DifferentialAttention(30, 6, parameterisation="matrix")
 
 
 @given(st.floats(0, 1), st.integers(0, 100))

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention, softmax_maps
-from antiphase.attention.functional import standard_attention
+from tests.attention.compiled_cases import standard_attention
 from tests.reference import attention as reference
 
 QUERIES, KEYS = 5, 7

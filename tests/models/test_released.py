@@ -11,8 +11,7 @@ from antiphase.errors import UserError
 from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16, load_model, write_model
 from antiphase.models.clip import bare_clip, configure_clip
 from antiphase.models.schemes.diffclip import CONFIG, _translation, to_released
-from antiphase.models.schemes.runs import RELEASED_WEIGHTS
-from antiphase.models.zoo import fingerprint
+from antiphase.models.zoo import RELEASED_WEIGHTS, fingerprint
 from tests.reference import clip as slow
 
 SMALL = {

@@ -14,8 +14,7 @@ from antiphase.errors import UserError
 from antiphase.models import load_model, mean_lambdas, vit
 from antiphase.models.card import card_of
 from antiphase.models.checkpoints import save
-from antiphase.models.schemes.runs import specimen_names
-from antiphase.models.zoo import fingerprint
+from antiphase.models.zoo import fingerprint, specimen_names
 
 SPECIMENS = Path(antiphase.__file__).parent / "specimens"
 

@@ -13,7 +13,7 @@ from antiphase.errors import UserError
 from antiphase.models import vit
 from antiphase.models.clip import clip, diffclip
 from antiphase.models.preprocessing import Preprocessing
-from antiphase.models.schemes.open_clip import OpenClip
+from antiphase.models.schemes.libraries import OpenClip
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map, chefer_relevance
 from tests.reference import relevance as reference
 

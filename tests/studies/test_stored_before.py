@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 from polars.testing import assert_frame_equal
 
-from antiphase.models.schemes import runs
+from antiphase.models import zoo as runs
 from antiphase.studies.cells import Attack, Sense, TrainVit
 from antiphase.studies.context import Lab
 from antiphase.studies.plan import make_plan

@@ -1,31 +1,27 @@
 """Parameterisations of λ, the weight of the subtracted map, and the schedules of its initial value.
 
-A λ module returns λ of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``. If its class says
-``reads_tokens = True`` it is called with the layer's tokens, else with nothing. Its method
-``draw_parameters(stream)`` draws all of its parameters; ``stream(name)`` is the random generator of the
-parameter of that name. A new one is registered in :data:`antiphase.registry.LAMBDAS`.
+A λ module returns λ of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``, called with the layer's tokens if its
+class says ``reads_tokens = True``. ``draw_parameters(stream)`` draws its parameters; ``stream(name)`` is the random
+generator of one. A new module is registered in :data:`antiphase.registry.LAMBDAS`.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, at_least, validated
-from antiphase.registry import LAMBDAS, find
 
 Stream = Callable[[str], torch.Generator]  # from a parameter's name in the module to its generator
-LambdaSchedule = Callable[[int], float]
 
 DEFAULT_LAMBDA_INIT = 0.8  # Differential Transformer, Section 3.1; robustness paper, Section 5.1
 
 
 @validated
-def constant(lambda_init: float = DEFAULT_LAMBDA_INIT) -> LambdaSchedule:
+def constant(lambda_init: float = DEFAULT_LAMBDA_INIT) -> Callable[[int], float]:
     """Return the schedule that gives every layer the same λ_init."""
     return lambda layer: lambda_init
 
@@ -56,9 +52,8 @@ class VectorLambda(nn.Module):
 
     def draw_parameters(self, stream: Stream) -> None:
         """Draw the vectors from N(0, 0.1)."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.normal_(0.0, 0.1, generator=stream(name))
+        for name, parameter in self.named_parameters():
+            nn.init.normal_(parameter, 0.0, 0.1, stream(name))
 
     def forward(self) -> Float[Tensor, ""]:
         return (self.q1 * self.k1).sum().exp() - (self.q2 * self.k2).sum().exp() + self.lambda_init
@@ -67,8 +62,7 @@ class VectorLambda(nn.Module):
 class ScalarLambda(nn.Module):
     """λ = exp(a) − exp(b) + λ_init with two learned numbers for each head, both 0 at the start.
 
-    DiffCLIP's text speaks of scalars for each head without a formula; this is the scalar form that
-    timm's ``DiffAttention(dual_lambda=True)`` uses for a layer.
+    DiffCLIP's text gives no formula; this is the form of timm's ``DiffAttention(dual_lambda=True)``.
     """
 
     @validated
@@ -104,8 +98,7 @@ class FixedLambda(nn.Module):
         return self.value
 
 
-@dataclass(frozen=True)
-class LambdaSizes:
+class LambdaSizes(NamedTuple):
     """Sizes of the layer that a λ module belongs to: widths of the tokens and of a head's queries, and heads."""
 
     dim: int
@@ -131,11 +124,6 @@ def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
 def make_zero(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
     """Return λ = 0, not learned; the layer's factor 1 − λ_init keeps the given λ_init."""
     return FixedLambda(0.0)
-
-
-def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
-    """Return the module that computes λ by a registered parameterisation."""
-    return find(LAMBDAS, kind, "parameterisation of λ")(sizes, lambda_init)
 
 
 def lambda_of(module: nn.Module) -> nn.Module | None:

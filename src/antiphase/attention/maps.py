@@ -23,9 +23,7 @@ def softmax_maps(
     ``mask`` is broadcastable to the maps, boolean (True: may attend) or added to the scores. A fully masked row gives
     zeros, with zero gradients.
 
-    >>> import math, torch
-    >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
-    >>> softmax_maps(q, k)  # [1, e] / (1 + e)
+    >>> softmax_maps(torch.ones(1, 1), torch.tensor([[0.0], [1.0]]))  # [1, e] / (1 + e)
     tensor([[0.2689, 0.7311]])
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
@@ -42,9 +40,7 @@ def masked_softmax(scores: Float[Tensor, "..."], bias: Tensor | None = None) -> 
     needed = scores.requires_grad or (bias is not None and bias.requires_grad)
     if needed or plain_forward() or shape != scores.shape:
         return (scores if bias is None else scores + bias).softmax(-1)
-    if bias is not None:
-        scores += bias
-    return torch.softmax(scores, -1, out=scores)
+    return torch.softmax(scores if bias is None else scores.add_(bias), -1, out=scores)
 
 
 @validated
@@ -72,16 +68,13 @@ def check_broadcast(name: str, tensor: Tensor, shape: torch.Size) -> None:
     try:
         torch.broadcast_shapes(tensor.shape, shape)
     except RuntimeError:
-        words = f"{name} of shape {tuple(tensor.shape)}: expected one that fits {tuple(shape)}"
-        raise UserError(words) from None
+        raise UserError(
+            f"{name} of shape {tuple(tensor.shape)}: expected one that fits {tuple(shape)}"
+        ) from None
 
 
 def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:
-    """Return an additive mask in which fully masked rows are unmasked, and which rows these are.
-
-    The softmax of a fully masked row is 0/0, also in the gradient. Computing such a row without a mask and zeroing
-    the result keeps both finite.
-    """
+    """Return an additive mask in which fully masked rows, whose softmax is 0/0, are unmasked; and which these are."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
     elif not mask.is_floating_point():

@@ -17,13 +17,10 @@ _only_outputs = False  # _callers > 0; a bool, so that torch.compile guards on n
 def outputs_only() -> Iterator[None]:
     """Let models skip computations that do not affect their output.
 
-    Within this context, the last block of a vision transformer computes only the class token, and the keys and values
-    it attends to. Logits and gradients are equal up to rounding. Blocks with hooks or patched modules compute all
-    tokens.
-
-    The attacks search within it, but verify outside of it unless their caller is within. It also applies to nested
-    models and to attacks of other libraries. Unlike autocast, it applies to all threads, and the backward pass of a
-    checkpointed model must run within it too.
+    The last block of a vision transformer, if it has no hooks or patched modules, computes only the class token, and
+    the keys and values it attends to. Logits and gradients are equal up to rounding. The attacks search within this
+    context, but verify outside. It applies to all threads, and the backward pass of a checkpointed model must run
+    within it too.
     """
     _enter(1)
     try:
@@ -32,16 +29,16 @@ def outputs_only() -> Iterator[None]:
         _enter(-1)
 
 
-def is_outputs_only() -> bool:
-    """Return whether :func:`outputs_only` is active in any thread."""
-    return _only_outputs
-
-
 def _enter(count: int) -> None:
     global _callers, _only_outputs
     with _lock:
         _callers += count
         _only_outputs = _callers > 0
+
+
+def is_outputs_only() -> bool:
+    """Return whether :func:`outputs_only` is active in any thread."""
+    return _only_outputs
 
 
 def plain_forward() -> bool:

@@ -10,9 +10,10 @@ from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.contract import Parts
 from antiphase.attention.backends.norm import HeadNorm
-from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of, make_lambda
+from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
 from antiphase.attention.maps import combine, softmax_maps
 from antiphase.errors import UserError
+from antiphase.registry import LAMBDAS, find
 
 Tokens = Float[Tensor, "batch tokens dim"]
 Projection = Float[Tensor, "batch _ width"]
@@ -20,17 +21,11 @@ _EPS = 1e-5  # of the norm behind each head, as in the released DiffCLIP
 
 
 class AttentionMaps(NamedTuple):
-    """The maps of one attention layer.
-
-    Attributes:
-        positive: A1 (standard attention's only map), ``(batch, heads, queries, keys)``.
-        negative: A2 of the same shape, or None for standard attention.
-        lam: λ, ``()``, ``(heads,)`` or ``(batch, heads, queries)``; None for standard attention.
-    """
+    """The maps of one attention layer; standard attention has the positive one only."""
 
     positive: Float[Tensor, "batch heads queries keys"]
     negative: Float[Tensor, "batch heads queries keys"] | None = None
-    lam: Float[Tensor, "..."] | None = None
+    lam: Float[Tensor, "..."] | None = None  # (), (heads,) or (batch, heads, queries)
 
     @property
     def combined(self) -> Float[Tensor, "batch heads queries keys"]:
@@ -67,13 +62,7 @@ class _SelfAttention(nn.Module):
     def forward(
         self, x: Tokens, mask: Tensor | None = None, *, queries: int | None = None
     ) -> Float[Tensor, "batch queries dim"]:
-        """Return the attended tokens.
-
-        Args:
-            x: tokens.
-            mask: as in ``differential_attention``.
-            queries: how many tokens attend to all, the first ones; all where not given.
-        """
+        """Return the attended tokens; if given, only the first ``queries`` attend, to all."""
         lam = lambda_of(self)
         value = 0.0 if lam is None else lambda_at(lam, x, queries)
         projected = _project(self.qkv, x, queries)
@@ -102,14 +91,20 @@ class _SelfAttention(nn.Module):
         return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))
 
 
-class SoftmaxAttention(_SelfAttention):
+class _OneMap(_SelfAttention):
+    num_heads: int
+
+    def parts(self, *projected: Projection) -> Parts:
+        heads = (self.num_heads, -1)
+        q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in _thirds(*projected))
+        return (q,), (k,), v
+
+
+class SoftmaxAttention(_OneMap):
     """Standard multi-head self-attention, with timm's parameter names (``qkv``, ``proj``).
 
-    Args:
-        dim: width of the tokens.
-        num_heads: number of heads; divides ``dim``.
-        qkv_bias: whether the query, key and value projections have biases.
-        backend: see :func:`~antiphase.attention.backends.choice.attend`.
+    ``num_heads`` divides ``dim``, the width of the tokens. For ``backend`` see
+    :func:`~antiphase.attention.backends.choice.attend`.
     """
 
     @validated
@@ -125,15 +120,11 @@ class SoftmaxAttention(_SelfAttention):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"num_heads={self.num_heads}"
 
-    def parts(self, *projected: Projection) -> Parts:
-        return _one_branch(self.num_heads, *projected)
 
-
-class NormedAttention(_SelfAttention):
+class NormedAttention(_OneMap):
     """Standard multi-head self-attention: proj(scale · RMSNorm(A·V)), the norm over each head's values.
 
-    A control for :class:`DifferentialAttention`, which has the same norm and factor (1 − λ_init) and subtracts a second
-    map besides. Parameter names are those of :class:`SoftmaxAttention` and ``norm``.
+    A control for :class:`DifferentialAttention`, which has the same norm and factor, and a second map.
     """
 
     def __init__(
@@ -153,33 +144,25 @@ class NormedAttention(_SelfAttention):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"num_heads={self.num_heads}, scale={self.scale!r}"
 
-    def parts(self, *projected: Projection) -> Parts:
-        return _one_branch(self.num_heads, *projected)
-
 
 class DifferentialAttention(_SelfAttention):
     """Multi-head differential self-attention: (A1 − λ·A2)·V in each head.
 
-    The head count is the standard twin's: ``num_heads`` heads of width d become ``num_heads // 2``
-    differential heads with queries and keys of width d in each branch and values of width 2d, so both
-    modules have projections of the same size (DiffCLIP's convention). The released DiffCLIP follows the
-    product by an RMSNorm over each head's 2d values and a factor 1 − λ_init; the papers' formula has
-    neither. ``self.norm`` only stores the weight; its ``forward`` is never called. To read the normed heads, hook
-    the input of ``proj``.
+    The head count is the standard twin's: ``num_heads`` heads of width d become ``num_heads // 2`` differential heads
+    with queries and keys of width d in each branch and values of width 2d, so both modules have projections of the same
+    size (DiffCLIP's convention). The released DiffCLIP follows the product by an RMSNorm over each head's 2d values and
+    a factor 1 − λ_init; the papers' formula has neither. ``self.norm`` only stores the weight; its ``forward`` is never
+    called. To read the normed heads, hook the input of ``proj``.
 
     Args:
         dim: width of the tokens.
         num_heads: number of heads of the standard twin; even, divides ``dim``.
         lambda_init: λ_init (0.8: robustness paper, Section 5.1).
-        parameterisation: how λ is learned, a name in :data:`antiphase.registry.LAMBDAS`: ``"vector"``,
-            ``"scalar"``, ``"fixed"``.
+        parameterisation: how λ is learned, a name in :data:`antiphase.registry.LAMBDAS`.
         head_norm: whether each head's output passes an RMSNorm (affine, shared by heads, eps 1e-5).
         rescale: whether the output is multiplied by 1 − λ_init.
         qkv_bias: whether the query, key and value projections have biases.
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
-
-    Raises:
-        UserError: if ``num_heads`` is odd or does not divide ``dim``.
     """
 
     @validated
@@ -196,16 +179,14 @@ class DifferentialAttention(_SelfAttention):
         backend: BackendName = "auto",
     ) -> None:
         if num_heads < 2 or num_heads % 2:
-            raise UserError(
-                f"num_heads {num_heads}: expected the standard twin's head count, which is even "
-                "(two of its heads make one differential head)"
-            )
+            reason = "which is even (two of its heads make one differential head)"
+            raise UserError(f"num_heads {num_heads}: expected the standard twin's head count, {reason}")
         super().__init__(dim, num_heads, qkv_bias, backend)
         self.num_diff_heads = num_heads // 2
         self.width = dim // num_heads
         self.lambda_init = lambda_init
         sizes = LambdaSizes(dim, self.width, self.num_diff_heads)
-        self.lam = make_lambda(parameterisation, sizes, lambda_init)
+        self.lam: nn.Module = find(LAMBDAS, parameterisation, "parameterisation of λ")(sizes, lambda_init)
         self.norm = nn.RMSNorm(2 * self.width, eps=_EPS) if head_norm else None
         self.scale = 1.0 - lambda_init if rescale else 1.0
         self.proj = nn.Linear(dim, dim)
@@ -220,11 +201,6 @@ class DifferentialAttention(_SelfAttention):
         branches = (self.num_diff_heads, 2, self.width)
         q, k = (part.unflatten(-1, branches).permute(3, 0, 2, 1, 4) for part in (q, k))
         return q, k, v.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2)
-
-
-def _one_branch(num_heads: int, *projected: Tensor) -> Parts:
-    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in _thirds(*projected))
-    return (q,), (k,), v
 
 
 def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:

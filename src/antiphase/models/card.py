@@ -20,39 +20,24 @@ Model = TypeVar("Model", bound=nn.Module)
 @validated
 @dataclass(frozen=True)
 class ModelCard:
-    """Metadata of a loaded model, available as ``model.card``.
+    """Metadata of a loaded model, available as ``model.card``."""
 
-    Attributes:
-        name: short name, the last part of the specification.
-        spec: the specification passed to ``load_model``.
-        attention: ``"softmax"``, ``"differential"``, ``"none"``, or ``"unknown"`` for any other kind.
-        seed: training seed, or the seed of random weights; None if unknown.
-        image_shape: (channels, height, width).
-        num_classes: number of logits; 0 for a dual encoder that is not bound to prompts.
-        recipe: training recipe, if known.
-        class_names: one name per output, if known; WordNet ids for timm's ImageNet models.
-        any_size: whether it also takes images of other heights and widths.
-        code: digest of the user's code that built it; empty for other models.
-        lambdas: mean λ of each differential layer, if it was measured because the modules are the user's own.
-        preprocessing: what its library does with a picture; None for our own models and a user's.
-        doubts: what had to be assumed about it, as warnings for records.
-        tag: its library's name of the pretrained weights, which tells their training; empty if it has none.
-    """
-
-    name: str
-    spec: str
-    attention: AttentionKind
-    seed: Seed | None
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    recipe: dict[str, Any] | None = None
-    class_names: tuple[str, ...] | None = None
-    any_size: bool = False
-    code: str = ""
-    lambdas: tuple[float, ...] = ()
-    preprocessing: Preprocessing | None = None
-    doubts: tuple[str, ...] = ()
-    tag: str = ""
+    name: str  # the last part of the specification
+    spec: str  # the specification passed to load_model
+    attention: AttentionKind  # "unknown" for any other kind than softmax, differential and none
+    seed: Seed | None  # of the training, or of random weights; None if unknown
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    num_classes: int  # number of logits; 0 for a dual encoder that is not bound to prompts
+    recipe: dict[str, Any] | None = None  # of the training, if known
+    class_names: tuple[str, ...] | None = (
+        None  # one per output, if known; WordNet ids for timm's ImageNet models
+    )
+    any_size: bool = False  # whether it also takes images of other heights and widths
+    code: str = ""  # digest of the user's code that built it; empty for other models
+    lambdas: tuple[float, ...] = ()  # mean λ of each layer, where it was measured in a user's own modules
+    preprocessing: Preprocessing | None = None  # of its library; None for our own models and a user's
+    doubts: tuple[str, ...] = ()  # what had to be assumed about it, as warnings for records
+    tag: str = ""  # its library's name of the pretrained weights, which tells their training
 
 
 def card_of(model: nn.Module) -> ModelCard:
@@ -75,10 +60,8 @@ def square_of(model: nn.Module) -> Square:
     card = card_of(model)
     _, height, width = card.image_shape
     if height != width:
-        raise UserError(
-            f"{card.spec}: takes images of {height}×{width} pixels, but pictures are made square; give arrays of that "
-            "shape, such as npz:FILE"
-        )
+        words = f"takes images of {height}×{width} pixels, but pictures are made square"
+        raise UserError(f"{card.spec}: {words}; give arrays of that shape, such as npz:FILE")
     inner = getattr(model, "model", None)  # if it is bound to prompts
     squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
     return next((square for square in squares if isinstance(square, Square)), Square(height))
@@ -88,7 +71,7 @@ def with_own_pixels(images: ImageSet, models: Sequence[nn.Module]) -> ImageSet:
     """Return images resized and cropped as for the first model; arrays are left as they are."""
     if not isinstance(images, FileImages):
         return images
-    square = [square_of(model) for model in models][0]  # noqa: RUF015 (all are asked, to refuse what is not square)
+    square, *_ = map(square_of, models)  # all are asked, to refuse what is not square
     return images.resized(square) if square.size == images.image_size else images
 
 
@@ -100,22 +83,22 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
     everyone = [*models, *twins]
     doubts = [doubt for model in everyone for doubt in card_of(model).doubts]
     if isinstance(data, FileImages) and data.square is not None:
-        doubts += [
-            f"{card_of(model).spec}: its own preprocessing would be {describe_transform(own, data.channels)}; it gets "
-            f"the pictures of {card_of(models[0]).spec}, {describe_transform(data.square, data.channels)}"
-            for model in everyone
-            if (own := square_of(model)) != data.square
-        ]
+        used = f"{card_of(models[0]).spec}, {describe_transform(data.square, data.channels)}"
+        for model in everyone:
+            if (square := square_of(model)) != data.square:
+                usual = describe_transform(square, data.channels)
+                words = f"its own preprocessing would be {usual}; it gets the pictures of {used}"
+                doubts.append(f"{card_of(model).spec}: {words}")
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
-        compared = {
-            "input sizes": ["×".join(map(str, card.image_shape)) for card in (one, other)],
-            "tags of the weights": [one.tag, other.tag],
-            "preprocessing": [one.preprocessing, other.preprocessing],
-        }
+        mine, theirs = (
+            ("×".join(map(str, card.image_shape)), card.tag, card.preprocessing) for card in (one, other)
+        )
         doubts += [
-            f"{one.spec} and its twin {other.spec} differ in more than their attention: {what} {mine} and {theirs}"
-            for what, (mine, theirs) in compared.items()
-            if mine and theirs and mine != theirs
+            f"{one.spec} and its twin {other.spec} differ in more than their attention: {what} {this} and {that}"
+            for what, this, that in zip(
+                ("input sizes", "tags of the weights", "preprocessing"), mine, theirs, strict=True
+            )
+            if this and that and this != that
         ]
     return doubts
 
@@ -127,12 +110,10 @@ def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
     """
     cards = [card_of(model) for model in models]
     fixed = [card for card in cards if not card.any_size]
-    odd = next((card for card in fixed if card.image_shape != fixed[0].image_shape), None)
-    if odd is not None:
-        raise UserError(
-            f"{fixed[0].spec} takes images of shape {fixed[0].image_shape}, {odd.spec} of {odd.image_shape}; measure "
-            "each in its own run"
-        )
+    for card in fixed[1:]:
+        if card.image_shape != fixed[0].image_shape:
+            shapes = f"{fixed[0].image_shape}, {card.spec} of {card.image_shape}"
+            raise UserError(f"{fixed[0].spec} takes images of shape {shapes}; measure each in its own run")
     channels, height, width = (fixed or cards)[0].image_shape
     return (height if fixed and height == width else None), channels
 

@@ -25,9 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
 CLASS_NAMES = "class_names"  # in the recipe's file
 _DIGEST = "sha256"  # of the weights, in the header of their file
-_COUNTER = (
-    "num_batches_tracked"  # of batch norm: read in training only, absent in files of before torch 0.4.1
-)
+_COUNTER = "num_batches_tracked"  # of batch norm: read in training only, absent before torch 0.4.1
 _WRAPPER = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of compile, FSDP
 _AVERAGE = re.compile(r"(^|[._])(ema|swa|averaged)([._]|$)", re.IGNORECASE)
 _ASIDE = re.compile(  # kept with the weights, but no weights
@@ -43,8 +41,7 @@ def save(
 ) -> None:
     """Write the recipe, then the weights rounded to ``dtype``; in this order, weights never lack a recipe."""
     write_json(directory / RECIPE_FILE, recipe)
-    rounded = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
-    save_tensors(rounded, directory)
+    save_tensors({name: t.to(dtype).contiguous() for name, t in model.state_dict().items()}, directory)
 
 
 def save_tensors(tensors: State, directory: Path) -> None:
@@ -81,10 +78,8 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory; refuse one that is missing, no JSON object, or has odd seed or data."""
     path = directory / RECIPE_FILE
     if not path.exists():
-        raise UserError(
-            f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
-            "train-vlm or export"
-        )
+        writers = "antiphase train, train-clip, train-vlm or export"
+        raise UserError(f"{directory}: no {RECIPE_FILE} found; expected a directory written by {writers}")
     recipe = read_json(path, fix="restore it from a backup or train again")
     seed, data = recipe.get("seed"), recipe.get("data")
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
@@ -96,57 +91,49 @@ def read_recipe(directory: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> State:
     """Return the tensors of a safetensors file; the digest in files of ours is checked."""
-    if path.exists() and (why := _mistaken(path)):
-        raise UserError(f"{path}: {why}")
+    if not path.exists():
+        raise UserError(f"{path}: no such file; if the run is unfinished, resume it with its command")
+    _refuse_mistaken(path)
     try:
         with safe_open(path, "pt") as file:
             stored = (file.metadata() or {}).get(_DIGEST)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; if the run is unfinished, resume it with the command that started it"
-        ) from None
     except (SafetensorError, OSError) as error:
         reason = f"incomplete or invalid safetensors file ({error})"
         raise UserError(f"{path}: {reason}; copy it again or retrain") from None
-    if stored is not None and stored != weights_digest(tensors):
+    if stored not in (None, weights_digest(tensors)):
         raise UserError(
             f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
         )
     return tensors
 
 
-def _mistaken(path: Path) -> str | None:
-    """Return what a path is, and what to do, if it is plainly no file of weights; nothing is unpickled."""
-    if path.is_dir():
-        return "is a folder; expected a file in it"
+def _refuse_mistaken(path: Path) -> None:
+    """Refuse a path that is plainly no file of weights; nothing is unpickled."""
     if not path.is_file():
-        return "is no regular file; expected a file of weights" if path.exists() else "no such file"
+        kind = "is a folder; expected a file in it" if path.is_dir() else "is no regular file"
+        raise UserError(f"{path}: {kind if path.exists() else 'no such file'}")
     with path.open("rb") as file:
         head = file.read(256)
+    why = ""
     if not head:
-        return "is empty; copy or download it again"
-    if head.startswith(b"version https://git-lfs"):
-        return "is a pointer of Git LFS; get the weights with git lfs pull"
-    if head.lstrip().startswith((b"<", b"{")) and b"\0" not in head:
-        return "is a web page or other text; download the weights again, from the link to the file itself"
-    if not head.startswith(b"PK\3\4"):
-        return None
-    try:
-        names = zipfile.ZipFile(path).namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return "is incomplete; copy or download it again"
-    if any(name.endswith("constants.pkl") for name in names):
-        return (
-            "is a TorchScript archive; save its weights alone, with torch.save(torch.jit.load(FILE).state_dict(), "
-            "'weights.pt')"
-        )
-    pickled = any(name.endswith("data.pkl") for name in names)
-    return (
-        None
-        if pickled
-        else "is an archive of something else; expected a file that torch.save or safetensors wrote"
-    )
+        why = "is empty; copy or download it again"
+    elif head.startswith(b"version https://git-lfs"):
+        why = "is a pointer of Git LFS; get the weights with git lfs pull"
+    elif head.lstrip().startswith((b"<", b"{")) and b"\0" not in head:
+        why = "is a web page or other text; download the weights again, from the link to the file itself"
+    elif head.startswith(b"PK\3\4"):
+        try:
+            names = " ".join(zipfile.ZipFile(path).namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            why = "is incomplete; copy or download it again"
+        else:
+            if "constants.pkl" in names:
+                why = "is a TorchScript archive; save its weights alone: torch.save(model.state_dict(), FILE)"
+            elif "data.pkl" not in names:
+                why = "is an archive of something else; expected a file of torch.save or safetensors"
+    if why:
+        raise UserError(f"{path}: {why}")
 
 
 def check_finite(
@@ -159,26 +146,20 @@ def check_finite(
 
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:
-    """Load tensors by name; names, shapes and types must match, and all weights must be finite.
-
-    Raises:
-        UserError: naming the first parameter that does not match.
-    """
+    """Load tensors by name; names, shapes and types must match, and all weights must be finite."""
     own, misfit = model.state_dict(), "; the architecture does not match"
     tensors = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | tensors
     for name in sorted(own.keys() | tensors.keys()):
-        if name not in tensors:
-            raise UserError(f"{source}: parameter {name!r} is missing{misfit}")
-        if name not in own:
-            raise UserError(f"{source}: parameter {name!r} is not in the model{misfit}")
-        want, have = own[name], tensors[name]
+        want, have = own.get(name), tensors.get(name)
+        if want is None or have is None:
+            what = "is missing" if have is None else "is not in the model"
+            raise UserError(f"{source}: parameter {name!r} {what}{misfit}")
         if want.shape != have.shape:
-            raise UserError(
-                f"{source}: {name!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}{misfit}"
-            )
+            shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
+            raise UserError(f"{source}: {name!r} has shape {shapes}{misfit}")
         if want.is_floating_point() != have.is_floating_point():
-            types = (str(tensor.dtype).removeprefix("torch.") for tensor in (have, want))
-            raise UserError(f"{source}: {name!r} has type {'; expected '.join(types)}")
+            types = f"{have.dtype}; expected {want.dtype}".replace("torch.", "")
+            raise UserError(f"{source}: {name!r} has type {types}")
     check_finite(tensors, source)
     model.load_state_dict(tensors)
 
@@ -187,24 +168,18 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
 
     Reads safetensors, dictionaries written by ``torch.save``, and the index of a checkpoint in several files. A pickle
-    is read with ``weights_only`` and one additional safe class, ``argparse.Namespace`` (options), so that no code in
-    the file is executed. The weights may be in a dictionary within the file, such as ``state_dict``, and their names
-    may have a prefix, such as ``module.``. If a file has weights and their moving average (``ema``, ``swa``), the
-    average is taken, as timm does. A warning names what is ignored.
+    is read with ``weights_only``, so that no code in the file is executed. The weights may be in a dictionary within
+    the file, such as ``state_dict``, and their names may have a prefix, such as ``module.``. If a file has weights and
+    their moving average (``ema``, ``swa``), the average is taken, as timm does. A warning names what is ignored.
 
-    Args:
-        name: the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
-        own: the model's tensors by name.
-        sized: whether the shapes in ``own`` count.
-
-    Raises:
-        UserError: if the file is missing or damaged, has other classes or no weights, or several sets of weights fit.
+    ``name`` is the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
+    ``own`` are the model's tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
     tables = _tables(path)
     if not tables:
         raise UserError(
-            f"{path}: no weights found; expected a dictionary of tensors, as model.state_dict() returns"
+            f"{path}: no weights found; expected a dictionary of tensors, as state_dict() returns"
         )
     names = {_WRAPPER.sub("", key): key for key in own}
     needed = {short for short in names if not short.endswith(_COUNTER)}
@@ -218,37 +193,37 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     )
     fits = [one for one, count in matches.items() if count == len(needed)]
     if sized and len(fits) > 1:
-        fits = [
-            (place, prefix)
-            for place, prefix in fits
-            if all(tables[place][prefix + short].shape == own[names[short]].shape for short in needed)
-        ] or fits
-    labels = {one: ".".join(one).strip(".") or "." for one in fits}
+
+        def of_same_shapes(place: str, prefix: str) -> bool:
+            return all(tables[place][prefix + short].shape == own[names[short]].shape for short in needed)
+
+        fits = [one for one in fits if of_same_shapes(*one)] or fits
+    labels = {".".join(one).strip(".") or ".": one for one in fits}
     if which:
-        fits = [one for one in fits if which == labels[one] or which in labels[one].split(".")]
-        if not fits:
-            known = ", ".join(labels.values()) or "none"
+        known = ", ".join(labels) or "none"
+        labels = {text: one for text, one in labels.items() if which in (text, *text.split("."))}
+        if not labels:
             raise UserError(f"{name}: no weights {shown(which)} that fit the model; the file has {known}")
-    if fits:
-        place, prefix = _choice({one: labels[one] for one in fits}, path)
+    if labels:
+        place, prefix = labels[_choice(list(labels), path)]
     else:  # loading says what does not match
         biggest = max(tables, key=lambda place: len(tables[place])), ""
         place, prefix = max(matches, key=lambda one: matches[one], default=biggest)
-    tensors = {
-        key.removeprefix(prefix): value for key, value in tables[place].items() if key.startswith(prefix)
+    bare = {
+        key.removeprefix(prefix): tensor for key, tensor in tables[place].items() if key.startswith(prefix)
     }
-    tensors = {names.get(key, key): value for key, value in tensors.items()}
-    if not fits:
+    tensors = {names.get(key, key): tensor for key, tensor in bare.items()}
+    if not labels:
         return tensors
     extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
     ignored = [key for key in tables[place] if not key.startswith(prefix)] + extra
-    for other in (other for other in tables if other not in dict(fits)):
+    for other in (other for other in tables if other not in dict(labels.values())):
         ignored += [f"{other}.*"] if other else tables[other]
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
         listed = ", ".join(ignored[:_MOST_SHOWN])
         warnings.warn(f"{path}: ignored, not in the model: {listed}{more}", stacklevel=2)
-    return {key: value for key, value in tensors.items() if key not in extra}
+    return {key: tensor for key, tensor in tensors.items() if key not in extra}
 
 
 def file_and_set(name: str | Path) -> tuple[Path, str]:
@@ -258,23 +233,17 @@ def file_and_set(name: str | Path) -> tuple[Path, str]:
     return (Path(file).expanduser(), which) if file and not os.path.exists(path) else (path, "")
 
 
-def _choice(labels: dict[tuple[str, str], str], path: Path) -> tuple[str, str]:
+def _choice(labels: list[str], path: Path) -> str:
     """Return the only set of weights that fits, or the moving average of the only other one."""
-    fits = list(labels)
-    averages = [one for one in fits if _AVERAGE.search(labels[one])]
-    if len(fits) == 1:
-        return fits[0]
-    if len(fits) > 2 or len(averages) != 1:
-        listed = ", ".join(labels.values())
-        raise UserError(
-            f"{path}: several sets of weights fit the model: {listed}; choose one: {path}#{labels[fits[0]]}"
-        )
-    (average,) = averages
-    (other,) = (label for one, label in labels.items() if one != average)
-    warnings.warn(
-        f"{path}: loaded the moving average {labels[average]}; for the other weights: {path}#{other}",
-        stacklevel=3,
-    )
+    averages = list(filter(_AVERAGE.search, labels))
+    if len(labels) == 1:
+        return labels[0]
+    if len(labels) > 2 or len(averages) != 1:
+        advice = f"{', '.join(labels)}; choose one: {path}#{labels[0]}"
+        raise UserError(f"{path}: several sets of weights fit the model: {advice}")
+    (average,), (other,) = averages, [label for label in labels if label not in averages]
+    words = f"loaded the moving average {average}; for the other weights: {path}#{other}"
+    warnings.warn(f"{path}: {words}", stacklevel=3)
     return average
 
 
@@ -282,8 +251,7 @@ def _tables(path: Path) -> dict[str, State]:
     """Return the dictionaries of tensors in a file by their place in it, such as ``"state_dict"``."""
     if len(files := files_of(path)) > 1:
         return {"": {key: value for file in files[1:] for key, value in _tables(file).get("", {}).items()}}
-    if why := _mistaken(path):
-        raise UserError(f"{path}: {why}")
+    _refuse_mistaken(path)
     with path.open("rb") as file:
         head = file.read(9)
     if path.suffix == ".safetensors" or head[7:] == b"\0{":
@@ -303,15 +271,13 @@ def _tables(path: Path) -> dict[str, State]:
 
 def _unpickled(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]):  # options
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # it can raise anything, and torch's own message advises weights_only=False
         named = re.search(r"GLOBAL (\S+)", str(error))
         has = f" (it contains {shown(named[1])}, and a pickle of other classes can run code)" if named else ""
-        raise UserError(
-            f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; if you "
-            "trust the file, open it yourself and save model.state_dict() alone"
-        ) from None
+        fix = "expected only tensors, numbers and an argparse.Namespace; save model.state_dict() alone"
+        raise UserError(f"{path}: cannot be read safely{has}; {fix}") from None
 
 
 def files_of(path: Path) -> list[Path]:

@@ -19,14 +19,6 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
 
     A class is matched by its exact name, otherwise by its letters and digits, ignoring case. ImageNet classes are
     also matched by WordNet id and synonym. The data may cover a subset of the model's classes.
-
-    Args:
-        cards: cards of the classifiers to be measured on the images; at least one.
-        data: images, with labels in the order of their own classes.
-
-    Raises:
-        UserError: if a class has no match, if a model without class names has a different number of classes, or if
-            the models order the classes differently.
     """
     if data.name == "random":  # its labels are noise
         return data, []
@@ -34,9 +26,8 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
     orders = {card.spec: _order(card, data, warnings) for card in cards}
     first, order = next(iter(orders.items()))
     if other := next((spec for spec in orders if orders[spec] != order), None):
-        raise UserError(
-            f"{first} and {other} order the classes of {data.name} differently; measure each in its own run"
-        )
+        words = f"order the classes of {data.name} differently; measure each in its own run"
+        raise UserError(f"{first} and {other} {words}")
     class_names = next((card.class_names for card in cards if card.class_names), data.class_names)
     if class_names == data.class_names:
         return data, warnings
@@ -55,13 +46,10 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"--classes {path}: cannot be read ({reason}); expected a UTF-8 text file") from None
     if len(names) != num_classes:
-        raise UserError(
-            f"--classes {path}: {len(names)} lines, expected {num_classes}: one per model output, blank if the data "
-            "lack that class"
-        )
-    twice = next((name for name, count in Counter(filter(None, names)).items() if count > 1), None)
-    if twice is not None:
-        raise UserError(f"--classes {path}: duplicate name {twice!r}; expected each name once")
+        words = f"{len(names)} lines, expected {num_classes}: one per model output, blank if the data lack that class"
+        raise UserError(f"--classes {path}: {words}")
+    if repeated := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
+        raise UserError(f"--classes {path}: duplicate name {repeated[0]!r}; expected each name once")
     return names
 
 
@@ -69,16 +57,13 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
     """Return the index of the model's output for each class of the data."""
     spec, count = card.spec, len(data.class_names)
     numbers = tuple(range(count))
-    if card.class_names == data.class_names:
-        return numbers
-    if card.class_names is None and (card.recipe or {}).get("data") == data.name:
+    trained_on_it = card.class_names is None and (card.recipe or {}).get("data") == data.name
+    if trained_on_it or card.class_names == data.class_names:
         return numbers
     if data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers)):
         if count > card.num_classes:
-            raise UserError(
-                f"{data.name} has labels up to {count - 1} without class names, but {spec} has "
-                f"{card.num_classes} classes"
-            )
+            words = f"labels up to {count - 1} without class names, but {spec} has {card.num_classes} classes"
+            raise UserError(f"{data.name} has {words}")
         warnings.append(
             f"{data.name} has no class names: its class numbers are used as output indices of {spec}"
         )
@@ -87,14 +72,12 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         return _matched(spec, card.class_names, data)
     listed = _listed(data.class_names)
     if count != card.num_classes:
-        raise UserError(
-            f"{spec} has {card.num_classes} classes and does not store their names, but {data.name} has {count} "
-            f"({listed}); {_HOW}"
-        )
-    warnings.append(
-        f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of {data.name}; "
-        f"if the model orders them differently, {_HOW}"
+        words = f"does not store their names, but {data.name} has {count} ({listed})"
+        raise UserError(f"{spec} has {card.num_classes} classes and {words}; {_HOW}")
+    words = (
+        f"assuming the sorted order ({listed}) of {data.name}; if the model orders them differently, {_HOW}"
     )
+    warnings.append(f"{spec} does not store the names of its {count} classes: {words}")
     return numbers
 
 
@@ -112,15 +95,11 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[i
     for name, wnid in zip(data.class_names, sought, strict=True):
         output = exact.get(wnid, exact.get(name, loose.get(_letters(name))))
         if output is None:
-            raise UserError(
-                f"class {name!r} of {data.name}: expected one of the classes of {spec} ({_listed(class_names)}); "
-                f"rename it, or {_HOW}"
-            )
+            words = f"expected one of the classes of {spec} ({_listed(class_names)}); rename it, or {_HOW}"
+            raise UserError(f"class {name!r} of {data.name}: {words}")
         if output in order:
-            raise UserError(
-                f"classes {order[output]!r} and {name!r} of {data.name} both match {class_names[output]!r} of {spec}; "
-                "merge or rename them"
-            )
+            both = f"classes {order[output]!r} and {name!r} of {data.name}"
+            raise UserError(f"{both} both match {class_names[output]!r} of {spec}; merge or rename them")
         order[output] = name
     return tuple(order)
 
@@ -137,13 +116,9 @@ def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
         return [own]
     from timm.data.imagenet_info import ImageNetInfo
 
-    info, numbered = ImageNetInfo(), [(wnid, output) for output, wnid in enumerate(wnids)]
+    describe, numbered = ImageNetInfo().label_name_to_description, [(wnid, o) for o, wnid in enumerate(wnids)]
     prompts = [(prompted[wnid], output) for wnid, output in numbered if wnid in prompted]
-    synonyms = [
-        (synonym.strip(), output)
-        for wnid, output in numbered
-        for synonym in info.label_name_to_description(wnid).split(",")
-    ]
+    synonyms = [(one.strip(), output) for wnid, output in numbered for one in describe(wnid).split(",")]
     return [numbered, own, prompts, synonyms]
 
 
@@ -156,11 +131,7 @@ def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _letters(name: str) -> str:
-    """Return what is compared where names are not equal.
-
-    >>> _letters("T-shirt/top") == _letters("t_shirt TOP")
-    True
-    """
+    """Return the letters and digits of a name, ignoring case."""
     return "".join(filter(str.isalnum, name.casefold()))
 
 

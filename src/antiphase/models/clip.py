@@ -41,10 +41,7 @@ _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wa
 
 
 def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
-    """Drop the columns after the last end-of-text token.
-
-    Attention is causal, so the features do not change; captions fill about a fifth of the 77 positions.
-    """
+    """Drop the columns after the last end-of-text token; attention is causal, so the features do not change."""
     needed = int(tokens.argmax(1).max()) + 1
     return tokens[:, : min(-(-needed // _STEP) * _STEP, tokens.shape[1])]
 
@@ -66,16 +63,14 @@ def _tokenizer() -> "SimpleTokenizer":
 
 
 class ClipConfig(Fields):
-    """Architecture of a dual encoder; stored next to its weights.
+    """Architecture of a dual encoder; stored next to its weights."""
 
-    ``interpolation`` is used to resize the shorter side of an image before its centre is cropped. The mean and
-    standard deviation of the pixels belong to the image tower.
-    """
-
-    vision: VitConfig
+    vision: VitConfig  # with mean and standard deviation of the pixels
     text: TextConfig
     embed_dim: Size
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Literal["bicubic", "bilinear"] = (
+        "bicubic"  # to resize images before their centre is cropped
+    )
     init: Init = "matched"
     logit_scale: float = LOGIT_SCALE
     logit_bias: float | None = None
@@ -87,13 +82,8 @@ class CLIP(nn.Module):
     Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021;
     H. Hammoud, B. Ghanem, *DiffCLIP: Differential Attention Meets CLIP*, TMLR 2025, Section 3.
 
-    Args:
-        visual: image tower without a head.
-        text: text tower.
-        widths: feature widths of both towers.
-        embed_dim: width of the common space.
-        logit_scale: natural logarithm of the factor on the cosines.
-        logit_bias: added to the logits by the sigmoid loss; None for no bias.
+    ``widths`` are the feature widths of the towers, ``logit_scale`` is the natural logarithm of the factor on the
+    cosines, and ``logit_bias`` is added to the logits by the sigmoid loss.
     """
 
     @validated
@@ -170,11 +160,9 @@ def bare_clip(config: ClipConfig) -> CLIP:
 def _initialise(model: CLIP, init: Init, seed: int) -> None:
     """Draw a dual encoder's weights anew; each parameter has a stream of its own.
 
-    ``"matched"`` gives standard and differential towers the rule of the recipe's baseline, so that twins of
-    a seed start from equal projections: image tower N(0, .02) with zero biases (timm's), text tower as SLIP
-    and CLIP draw it. ``"released"`` differs, as the released DiffCLIP does, in differential towers: the image
-    tower's blocks keep PyTorch's default, uniform within ±1/√fan_in with biases, and the text tower's
-    attention keeps its biases. λ modules draw their own.
+    ``"matched"`` gives both kinds of towers the rule of the baseline, so that twins of a seed start from equal
+    projections: image tower N(0, 0.02) with zero biases (timm's), text tower as SLIP and CLIP draw it. ``"released"``
+    differs in differential towers: the image tower's blocks and the text tower's biases keep PyTorch's default.
     """
     dim, depth = model.text.pos_embed.shape[1], len(model.text.blocks)
     out = dim**-0.5 * (2 * depth) ** -0.5
@@ -222,17 +210,20 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
+_VISION, _TEXT = (
+    ("image_size", "patch_size", "dim", "depth", "num_heads"),
+    ("dim", "depth", "num_heads", "context_length"),
+)
 PRESETS: dict[str, dict[str, Any]] = {
-    "b16": {
-        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
-        "text": {"dim": 512, "depth": 12, "num_heads": 8},
-        "embed_dim": 512,
-    },
-    "small": {
-        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
-        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
-        "embed_dim": 192,
-    },
+    name: {
+        "vision": dict(zip(_VISION, vision, strict=True)),
+        "text": dict(zip(_TEXT, text, strict=True)),
+        "embed_dim": text[0],
+    }
+    for name, vision, text in (
+        ("b16", (224, 16, 768, 12, 12), (512, 12, 8, 77)),
+        ("small", (64, 8, 192, 4, 6), (192, 3, 6, 32)),
+    )
 }
 
 
@@ -241,9 +232,7 @@ class ClipVariant:
     """A kind of CLIP, as registered in :data:`antiphase.registry.CLIPS`."""
 
     label: str  # what reports call it; * and † are the DiffCLIP paper's (Sections 4.5 and 4.6)
-    fields: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # arguments of configure_clip that make it what it is
+    fields: Mapping[str, Any] = field(default_factory=dict)  # arguments of configure_clip
 
     @property
     def schedule(self) -> str | None:
@@ -265,13 +254,10 @@ def find_clip(variant: str) -> ClipVariant:
 
 @validated
 def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build a CLIP with standard attention in both towers.
+    """Build a CLIP with standard attention in both towers, of the preset ``"b16"`` or ``"small"``.
 
-    Args:
-        preset: ``"b16"`` or ``"small"``.
-        seed: random seed of the initial weights.
-        **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
-            and the other fields of :class:`~antiphase.models.clip.ClipConfig`; an unknown one is a ``UserError``.
+    ``fields`` are ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim`` and the
+    other fields of :class:`~antiphase.models.clip.ClipConfig`.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 
@@ -302,15 +288,9 @@ def diffclip_vit_b16(
     seed: Seed = 0,
     **fields: Any,
 ) -> CLIP:
-    """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4).
+    """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4); arguments as for :func:`diffclip`.
 
-    Args:
-        lambda_init: λ_init of every layer; used by the constant schedule.
-        schedule: ``"constant"``, or ``"depth"``: 0.8 − 0.6·exp(−0.3·layer), the paper's DiffCLIP*.
-        towers: towers with differential attention; ``"vision"`` is the paper's DiffCLIP†.
-        init: initial weights ``"matched"`` to the baseline, or as in the ``"released"`` DiffCLIP.
-        seed: random seed of the initial weights.
-        **fields: as in :func:`clip`.
+    The initial weights are ``"matched"`` to the baseline, or as in the ``"released"`` DiffCLIP.
     """
     fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
     return clip("b16", seed=seed, **fields)
@@ -329,11 +309,7 @@ def configure_clip(
     text: dict[str, Any] | None = None,
     **fields: Any,
 ) -> ClipConfig:
-    """Return a validated configuration.
-
-    The ``towers`` have the registered ``attention``, other towers have standard attention; ``towers=None`` means
-    standard attention in both.
-    """
+    """Return a validated configuration; only the ``towers`` have the registered ``attention``, others the standard."""
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
     sizes = PRESETS[preset]

@@ -1,6 +1,7 @@
 """Image features of a CLIP or a classifier, for linear probes, few-shot learning and retrieval."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
 from antiphase.models.preprocessing import Images, Normalized
-from antiphase.models.schemes.open_clip import OpenClip
+from antiphase.models.schemes.libraries import OpenClip
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of
@@ -31,9 +32,7 @@ class ImageTower:
     )  # to the joint space, not normalised; None for a classifier
     square: Square  # resizes and crops an image to the model's size
     channels: int
-    raw: bool = (
-        True  # False for models that cannot be split before their projection: ``project`` is the identity
-    )
+    raw: bool = True  # False for models that cannot be split there: ``project`` is the identity
 
 
 def image_tower(model: nn.Module) -> ImageTower:
@@ -65,19 +64,16 @@ def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
 
     def last_input(images: Images) -> Features | None:
         calls: list[tuple[Tensor, Tensor]] = []  # input and output of each linear layer
-        hooks = [
-            part.register_forward_hook(lambda *call: calls.append((cast(Any, call[1])[0], call[2])))
-            for part in model.modules()
-            if isinstance(part, nn.Linear)
-        ]
-        try:
-            logits = model(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return next(
-            (x for x, y in reversed(calls) if y.data_ptr() == logits.data_ptr() and x.ndim == 2), None
-        )
+
+        def record(part: nn.Module, inputs: Any, output: Tensor) -> None:
+            calls.append((inputs[0], output))
+
+        with ExitStack() as hooks:
+            for part in model.modules():
+                if isinstance(part, nn.Linear):
+                    hooks.callback(part.register_forward_hook(record).remove)
+            last = model(images).data_ptr()
+        return next((x for x, y in reversed(calls) if y.data_ptr() == last and x.ndim == 2), None)
 
     try:
         with torch.no_grad():
@@ -85,10 +81,8 @@ def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
     except (RuntimeError, ValueError, TypeError):
         fits = False
     if not fits:
-        raise UserError(
-            f"{card.spec}: cannot extract features; expected a CLIP, a vision transformer, a timm model or a "
-            "classifier whose last layer is linear"
-        )
+        known = "a CLIP, a vision transformer, a timm model or a classifier whose last layer is linear"
+        raise UserError(f"{card.spec}: cannot extract features; expected {known}")
     return cast(Any, last_input)
 
 

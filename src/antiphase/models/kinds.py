@@ -1,7 +1,8 @@
 """What attention a model has: its kind, as far as its modules' classes tell, and the current λ of each layer."""
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Set
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -29,11 +30,6 @@ _KNOWN: dict[str, AttentionKind] = {
     "torch.nn.modules.activation.MultiheadAttention": "softmax",
     "open_clip.modified_resnet.AttentionPool2d": "softmax",
 }
-# from a module of differential attention to its λ
-_LAMBDA_OF: dict[str, Callable[[Any], Tensor]] = {
-    "timm.layers.diff_attention.DiffAttention": lambda module: module._compute_lambda(),
-    "timm.models.vision_transformer.DiffParallelScalingBlock": lambda module: module._compute_lambda(),
-}
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
@@ -44,8 +40,7 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 
     ``"differential"`` if any module is known as such; otherwise ``"unknown"`` if any module looks like attention, but
     is not known or has a ``forward`` of the user's; otherwise ``"softmax"`` if any module is known as such; otherwise
-    ``"none"``. A module looks like attention if its class name contains "attention" or "attn", or if a submodule or
-    parameter has a usual name of queries or attention. :func:`~antiphase.sensitivity.maps.attention_of` runs the model.
+    ``"none"``. A module looks like attention by the names of its class, submodules or parameters.
 
     >>> attention_kind(nn.MultiheadAttention(4, 2)), attention_kind(nn.Linear(2, 2))
     ('softmax', 'none')
@@ -61,8 +56,7 @@ def strongest(kinds: Set[AttentionKind]) -> AttentionKind:
 
 def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]]:
     """Return the modules that are known as attention or look like it, with their kinds by their classes."""
-    known = _known(module)
-    if known is not None:
+    if known := _known(module):
         return [(module, known)]
     inside = [pair for part in module.children() for pair in attention_modules(part)]
     # by keys(), since TorchScript's dictionaries do not iterate
@@ -85,10 +79,6 @@ def _is_users(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _softmax_in_graph(module: nn.Module) -> bool:
     """Return whether an exported, scripted or traced module, which has no parts of known classes, computes softmax."""
     kept = {torch.jit.ScriptModule: "inlined_graph", torch.fx.GraphModule: "graph"}
@@ -99,16 +89,14 @@ def _softmax_in_graph(module: nn.Module) -> bool:
 def _known(module: nn.Module) -> AttentionKind | None:
     kind: Any = type(module)
     for base in kind.__mro__:
-        if known := _KNOWN.get(_full_name(base)):
+        if known := _KNOWN.get(f"{base.__module__}.{base.__qualname__}"):
             changed = "forward" in vars(module) or (_is_users(kind) and kind.forward is not base.forward)
             return "unknown" if changed else known
     if lambda_of(module) is not None:
         return "differential"
-    if kind.__module__.startswith("transformers."):
-        parts = dict(module.named_children())
-        if any(all(isinstance(parts.get(name), nn.Linear) for name in names) for names in _PROJECTIONS):
-            return "softmax"
-    return None
+    parts = dict(module.named_children()) if kind.__module__.startswith("transformers.") else {}
+    plain = any(all(isinstance(parts.get(name), nn.Linear) for name in names) for names in _PROJECTIONS)
+    return "softmax" if plain else None
 
 
 @validated
@@ -127,9 +115,8 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
                 lambdas += [lambda_at(lam, tokens[lam]).detach()] if lam in tokens else []
             elif lam is not None:
                 lambdas.append(lam().detach())
-            else:
-                names = [name for name in map(_full_name, type(module).__mro__) if name in _LAMBDA_OF]
-                lambdas += [_LAMBDA_OF[name](module).detach() for name in names[:1]]
+            elif (timm := getattr(module, "_compute_lambda", None)) and _known(module) == "differential":
+                lambdas.append(timm().detach())
     return lambdas
 
 
@@ -137,7 +124,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
 def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     """Return one number per layer: λ averaged over heads, samples and queries; arguments of :func:`layer_lambdas`.
 
-    Of a user's own attention, which has no λ module, they are those that were measured when the model was loaded.
+    In a user's own attention, which has no λ module, it was measured when the model was loaded.
     """
     means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
     measured = getattr(getattr(model, "card", None), "lambdas", ())
@@ -147,16 +134,11 @@ def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
 def _tokens(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[nn.Module, Tensor]:
     """Return what each λ module that depends on the tokens is given when the model runs on the inputs."""
     tokens: dict[nn.Module, Tensor] = {}
-    hooks = [
-        module.register_forward_pre_hook(lambda module, args: tokens.update({module: args[0]}))
-        for module in model.modules()
-        if reads_tokens(module)
-    ]
-    try:
-        with torch.no_grad():
-            if hooks:
-                model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        readers = [module for module in model.modules() if reads_tokens(module)]
+        for module in readers:
+            hook = module.register_forward_pre_hook(lambda module, args: tokens.update({module: args[0]}))
+            hooks.callback(hook.remove)
+        if readers:
+            model(*inputs)
     return tokens

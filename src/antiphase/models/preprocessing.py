@@ -1,7 +1,4 @@
-"""A model's preprocessing: its normalisation, which lives in the model, and what other libraries do with a picture.
-
-The latter is read from their settings, and checked against their own transform of three pictures.
-"""
+"""A model's preprocessing: its normalisation, and what other libraries do with a picture, read from their settings."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,10 +21,7 @@ _NEVER_SQUARE = "gives images of different sizes"
 
 
 class Normalize(nn.Module):
-    """Normalise images per channel, (x − mean) / std, so that every ε is in units of the [0, 1] pixel range.
-
-    ``mean`` and ``std`` have one number per channel in these units; ``bgr`` reverses the result's channels.
-    """
+    """Normalise images in [0, 1] per channel, (x − mean) / std; ``bgr`` reverses the result's channels."""
 
     mean: Tensor
     std: Tensor
@@ -86,16 +80,12 @@ class Preprocessing:
 
     def __str__(self) -> str:
         mean, std = ("/".join(f"{number:.3g}" for number in numbers) for numbers in (self.mean, self.std))
-        return (
-            f"{describe_transform(self.square, len(self.mean))}, mean {mean}, std {std}{', BGR' * self.bgr}"
-        )
+        square = describe_transform(self.square, len(self.mean))
+        return f"{square}, mean {mean}, std {std}{', BGR' * self.bgr}"
 
 
 def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
-    """Read the data configuration of a timm model, as ``timm.data.resolve_data_config`` returns it.
-
-    This and the other readers raise a ``UserError`` if the preprocessing cannot be reproduced.
-    """
+    """Read the data configuration of a timm model, as ``timm.data.resolve_data_config`` returns it."""
     from timm.data import transforms_factory  # seconds to import
 
     channels, *sides = settings["input_size"]
@@ -152,22 +142,6 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
     return _checked(
         ours, lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0], spec, levels
     )
-
-
-def assumed(
-    spec: str, used: Preprocessing, like: str, others: Sequence[str], resized: bool = False
-) -> tuple[str, ...]:
-    """Return a warning that a file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing.
-
-    ``used`` is that of the pretrained weights ``like``; there is a warning if others of the same architecture have
-    another one, or if the images have another size.
-    """
-    named, _, file = spec.partition("@")
-    other = f"; for that of {others[0]} give {named}.{others[0]}@{file}" if others else ""
-    warning = (
-        f"{spec}: a file of weights does not tell its preprocessing; used is that of {like}, {used}{other}"
-    )
-    return (warning,) if others or resized else ()
 
 
 def one_side(sides: Sequence[Any], spec: str) -> int:
@@ -252,8 +226,10 @@ def _checked(
                 _refuse(spec, f"gives {tuple(expected.shape)} for a picture, not {tuple(pixels.shape)}")
             gap = float(((pixels - expected).abs() * units).max() * 255)
             if not gap <= levels:
-                words = "of 255 grey levels from what its settings say"
-                _refuse(spec, f"its pixels differ by up to {gap:.3g} {words}")
+                _refuse(
+                    spec,
+                    f"its pixels differ by up to {gap:.3g} of 255 grey levels from what its settings say",
+                )
     except UserError:
         raise
     except Exception as error:
@@ -272,7 +248,5 @@ def _pictures(size: int, channels: int) -> list[Image.Image]:
 
 
 def _refuse(spec: str, reason: str) -> NoReturn:
-    raise UserError(
-        f"{spec}: preprocessing cannot be reproduced: {reason}; load it with python:FILE:FUNCTION as a module that "
-        "does its own preprocessing"
-    )
+    fix = "load it with python:FILE:FUNCTION as a module that does its own preprocessing"
+    raise UserError(f"{spec}: preprocessing cannot be reproduced: {reason}; {fix}")

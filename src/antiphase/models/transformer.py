@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from antiphase.arguments import Fields
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
-from antiphase.attention.lambdas import constant, depth_scheduled
+from antiphase.attention.lambdas import depth_scheduled
 from antiphase.attention.modes import is_outputs_only
 from antiphase.attention.modules import NormedAttention
 from antiphase.errors import UserError
@@ -48,10 +48,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x)).
-
-    ``attention`` maps tokens, and a mask where there is one, to tokens; ``eps`` is that of the layer norms.
-    """
+    """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
     def __init__(
         self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float
@@ -126,8 +123,6 @@ _WRITTEN = {kind: kind.forward for kind in (*_BY_TOKEN, Block, SoftmaxAttention,
 
 
 def _registered(table: Mapping[str, Any]) -> AfterValidator:
-    """Return the validator of a name in a registry's table."""
-
     def check(name: str) -> str:
         if name not in table:
             raise PydanticCustomError("registered", f"expected one of {', '.join(table)}")  # type: ignore[arg-type]
@@ -139,9 +134,8 @@ def _registered(table: Mapping[str, Any]) -> AfterValidator:
 class TowerConfig(Fields):
     """Sizes and attention of a tower.
 
-    ``num_heads`` counts the heads of the standard twin; a differential tower has half as many differential
-    heads. ``attention`` and ``parameterisation`` are names in :mod:`antiphase.registry`. The fields from
-    ``lambda_init`` to ``rescale`` are for differential attention; ``normed`` attention has its factor 1 − λ_init.
+    ``num_heads`` counts the heads of the standard twin. The fields from ``lambda_init`` to ``rescale`` are for
+    differential attention; ``normed`` attention has its factor 1 − λ_init.
     """
 
     attention: Annotated[str, _registered(ATTENTION)]
@@ -159,15 +153,11 @@ class TowerConfig(Fields):
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`.
-
-    ``make`` returns the attention module of a tower's layer, counted from 0. Modules may draw their own initial
-    weights, see :func:`antiphase.models.vit.draw_own`.
-    """
+    """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`."""
 
     label: str  # what reports call a vision transformer with it, such as "DiffViT"
     differential: bool  # whether it subtracts a second map weighted by λ
-    make: Callable[[TowerConfig, int], nn.Module]
+    make: Callable[[TowerConfig, int], nn.Module]  # from a tower and the index of a layer; see vit.draw_own
 
     @property
     def family(self) -> Literal["softmax", "differential"]:
@@ -176,15 +166,12 @@ class AttentionSpec:
 
 
 def _lambda_init(config: TowerConfig, layer: int) -> float:
-    schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
-    return schedule(layer)
+    return depth_scheduled(layer) if config.lambda_schedule == "depth" else config.lambda_init
 
 
 def _differential(config: TowerConfig, layer: int) -> nn.Module:
-    options = config.model_dump(include={"parameterisation", "head_norm", "rescale"})
-    return DifferentialAttention(
-        config.dim, config.num_heads, lambda_init=_lambda_init(config, layer), **options
-    )
+    options = config.model_dump(include={"dim", "num_heads", "parameterisation", "head_norm", "rescale"})
+    return DifferentialAttention(lambda_init=_lambda_init(config, layer), **options)
 
 
 def _normed(config: TowerConfig, layer: int) -> nn.Module:
@@ -215,18 +202,13 @@ def attention_of(model: str) -> str:
 
 
 def check_memory(config: TowerConfig, vectors: int) -> None:
-    """Refuse a tower whose weights are larger than this machine's memory, before any is allocated.
-
-    ``vectors`` counts the vectors of the tokens' width outside its blocks.
-    """
+    """Refuse a tower larger than this machine's memory; ``vectors`` of the tokens' width lie outside its blocks."""
     needed = 4 * config.dim * (config.depth * config.dim * (4 + 2 * config.mlp_ratio) + vectors) / 2**30
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if needed > memory:
         sizes = ", ".join(f"{name} {value}" for name, value in config if type(value) is int)
-        raise UserError(
-            f"{sizes}: the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory; choose "
-            "smaller sizes"
-        )
+        words = f"the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory"
+        raise UserError(f"{sizes}: {words}; choose smaller sizes")
 
 
 class TextConfig(TowerConfig):
@@ -239,8 +221,6 @@ class TextConfig(TowerConfig):
 
 class TextTransformer(nn.Module):
     """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
-
-    ``attention(layer_index)`` returns the attention module of a layer; it is called with a causal mask.
 
     Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
     Section 2.4 (causal attention, QuickGELU).
@@ -259,10 +239,7 @@ class TextTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=eps)
 
     def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch dim"]:
-        """Return one feature vector per text.
-
-        A text ends at the largest id of its row, and later ids have no effect (:func:`~antiphase.models.clip.trimmed`).
-        """
+        """Return one feature vector per text, which ends at the largest id of its row."""
         length = tokens.shape[1]
         if length > self.context_length:
             raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")

@@ -27,11 +27,7 @@ InitialWeights = Literal["uniform", "normal"]
 
 
 class PatchEmbed(nn.Module):
-    """Split the image into square patches and project each to a token.
-
-    ``proj`` holds the weights as a convolution, as every checkpoint does; one matrix product is quicker, above all in
-    the gradient by the image (dev/models.md).
-    """
+    """Split the image into square patches and project each to a token by one matrix product (dev/models.md)."""
 
     def __init__(self, in_channels: int, patch_size: int, dim: int) -> None:
         super().__init__()
@@ -50,18 +46,11 @@ class VisionTransformer(nn.Module):
     are those of timm's ``VisionTransformer`` (class-token pooling), so its state dicts load as they are.
 
     Args:
-        attention: ``attention(layer_index)`` gives the attention module of a layer, which maps
-            ``(batch, tokens, dim)`` to the same shape.
-        image_size: height and width of the images in pixels.
-        patch_size: side of a patch; divides ``image_size``.
-        in_channels: channels of the images.
-        dim: width of the tokens.
-        depth: number of blocks.
+        attention: ``attention(layer_index)`` is a layer's attention, from ``(batch, tokens, dim)`` to the same shape.
+        image_size: height and width of the images in pixels, divisible by ``patch_size``.
         num_classes: number of logits; 0 leaves the head out, and the model returns its features.
         mlp_ratio: hidden width of the MLP over ``dim``.
-        norm_eps: of the layer norms (timm's 1e-6).
-        mean: subtracted from the images, one number a channel (0.5 where not given).
-        std: what they are divided by after that, one number a channel (0.5 where not given).
+        mean: subtracted from the images, one number per channel (0.5 by default), before division by ``std``.
     """
 
     pos_embed: Tensor
@@ -115,20 +104,19 @@ class VisionTransformer(nn.Module):
     def features(
         self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
     ) -> Float[Tensor, "batch dim"]:
-        """Return the class token behind the last norm, what the head is given.
+        """Return the class token after the last norm, the head's input.
 
-        Under autocast and in evaluation mode, tokens enter the first block in autocast's type, of which the blocks' own
-        outputs are: no sum then mixes two types, and the logits are little more rounded (dev/low-precision.md).
-
-        ``keep`` has the indices of the patches that the blocks see, all where not given (Y. Li et al., *Scaling
-        Language-Image Pre-training via Masking*, CVPR 2023).
+        ``keep`` has the indices of the patches that the blocks see (Y. Li et al., *Scaling Language-Image
+        Pre-training via Masking*, CVPR 2023); all by default.
         """
         x = self.tokens(images)
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :1], kept], 1)
         device = x.device.type
-        if torch.is_autocast_enabled(device) and not self.training:
+        if (
+            torch.is_autocast_enabled(device) and not self.training
+        ):  # no sum mixes two types (dev/low-precision.md)
             x = x.to(torch.get_autocast_dtype(device))
         x = first_token(self.blocks, x, checkpointing=self.checkpointing)
         return self.norm(x.to(self.norm.weight.dtype))
@@ -136,12 +124,9 @@ class VisionTransformer(nn.Module):
     def forward(
         self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`.
-
-        The head is left out of autocast: bf16 would round logits to steps of 1/64 to 1/16, wider than most of
-        what an attack changes at once.
-        """
+        """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`."""
         features = self.features(images, keep)
+        # bf16 would round logits to steps of 1/64 to 1/16, wider than most of what an attack changes at once
         with torch.autocast(features.device.type, enabled=False):
             return self.head(features)
 
@@ -170,12 +155,17 @@ class VitConfig(TowerConfig):
 # 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
 # The robustness paper takes timm's architecture at depths 1 to 12 and names no width (Appendix C.1):
 # 32 pixels get ViT-Tiny's, with patches of 4.
+_PRESETS = """
+image_size patch_size in_channels dim depth num_heads num_classes
+8          2          1           64  1     4         10
+28         4          1           192 1     6         10
+32         4          3           192 1     6         10
+64         8          3           192 4     6         200
+224        16         3           768 12    12        1000
+"""
+_SIZES, *_ROWS = map(str.split, _PRESETS.strip().splitlines())
 PRESETS: dict[int, dict[str, int]] = {
-    8: {"patch_size": 2, "in_channels": 1, "dim": 64, "depth": 1, "num_heads": 4, "num_classes": 10},
-    28: {"patch_size": 4, "in_channels": 1, "dim": 192, "depth": 1, "num_heads": 6, "num_classes": 10},
-    32: {"patch_size": 4, "in_channels": 3, "dim": 192, "depth": 1, "num_heads": 6, "num_classes": 10},
-    64: {"patch_size": 8, "in_channels": 3, "dim": 192, "depth": 4, "num_heads": 6, "num_classes": 200},
-    224: {"patch_size": 16, "in_channels": 3, "dim": 768, "depth": 12, "num_heads": 12, "num_classes": 1000},
+    int(side): dict(zip(_SIZES[1:], map(int, row), strict=True)) for side, *row in _ROWS
 }
 
 
@@ -228,18 +218,9 @@ def build_vision(config: VitConfig) -> VisionTransformer:
     """Build the model with whatever weights construction draws."""
     patches = (config.image_size // config.patch_size) ** 2
     check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
-    sizes = {
-        "image_size",
-        "patch_size",
-        "in_channels",
-        "dim",
-        "depth",
-        "num_classes",
-        "mlp_ratio",
-        "norm_eps",
-    }
+    sizes = {*_SIZES, "mlp_ratio", "norm_eps", "mean", "std"} - {"num_heads"}
     try:
-        return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes | {"mean", "std"}))
+        return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes))
     except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
         raise UserError(one_line(error)) from None
 
@@ -247,14 +228,10 @@ def build_vision(config: VitConfig) -> VisionTransformer:
 def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") -> None:
     """Draw a vision transformer's weights anew.
 
-    Matrices of the blocks and the patch projection are uniform within ±1/√fan_in (PyTorch's default, which
-    the released DiffCLIP keeps and timm keeps for the patches), positions and head N(0, 0.02) cut at two
-    standard deviations, biases 0, norms 1. λ modules draw their own (:func:`draw_own`). The rule is the same for
-    standard and differential attention, and each parameter has a random stream of its own, so the two twins of a seed
-    start from equal projections. How large the patches start matters to robustness: see dev/models.md.
-
-    ``scheme="normal"`` draws the matrices of the blocks from N(0, 0.02) cut at two standard deviations; timm's
-    N(0, 0.02) is not cut.
+    Matrices of the blocks (N(0, 0.02) cut at two standard deviations if ``scheme="normal"``) and the patch projection
+    are uniform within ±1/√fan_in (PyTorch's default), positions and head N(0, 0.02) cut at two standard deviations,
+    biases 0, norms 1. λ modules draw their own. Each parameter has a random stream of its own, so the two twins of a
+    seed start from equal projections. How large the patches start matters to robustness: see dev/models.md.
     """
 
     def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:
@@ -280,10 +257,7 @@ def draw_own(model: nn.Module, seed: int, draw: Callable[[str, Tensor, torch.Gen
     """Draw all parameters of a model: ``draw(name, parameter, stream)`` those that no module draws by itself.
 
     A module with a method ``draw_parameters(stream)`` draws all of its own; ``stream(name)`` is the random generator
-    of the parameter of that name in the module. Each parameter has one, given by the seed and its name in the model.
-
-    Raises:
-        TypeError: a λ module (named ``lam``) has parameters, but no method that draws them.
+    of the parameter of that name, given by the seed and the name in the model.
     """
     drawn: set[str] = set()
     for path, module in model.named_modules():

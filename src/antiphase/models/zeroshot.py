@@ -26,9 +26,7 @@ class DualEncoder(Protocol):
     square: Square  # resizes and crops an image to the model's size
 
     @property
-    def logit_scale(self) -> Tensor:
-        """Natural logarithm of the factor on the cosines."""
-        ...
+    def logit_scale(self) -> Tensor: ...  # natural logarithm of the factor on the cosines
 
     def encode_image(self, images: Tensor) -> Tensor: ...
 
@@ -44,9 +42,8 @@ def is_dual_encoder(model: nn.Module) -> bool:
 def as_dual_encoder(model: nn.Module) -> DualEncoder:
     """Return the model typed as a dual encoder; refuse one that is none."""
     if not is_dual_encoder(model):
-        raise UserError(
-            f"{type(model).__name__} is not a dual encoder: expected a CLIP, with encode_image and encode_text"
-        )
+        expected = "expected a CLIP, with encode_image and encode_text"
+        raise UserError(f"{type(model).__name__} is not a dual encoder: {expected}")
     return cast(DualEncoder, model)
 
 
@@ -54,11 +51,7 @@ def as_dual_encoder(model: nn.Module) -> DualEncoder:
 class ZeroShotClassifier(nn.Module):
     """Classify images by their cosines with class embeddings: z_k = exp(logit_scale)·cos(image, class k).
 
-    Starts in evaluation mode, and puts the dual encoder into it.
-
-    Args:
-        model: a dual encoder.
-        weights: unit vectors of the classes, one per column.
+    ``weights`` has the unit vectors of the classes, one per column. Starts in evaluation mode, as the dual encoder.
     """
 
     weights: Tensor
@@ -90,20 +83,12 @@ def zero_shot_classifier(
 
     The embedding of a class is the mean of its prompts' unit vectors, normalised again (CLIP, Section 3.1.4).
 
-    Args:
-        model: a dual encoder with ``encode_image``, ``encode_text`` and ``logit_scale``.
-        class_names: names to insert into the templates, as words (:func:`~antiphase.data.imagenets.class_words`).
-        templates: strings with ``{}`` as a placeholder for the name, or functions of the name (like open_clip's).
-        prompts: complete texts for each class; replace names and templates.
-
-    Raises:
-        UserError: if there are no classes or templates, a template has no placeholder, the prompts do not match the
-            classes, or the model is not a dual encoder.
+    ``class_names`` become words (:func:`~antiphase.data.imagenets.class_words`) in the templates, which are strings
+    with ``{}`` or functions of the name, like open_clip's. ``prompts``, complete texts for each class, replace both.
     """
     if not class_names or not templates:
-        raise UserError(
-            f"{len(class_names)} classes and {len(templates)} templates: expected at least one of each"
-        )
+        counts = f"{len(class_names)} classes and {len(templates)} templates"
+        raise UserError(f"{counts}: expected at least one of each")
     for template in templates:
         if isinstance(template, str) and "{}" not in template:
             raise UserError(f"template {template!r}: expected {{}} as a placeholder for the class name")
@@ -123,10 +108,7 @@ def zero_shot_classifier(
 
 
 def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:
-    """Bind a dual encoder to the classes of an image set; return a classifier unchanged.
-
-    ``prompt`` is the template of the class prompts; None: the image set's own prompts, or the paper's template.
-    """
+    """Bind a dual encoder to an image set's classes, by its prompts or a template; return a classifier unchanged."""
     if not is_dual_encoder(model):
         return model
     names, prompts = images.class_names, images.prompts if prompt is None else None

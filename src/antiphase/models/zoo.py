@@ -1,18 +1,31 @@
 """Load a classifier of images in [0, 1], or a dual encoder, from a one-line specification."""
 
 import os
+import tempfile
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from huggingface_hub import HfApi, hf_hub_download
+from pydantic import ValidationError
+from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.arguments import OWN_WORDS, Seed, validated
-from antiphase.errors import UserError, shown
-from antiphase.files import digest
+from antiphase.data.hub import offline_at_once
+from antiphase.errors import UserError, invalid, shown
+from antiphase.files import digest, replacing
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.checkpoints import raw_bytes
-from antiphase.models.schemes.runs import load_run
-from antiphase.models.schemes.scheme import Scheme, Wanted
-from antiphase.registry import MODELS, find
+from antiphase.models.clip import CLIP, build_clip, valid_clip
+from antiphase.models.kinds import attention_kind
+from antiphase.models.schemes.diffclip import CONFIG, to_released
+from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
+from antiphase.models.transformer import attention_spec
+from antiphase.models.vit import VisionTransformer, VitConfig, build
+from antiphase.registry import MODELS, RUNS, find
 
 
 @validated
@@ -23,10 +36,9 @@ def load_model(
     seed: Seed = 0,
     lambda_init: float | Literal["depth"] | None = None,
 ) -> nn.Module:
-    """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode.
+    """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode, with ``model.card``.
 
-    The model's metadata are in ``model.card``. Turn a dual encoder into a classifier with
-    :func:`~antiphase.models.zero_shot_classifier`.
+    :func:`~antiphase.models.zero_shot_classifier` turns a dual encoder into a classifier.
 
     Args:
         spec: a run directory of ``antiphase train`` or ``train-clip``, or one of the forms of :func:`forms`, such as
@@ -35,10 +47,6 @@ def load_model(
             without a download.
         seed: random seed of these weights, and of all that a ``python:`` function draws from torch.
         lambda_init: λ_init of a ``diffclip:`` checkpoint, which does not contain it.
-
-    Raises:
-        UserError: for an unknown specification, missing or damaged files, weights that do not match the model, a
-            failed download, or code that fails.
 
     >>> load_model("specimen:diffvit-0").card.attention
     'differential'
@@ -52,15 +60,14 @@ def load_model(
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
     if lambda_init is not None and not spec.startswith("diffclip:"):
-        raise UserError(
-            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
-            "not contain it; leave it out"
-        )
+        words = "only applies to diffclip: checkpoints, which do not contain it; leave it out"
+        raise UserError(f"model {shown(spec)}: lambda_init {shown(lambda_init)} {words}")
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
-        known = ", ".join(("DIRECTORY", *forms()))
-        raise UserError(f"model {shown(spec)}: no such directory; expected one of {known}")
+        raise UserError(
+            f"model {shown(spec)}: no such directory; expected one of DIRECTORY, {', '.join(forms())}"
+        )
     return load_run(Path(spec), spec, Path(spec).resolve().name)
 
 
@@ -71,11 +78,7 @@ def scheme_of(spec: str) -> Scheme | None:
 
 
 def forms() -> list[str]:
-    """Return how each kind of specification is written.
-
-    >>> forms()[0]
-    'specimen:NAME'
-    """
+    """Return how each kind of specification is written."""
     return [find(MODELS, name, "scheme").form for name in MODELS]
 
 
@@ -87,3 +90,121 @@ def fingerprint(model: nn.Module) -> str:
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
         parts += [name, str(tensor.dtype), raw_bytes(tensor)]
     return digest(*parts)
+
+
+RELEASED_WEIGHTS = "released.safetensors"
+
+
+def load_run(directory: Path, spec: str, name: str) -> nn.Module:
+    """Load a run directory of ``antiphase train``, ``train-clip`` or ``train-vlm``."""
+    recipe = checkpoints.read_recipe(directory)
+    source, path = directory / checkpoints.RECIPE_FILE, directory / checkpoints.WEIGHTS_FILE
+    if (made := recipe.get("kind")) in RUNS:
+        model = find(RUNS, made, "kind of run")(directory)
+        return with_card(model, replace(card_of(model), name=name, spec=spec))
+    names, count = None, 0
+    if made == "clip":
+        model = build_clip(valid_clip(recipe.get("model"), f"{source}: ", ("model",)))
+        kind = attention_kind(model)
+    else:
+        try:
+            config = VitConfig.model_validate(recipe.get("model"))
+        except ValidationError as error:
+            raise invalid(error, f"{source}: ", ("model",)) from None
+        model, kind = build(config), attention_spec(config.attention).family
+        count = config.num_classes
+        names = _class_names(recipe, count, source)
+    checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
+    card = ModelCard(name, spec, kind, recipe.get("seed"), model.image_shape, count, recipe, names)
+    return with_card(model, card)
+
+
+def specimen_names() -> list[str]:
+    """Return the names of the trained models that ship with the package."""
+    return sorted(
+        entry.name for entry in _specimens().iterdir() if (entry / checkpoints.RECIPE_FILE).exists()
+    )
+
+
+def _specimens() -> Path:
+    return Path(str(files("antiphase").joinpath("specimens")))
+
+
+def _load_specimen(wanted: Wanted) -> nn.Module:
+    name = wanted.name
+    if name not in specimen_names():
+        raise UserError(f"specimen {shown(name)}: expected one of {', '.join(specimen_names())}")
+    return load_run(_specimens() / name, wanted.spec, name)
+
+
+def _load_from_hub(wanted: Wanted) -> nn.Module:
+    name = wanted.name
+    fix = "check the name, or download it on a machine with network access and give the folder"
+    with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
+        recipe = hf_hub_download(name, checkpoints.RECIPE_FILE)
+        hf_hub_download(name, checkpoints.WEIGHTS_FILE)
+    return load_run(Path(recipe).parent, wanted.spec, name.rpartition("/")[2])
+
+
+def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
+    """Return the class names in a recipe; None for runs of older versions."""
+    names = recipe.get(checkpoints.CLASS_NAMES)
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
+        expected = f"expected a list of {num_classes} names; correct or remove it"
+        raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: {expected}")
+    return tuple(names)
+
+
+@validated
+def write_model(
+    model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
+) -> Path:
+    """Write a model of antiphase, or a released DiffCLIP checkpoint, to a directory; return the path of its weights.
+
+    Layout ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
+    ``load_model`` reads. Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for
+    the authors' code; sizes and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
+    """
+    directory = Path(directory)
+    if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
+        expected = "expected a model of antiphase or a DiffCLIP checkpoint"
+        raise UserError(f"{type(model).__name__}: cannot be written; {expected}")
+    if layout == "antiphase":
+        card = getattr(model, "card", None)
+        kind = {"kind": "clip"} if isinstance(model, CLIP) else {}
+        config = {"model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
+        recipe = getattr(card, "recipe", None)
+        checkpoints.save(model, kind | config if recipe is None else recipe, directory)
+        return directory / checkpoints.WEIGHTS_FILE
+    if not isinstance(model, CLIP):
+        raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
+    with replacing(directory / RELEASED_WEIGHTS) as temporary:
+        tensors = {name: weight.contiguous() for name, weight in to_released(model).items()}
+        save_file(tensors, temporary, {CONFIG: model.config.model_dump_json()})
+    return directory / RELEASED_WEIGHTS
+
+
+@validated
+def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
+    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, and return its URL.
+
+    ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(model, folder)
+        api = HfApi()
+        with downloading(f"{repository}: upload failed", "log in with: hf auth login"):
+            api.create_repo(repository, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repository, folder_path=folder))
+
+
+SPECIMEN = Scheme(
+    "specimen:NAME",
+    "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
+    _load_specimen,
+)
+HUB = Scheme(
+    "hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push", _load_from_hub
+)

@@ -14,7 +14,7 @@ from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
-from antiphase.models.schemes.hugging_face import import_transformers
+from antiphase.models.schemes.libraries import import_transformers
 from antiphase.streams import key
 from antiphase.vlm.language import add_lora, is_lora, load_language
 from antiphase.vlm.model import Kind, Projector, VisionLanguageModel

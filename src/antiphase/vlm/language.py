@@ -14,7 +14,7 @@ from antiphase.data.folders import data_root
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
-from antiphase.models.schemes.hugging_face import import_transformers, quiet
+from antiphase.models.schemes.libraries import import_transformers, quiet
 from antiphase.streams import key
 
 SMOLLM2, TINY = "smollm2", "tiny"

@@ -15,8 +15,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import card_of
 from antiphase.models.clip import CLIP
 from antiphase.models.preprocessing import Normalize
-from antiphase.models.schemes.hugging_face import HuggingFaceDual
-from antiphase.models.schemes.open_clip import OpenClip, quiet_logging
+from antiphase.models.schemes.libraries import HuggingFaceDual, OpenClip, quiet_logging
 from antiphase.models.transformer import run_blocks
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision
 from antiphase.modules import device_of

@@ -61,13 +61,9 @@ def attend(
     *sources: Tensor,
     norm: HeadNorm | None = None,
 ) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two, of parts that are views of the sources.
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, normed, of parts that are views of the sources.
 
-    λ is a number or ``()``, ``(heads,)`` or ``(batch, heads, queries)``; it is ignored if there is only one branch. The
-    norm is applied last to each query's row of a head. The backends:
-
-    - ``"auto"`` takes the one that was measured to be the fastest on a CPU among those that can compute the call
-      (dev/attention-backends.md), and ``"sdpa"`` on other devices.
+    - ``"auto"`` takes the fastest backend that can compute the call (dev/attention-backends.md).
     - ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
     - ``"chunked"`` works in pieces that fit a CPU's cache and keeps no map; no forward mode.
     - ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++ compiler,
@@ -94,11 +90,9 @@ def attend(
             sources = tuple(source.to(torch.get_autocast_dtype(device)) for source in sources)
             call = call._replace(sources=sources, parts=view(*sources))
     if (expected := chosen.refusal(call)) is not None:
-        dtypes = " and ".join(sorted(map(str, call.dtypes)))
-        raise UserError(
-            f"backend {chosen.name!r} for {dtypes}, {of_queries[0][-1]} wide: expected {expected}; "
-            "'auto' takes one that is available"
-        )
+        kinds = f"{' and '.join(sorted(map(str, call.dtypes)))}, {of_queries[0][-1]} wide"
+        words = f"expected {expected}; 'auto' takes one that is available"
+        raise UserError(f"backend {chosen.name!r} for {kinds}: {words}")
     return chosen.forward(call)
 
 
@@ -131,22 +125,15 @@ def _check(
     queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: float | Tensor
 ) -> bool:
     """Refuse shapes that do not fit; return whether a backend with a backward pass of its own can compute them."""
-    by_query = isinstance(lam, Tensor) and lam.ndim > 1
-    if isinstance(lam, Tensor) and lam.ndim:
-        heads, every = queries[0][-3], queries[0][:-1]
-        if lam.shape not in ((heads,), every):
-            raise UserError(
-                f"lam of shape {tuple(lam.shape)}: expected (), one for each of {heads} heads, or {tuple(every)}: "
-                "one for each query"
-            )
+    of_lam, (*every, _) = lam.shape if isinstance(lam, Tensor) else (), queries[0]
+    if tuple(of_lam) not in ((), (every[-2],), tuple(every)):
+        words = f"expected (), one for each of {every[-2]} heads, or {tuple(every)}: one for each query"
+        raise UserError(f"lam of shape {tuple(of_lam)}: {words}")
     shapes = [*queries, *keys, values]
-    if len({shape[-2] for shape in queries}) > 1 or len({shape[-2] for shape in (*keys, values)}) > 1:
-        tokens = ", ".join(str(shape[-2]) for shape in shapes)
-        raise UserError(
-            f"queries, keys and values of {tokens} tokens: expected one number for all queries and one for all keys "
-            "and values"
-        )
-    widths = [shape[-1] for shape in (*queries, *keys)]
-    if len(set(widths)) > 1:
+    tokens, widths = [shape[-2] for shape in shapes], [shape[-1] for shape in shapes[:-1]]
+    if len({*tokens[: len(queries)]}) > 1 or len({*tokens[len(queries) :]}) > 1:
+        words = "expected one number for all queries and one for all keys and values"
+        raise UserError(f"queries, keys and values of {', '.join(map(str, tokens))} tokens: {words}")
+    if len({*widths}) > 1:
         raise UserError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
-    return 0 not in (*queries[0], *values) and len({shape[:-2] for shape in shapes}) == 1 and not by_query
+    return len(of_lam) < 2 and 0 not in (*queries[0], *values) and len({shape[:-2] for shape in shapes}) == 1

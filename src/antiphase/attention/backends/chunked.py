@@ -157,16 +157,9 @@ class _Memory:
     """The memory of a piece, used again by the next: what is in use stays in the cache.
 
     The branches of a head lie next to each other, so that each thread, which takes a stretch of every operation,
-    finds in its own cache what it wrote there. A product's batch is samples · heads · branches.
-
-    Attributes:
-        queries, keys, values: copies of a piece's, ``(batch of a product, rows, width)``; ``…_stack``: as a stack.
-        scores: the scores, and in their place their softmax and their gradient.
-        maps: the part of each branch, ``(samples · heads, queries, keys)``.
-        combined: A1 − λ·A2, or A1 where there is no other; in A1's own place where nothing wants A1 again and a product
-            reads it without a copy. The backward pass uses it again.
-        upstream, of_maps, of_each_map, of_keys, of_values: of the backward pass, the gradient that arrives and those of
-            the maps, of each branch's map, the keys and the values.
+    finds in its own cache what it wrote there. A product's batch is samples · heads · branches; ``…_stack`` is the same
+    memory as a stack. ``scores`` become their softmax and their gradient; ``maps`` are the parts of the branches,
+    ``combined`` is A1 − λ·A2. ``upstream`` and ``of_…`` are gradients.
     """
 
     def __init__(self, layer: _Layer, samples: int, heads: int, rows: int) -> None:

@@ -32,11 +32,7 @@ def takes(dtypes: set[torch.dtype], width: int) -> bool:
 def compiled_attention(
     parts: Parts, lam: float | Tensor, mask: Tensor | None, norm: HeadNorm | None = None
 ) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative; λ is ``()`` or ``(heads,)``.
-
-    The result is a view of ``(batch, queries, heads, value width)``. The norm is applied before a row leaves the cache,
-    where the values are of the weight's dtype, or of bf16 and the weight of float32.
-    """
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative; λ is ``()`` or ``(heads,)``."""
     native: Any = kernels()
     v = parts[2]
     dtypes = v.dtype, torch.float32
@@ -49,10 +45,7 @@ def compiled_attention(
 def compiled_gradients(
     grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
 ) -> None:
-    """Write the gradients of the parts to their places, ``to_parts``, and add that of λ to ``to_lam`` if it is wanted.
-
-    Values in bf16 of odd width are left to :func:`~antiphase.attention.backends.chunked.chunked_gradients`.
-    """
+    """Write the gradients of the parts to their places, ``to_parts``, and add that of λ to ``to_lam`` if wanted."""
     if grad.dtype == torch.bfloat16 and grad.shape[-1] % 2:
         return chunked_gradients(grad, parts, lam, mask, to_parts, to_lam)
     native: Any = kernels()

@@ -48,15 +48,16 @@ class Backend:
     """One way to compute a call.
 
     ``forward`` returns A1 v for one branch and (A1 − λ·A2) v for two, normed, of shape
-    ``(batch, heads, queries, value width)``, with gradients. ``refusal`` returns None if the backend takes the call,
-    else what it expected, in words. A backend with ``own_backward`` writes the gradients itself, through ``Call.view``.
-    It computes in the dtype of autocast, and only calls with tokens, with the same batch and heads in all parts and
-    with at most one λ per head. If not, autograd differentiates ``forward``.
+    ``(batch, heads, queries, value width)``, with gradients. A backend with ``own_backward`` writes them itself, by
+    ``Call.view``, in the dtype of autocast, for calls with tokens, the same batch and heads in all parts and at most
+    one λ per head.
     """
 
-    name: str  # as callers choose it
+    name: str
     forward: Callable[[Call], Tensor]
-    refusal: Callable[[Call], str | None] = lambda call: None
+    refusal: Callable[[Call], str | None] = lambda call: (
+        None
+    )  # what it expected, in words, if it refuses the call
     own_backward: bool = False
 
 
@@ -115,9 +116,8 @@ def _flat(parts: Parts) -> tuple[Tensor, ...]:
 def recomputed_attention(call: Call, forward: Forward, backward: Backward) -> Tensor:
     """Return attention without the norm that keeps nothing but its inputs: the backward pass makes the maps again.
 
-    First and second derivatives exist, also batched ones (vmap); forward mode does not. λ is ``()`` or ``(heads,)``,
-    and the mask has no gradient of its own. Gradients are written through the same views of the sources' gradients:
-    parts must not overlap, and together cover their sources.
+    First and second derivatives exist, also batched ones; forward mode does not. The mask has no gradient. Gradients
+    are written through the same views: parts must not overlap, and together cover their sources.
     """
     lam = call.lam if isinstance(call.lam, Tensor) else torch.tensor(call.lam, dtype=torch.float64)
     out: Any = _Recomputed.apply(call.view, lam, call.mask, forward, backward, *call.sources)

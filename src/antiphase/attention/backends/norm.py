@@ -27,9 +27,8 @@ class HeadNorm(NamedTuple):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension, in row-major order.
 
-    On a CPU torch composes the backward pass of operations that keep two tensors of x's size. Here the output is
-    kept, which the projection behind it keeps as well, so that the norm costs no memory of its own; or x, where a
-    weight is too near to zero to divide the output by it. Every derivative exists.
+    On a CPU torch's backward pass keeps two tensors of x's size. Here the output is kept, which the next projection
+    keeps as well; or x, where a weight is too near to zero to divide the output by it. Every derivative exists.
     """
     if x.device.type != "cpu" or plain_forward():
         return F.rms_norm(x, weight.shape, weight, eps)

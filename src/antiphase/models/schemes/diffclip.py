@@ -12,11 +12,11 @@ from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, first_line, shown
+from antiphase.data.hub import offline_at_once
+from antiphase.errors import UserError, shown
 from antiphase.models.checkpoints import State, load_into, read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip, valid_clip
-from antiphase.models.schemes.scheme import Scheme, Wanted
+from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
 from antiphase.models.transformer import attention_spec
 
 RELEASED_FILE = "checkpoint_best.pt"
@@ -27,16 +27,13 @@ _LAYOUT = "expected the layout of DiffCLIP's released checkpoints"
 _BLOCKS = {"visual": "visual.blocks", "text": "transformer.resblocks"}
 
 # ours to theirs in the text tower, outside the attention modules; the image tower has timm's names, as ours
-_NAMES = (
-    ("text.token_embed.", "token_embedding."),
-    ("text.pos_embed", "positional_embedding"),
-    ("text.norm.", "ln_final."),
-    ("text.blocks.", "transformer.resblocks."),
-    (".norm1.", ".ln_1."),
-    (".norm2.", ".ln_2."),
-    (".mlp.fc1.", ".mlp.c_fc."),
-    (".mlp.fc2.", ".mlp.c_proj."),
-)
+_TABLE = """
+text.token_embed. token_embedding.    text.pos_embed positional_embedding       text.norm. ln_final.
+text.blocks.      transformer.resblocks.
+.norm1.           .ln_1.              .norm2.        .ln_2.
+.mlp.fc1.         .mlp.c_fc.          .mlp.fc2.      .mlp.c_proj.
+"""
+_NAMES = tuple(zip(_TABLE.split()[::2], _TABLE.split()[1::2], strict=True))
 # ours to theirs inside the attention modules; `qkv` may map to three parameters
 _OUT = {"proj.weight": "out_proj.weight", "proj.bias": "out_proj.bias"}
 _STANDARD = {"visual": {}, "text": {"qkv.weight": "in_proj_weight", "qkv.bias": "in_proj_bias", **_OUT}}
@@ -68,10 +65,7 @@ def stored_config(path: Path) -> ClipConfig | None:
 def config_of(
     state: State, source: str, *, lambda_init: float | None, schedule: str = "constant"
 ) -> ClipConfig:
-    """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init.
-
-    Heads are 64 wide, as in all released checkpoints; layer norms are as in the released code.
-    """
+    """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init."""
     differential: list[str] = []
     for tower, blocks in _BLOCKS.items():
         prefix = f"{blocks}.0.attn."
@@ -80,28 +74,21 @@ def config_of(
         elif f"{prefix}qkv.weight" not in state and f"{prefix}in_proj_weight" not in state:
             raise UserError(f"{source}: no attention under {prefix}*; {_LAYOUT}")
     if differential and lambda_init is None and schedule == "constant":
-        raise UserError(
-            f"{source}: λ_init missing, the file does not contain it; pass lambda_init=0.8 for a constant "
-            "λ_init, or lambda_init='depth' for DiffCLIP*"
-        )
+        fix = "pass lambda_init=0.8 for a constant λ_init, or lambda_init='depth' for DiffCLIP*"
+        raise UserError(f"{source}: λ_init missing, the file does not contain it; {fix}")
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
-        if name not in state:
-            raise UserError(f"{source}: parameter {name!r} is missing; {_LAYOUT}")
-        sizes = tuple(state[name].shape)
+        sizes = tuple(state[name].shape) if name in state else ()
         if len(sizes) != axes or 0 in sizes:
-            raise UserError(
-                f"{source}: {name!r} has shape {sizes}, expected {axes} non-empty axes; {_LAYOUT}"
-            )
+            words = f"{name!r} has shape {sizes}, expected {axes} non-empty axes"
+            words = words if name in state else f"parameter {name!r} is missing"
+            raise UserError(f"{source}: {words}; {_LAYOUT}")
         return sizes
 
     def sizes(tower: str, dim: int) -> dict[str, int]:
         layers = (re.match(rf"{re.escape(_BLOCKS[tower])}\.(\d+)\.", name) for name in state)
-        return {
-            "dim": dim,
-            "num_heads": dim // _HEAD,
-            "depth": 1 + max(int(layer[1]) for layer in layers if layer),
-        }
+        depth = 1 + max(int(layer[1]) for layer in layers if layer)
+        return {"dim": dim, "num_heads": dim // _HEAD, "depth": depth}
 
     dim, _, _, patch = shape("visual.patch_embed.proj.weight", 4)
     grid = round((shape("visual.pos_embed", 3)[1] - 1) ** 0.5)
@@ -200,40 +187,33 @@ def _load(wanted: Wanted) -> nn.Module:
             f"{wanted.spec}: lambda_init {shown(lambda_init)} is given twice; leave one of them out"
         )
     lambda_init = read_lambda_init(wanted.spec, setting) if setting else lambda_init
-    path = local_checkpoint(name) or _from_hub(name)
+    path = local_checkpoint(name)
+    if path is None:
+        fix = "give a path, or download it on a machine with network access"
+        what = f"diffclip:{name}: not a local file, and not available from the hub"
+        with downloading(what, fix), offline_at_once():
+            path = Path(hf_hub_download(name, RELEASED_FILE))
     state, config = read_released(path), stored_config(path)
     if config is not None and lambda_init is not None:
         raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")
     if config is None:
-        depth = lambda_init == "depth"
-        number = None if isinstance(lambda_init, str) else lambda_init
-        schedule = "depth" if depth else "constant"
-        config = config_of(state, str(path), lambda_init=number, schedule=schedule)
+        if lambda_init == "depth":
+            config = config_of(state, str(path), lambda_init=None, schedule="depth")
+        else:
+            config = config_of(state, str(path), lambda_init=lambda_init)
         if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
+            words = (
+                f"λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init"
+            )
             warnings.warn(
-                f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init "
-                "the checkpoint loads without error but gives wrong outputs",
-                stacklevel=2,
+                f"{name}: {words} the checkpoint loads without error but gives wrong outputs", stacklevel=2
             )
         elif lambda_init is not None:
-            raise UserError(
-                f"{name}: lambda_init {lambda_init}: both towers have standard attention, without λ; leave it out"
-            )
+            words = "both towers have standard attention, without λ; leave it out"
+            raise UserError(f"{name}: lambda_init {lambda_init}: {words}")
     model = build_clip(config)
     load_into(model, from_released(state, config, str(path)), str(path))
     return wanted.loaded(model, name, model.image_shape)
-
-
-def _from_hub(name: str) -> Path:
-    try:
-        with offline_at_once():
-            return Path(hf_hub_download(name, RELEASED_FILE))
-    except OFFLINE as error:
-        reason = first_line(error)
-        raise UserError(
-            f"diffclip:{name}: not a local file, and not available from the hub ({reason}); give a path, or "
-            "download it on a machine with network access"
-        ) from None
 
 
 DIFFCLIP = Scheme(

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,20 +40,17 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     """
     target, _, rest = name.partition("?")
     where, _, function = target.rpartition(":")
+    spec = f"model {shown(f'python:{name}')}"
     if not where or not function:
-        raise UserError(
-            f"model {shown(f'python:{name}')}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as "
-            "python:model.py:build or python:model.py:build?depth=4,weights=best.pt"
-        )
+        such = "python:model.py:build or python:model.py:build?depth=4,weights=best.pt"
+        raise UserError(f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as {such}")
     settings: dict[str, Any] = {}
     if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
         rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
     for part in filter(None, rest.split(",")):
         key, sign, value = (piece.strip() for piece in part.partition("="))
         if not sign or not key.isidentifier():
-            raise UserError(
-                f"model {shown(f'python:{name}')}: {part!r}: expected name=value, such as depth=4"
-            )
+            raise UserError(f"{spec}: {part!r}: expected name=value, such as depth=4")
         settings[key] = value if key == _WEIGHTS else _literal(value)
     return where, function, settings
 
@@ -88,9 +86,8 @@ def _load(wanted: Wanted) -> nn.Module:
             raise UserError(
                 f"{spec}: no such file or module {shown(where)}; expected a Python file or a module"
             )
-        module = guarded(
-            spec, folder, lambda: _import_file(file) if is_file else importlib.import_module(where)
-        )
+        load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
+        module = guarded(spec, folder, load)
         build = _attribute(spec, module, function)
         # an untrained model is drawn from the seed, so that the same command finds its stored rows
         with drawn_from(wanted.seed):
@@ -104,10 +101,8 @@ def _load(wanted: Wanted) -> nn.Module:
         if is_dual_encoder(model):
             square: Any = getattr(model, "square", None)
             if square is None:
-                raise UserError(
-                    f"{spec}: a dual encoder needs an attribute square, such as "
-                    "antiphase.data.decoding.Square(224), which says how images are resized"
-                )
+                fix = "such as antiphase.data.decoding.Square(224), which says how images are resized"
+                raise UserError(f"{spec}: a dual encoder needs an attribute square, {fix}")
             return wanted.loaded(model, name, (3, square.size, square.size), **facts)
         stated: Any = getattr(model, "image_shape", None)
         try:
@@ -138,14 +133,11 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
     target = module
     for part in path.split("."):
         if not hasattr(target, part):
-            functions = (
-                name
-                for name, value in vars(module).items()
-                if callable(value)
-                and getattr(value, "__module__", None) == module.__name__
-                and name[0] != "_"
-            )
-            listed = ", ".join(functions) or "nothing to call"
+            own = (name for name, value in vars(module).items() if callable(value) and name[0] != "_")
+            names = [
+                name for name in own if getattr(getattr(module, name), "__module__", "") == module.__name__
+            ]
+            listed = ", ".join(names) or "nothing to call"
             raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}")
         target = getattr(target, part)
     if not callable(target):
@@ -176,19 +168,14 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
             raise UserError(f"{spec}: {error}; the callable takes {takes}") from None
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
-        )
+        expected = "expected a torch.nn.Module from images in [0, 1] to logits"
+        raise UserError(f"{spec}: returned {type(model).__name__}; {expected}")
     return model, weights
 
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """Put a folder first on the import path.
-
-    Modules that were imported from such a folder before are imported anew, so that two folders may have modules of
-    the same name, and changes in a notebook count.
-    """
+    """Put a folder first on the import path; modules that were imported from such a folder before are imported anew."""
     for name in _imported:
         sys.modules.pop(name, None)
     _imported.clear()

@@ -9,10 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models.card import Model, ModelCard, with_card
 from antiphase.models.checkpoints import load_into, read_state
 from antiphase.models.kinds import attention_kind
+from antiphase.models.preprocessing import Preprocessing
 from antiphase.modules import advice, device_of
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -54,6 +56,31 @@ class Scheme:
     random: bool = False  # whether it can build models with random weights
 
 
+class ForeignDual(nn.Module):
+    """Base of the wrappers of other libraries' dual encoders; ``tokenizer`` converts strings to token ids."""
+
+    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.model = model
+        self.normalize = preprocessing.normalize()
+        self.tokenizer = tokenizer
+        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """Natural logarithm of the factor on the cosines."""
+        return self.model.logit_scale
+
+
+@contextmanager
+def downloading(what: str, fix: str, failures: tuple[type[Exception], ...] = OFFLINE) -> Iterator[None]:
+    """Refuse what cannot be downloaded: ``what`` is the matter, the error in one line, and how to ``fix`` it."""
+    try:
+        yield
+    except failures as error:
+        raise UserError(f"{what} ({first_line(error)}); {fix}") from None
+
+
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
     """Seed torch's global generator, from which other libraries draw weights, and restore it afterwards."""
@@ -75,9 +102,8 @@ def build_to_fit(
 ) -> nn.Module:
     """Build a library's classifier with the sizes of a file of weights, and load them.
 
-    ``make`` builds it from keyword arguments; ``size``, ``classes`` and ``channels`` name those for the side of the
-    image, the number of classes and, if there is one, of channels. ``positions`` is the suffix of the name of a vision
-    transformer's position embeddings, ``(1, tokens, dim)``.
+    ``size``, ``classes`` and ``channels`` name the arguments of ``make`` for them, ``positions`` ends the name of a
+    vision transformer's position embeddings, ``(1, tokens, dim)``.
     """
     with torch.device("meta"):
         own = make().state_dict()
@@ -103,42 +129,34 @@ def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) ->
 
     If its own ``image_shape`` is None, the usual ones are tried, the smallest first.
 
-    Raises:
-        UserError: if the model fails on images of every shape that was tried, or does not return logits.
     """
-    odd: UserError | None = None
-    failure: Exception | None = None
+    odd: list[UserError] = []
+    failures: list[Exception] = []
     for shape in [image_shape] if image_shape else _shapes(model):
         try:
             count = _logits(model, shape, spec)
         except UserError as error:
-            odd = odd or error
+            odd.append(error)
         except Exception as error:
-            failure = failure or error
+            failures.append(error)
         else:
             channels, height, width = shape
             if image_shape is None and _takes(model, (channels, 2 * height, 2 * width), count):
                 return (channels, _USUAL, _USUAL), count, True
             return shape, count, False
-    if odd is not None or failure is None:
-        raise odd or UserError(f"{spec}: no usual size of images has whole patches")
-    tried = (
-        f"shape {image_shape}"
-        if image_shape
-        else f"{_SIDES[0]}×{_SIDES[0]} to {_SIDES[-1]}×{_SIDES[-1]} pixels"
-    )
+    if odd or not failures:
+        raise (*odd, UserError(f"{spec}: no usual size of images has whole patches"))[0]
+    failure, smallest, largest = failures[0], _SIDES[0], _SIDES[-1]
+    tried = f"{smallest}×{smallest} to {largest}×{largest} pixels"
+    tried = f"shape {image_shape}" if image_shape else tried
+    words = f"fails on images of {tried} ({type(failure).__name__}: {first_line(failure)})"
     other = "if it takes images of another shape, give the model an attribute image_shape = (channels, height, width)"
-    raise UserError(
-        f"{spec}: fails on images of {tried} ({type(failure).__name__}: {first_line(failure)}); "
-        f"{advice(model, torch.float32, failure) or other}"
-    ) from failure
+    fix = advice(model, torch.float32, failure) or other
+    raise UserError(f"{spec}: {words}; {fix}") from failure
 
 
 def _shapes(model: nn.Module) -> Iterator[ImageShape]:
-    """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2.
-
-    With a single patch, position embeddings for any number of tokens would fit.
-    """
+    """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2."""
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     channels = (3, 1) if first is None else (first.in_channels,)
     patch = first.stride[0] if first is not None and first.stride == first.kernel_size else 1
@@ -151,15 +169,13 @@ def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
     """Return the number of logits for images of a shape; refuse an output that is something else."""
     with torch.no_grad():
         output: Any = model(torch.full((2, *shape), 0.5, device=device_of(model)))
-    described = f"a {type(output).__name__}"
+    words = f"a {type(output).__name__}"
     if isinstance(output, Tensor):
         if output.is_floating_point() and output.ndim == 2 and len(output) == 2 and output.shape[1]:
             return output.shape[1]
-        described = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
-    raise UserError(
-        f"{spec}: returns {described} for images of shape {(2, *shape)}; expected logits, a tensor of shape (images, "
-        "classes)"
-    )
+        words = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
+    words += f" for images of shape {(2, *shape)}; expected logits, a tensor of shape (images, classes)"
+    raise UserError(f"{spec}: returns {words}")
 
 
 def _takes(model: nn.Module, shape: ImageShape, count: int) -> bool:

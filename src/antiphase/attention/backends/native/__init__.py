@@ -44,12 +44,8 @@ def kernels() -> Any | None:
     try:
         torch.ops.load_library(str(library()))
     except (CannotBuildError, OSError) as error:
-        warnings.warn(
-            f"no native kernels for attention, which is slower without: {error}; ANTIPHASE_NATIVE=0 does "
-            "without them in silence",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        words = f"which is slower without: {error}; ANTIPHASE_NATIVE=0 does without them in silence"
+        warnings.warn(f"no native kernels for attention, {words}", RuntimeWarning, stacklevel=2)
         return None
     return torch.ops.antiphase
 
@@ -60,8 +56,8 @@ def missing() -> str | None:
         return "ANTIPHASE_NATIVE=0"
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"they are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return f"they need AVX512, torch sees {torch.backends.cpu.get_cpu_capability()}"
+    if (able := torch.backends.cpu.get_cpu_capability()) != "AVX512":
+        return f"they need AVX512, torch sees {able}"
     if _compiler() is None:
         return "no C++ compiler: neither g++ nor c++ is on the PATH, and CXX does not name one"
     return None
@@ -94,9 +90,8 @@ def library(folder: Path | None = None) -> Path:
         with replacing(path) as temporary:
             _compile([compiler, *flags], temporary)
     except OSError as error:
-        raise CannotBuildError(
-            f"cannot write to {folder} ({error.strerror}); XDG_CACHE_HOME may name another"
-        ) from error
+        words = f"cannot write to {folder} ({error.strerror}); XDG_CACHE_HOME may name another"
+        raise CannotBuildError(words) from error
     return path
 
 

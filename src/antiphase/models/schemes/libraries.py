@@ -1,0 +1,381 @@
+"""Models of timm, torchvision, open_clip and transformers by name, with their pretrained weights or those of a file."""
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from antiphase.data.decoding import Square
+from antiphase.data.hub import OFFLINE, offline_at_once
+from antiphase.errors import UserError, first_line, shown
+from antiphase.models.checkpoints import check_finite
+from antiphase.models.preprocessing import (
+    Images,
+    Normalized,
+    Preprocessing,
+    of_open_clip,
+    of_processor,
+    of_timm,
+    of_torchvision,
+    one_side,
+)
+from antiphase.models.schemes.scheme import (
+    ForeignDual,
+    Scheme,
+    Wanted,
+    build_to_fit,
+    check_known,
+    downloading,
+    drawn_from,
+    probe,
+)
+
+
+def _load_timm(wanted: Wanted) -> nn.Module:
+    import timm  # seconds to import, and our own models do not need it
+    from timm.data.config import resolve_data_config
+
+    name, file = wanted.split()
+    base = name.partition(".")[0]
+    check_known(base, timm.list_models(), "timm has no model", "timm.list_models() lists them")
+
+    def make(**sizes: int) -> nn.Module:
+        return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)
+
+    names = {"positions": "pos_embed", "size": "img_size", "classes": "num_classes", "channels": "in_chans"}
+    with offline_at_once():
+        model = _made(wanted, make, names, "download them")
+    settings: dict[str, Any] = resolve_data_config(model=model)
+    channels, *side = settings["input_size"]
+    patches: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
+    used = of_timm(settings, wanted.spec)
+    others: list[str] = []
+    if file and name == base:
+        parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+        for tagged, about in timm.models.get_arch_pretrained_cfgs(base).items():
+            other = resolve_data_config(pretrained_cfg=about.to_dict())
+            others += [tagged.partition(".")[2]] * any(other[part] != settings[part] for part in parts)
+    tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
+    return _loaded(wanted, Normalized(model, used.mean, used.std), model.num_classes, used, tag, others)
+
+
+def _made(wanted: Wanted, make: Callable[..., nn.Module], names: dict[str, str], fix: str) -> Any:
+    """Return what ``make`` builds, with the weights of the specification's file if it names one."""
+    spec = wanted.spec.partition("@")[0]
+    fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
+    with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
+        _, file = wanted.split()
+        model = build_to_fit(make, file, **names) if file else make()
+    check_finite(model.state_dict(), wanted.spec)
+    return model
+
+
+def _loaded(
+    wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: Sequence[str]
+) -> nn.Module:
+    """Return the model with its card.
+
+    A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
+    ``tag``. ``others`` are those of the same architecture with another one.
+    """
+    name, file = wanted.split()
+    doubts: tuple[str, ...] = ()
+    if file and others:
+        named = wanted.spec.partition("@")[0]
+        other = f"; for that of {others[0]} give {named}.{others[0]}@{file}" if others[0] else ""
+        words = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
+        doubts = (f"{wanted.spec}: {words}{other}",)
+    facts = {"preprocessing": used, "doubts": doubts, "tag": "" if file or wanted.random_weights else tag}
+    return wanted.loaded(model, name, used.image_shape, count, class_names=imagenet_names(count), **facts)
+
+
+def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
+    """Return the WordNet ids of the classes of an ImageNet model; None if the number of classes is not ImageNet's."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    known = infer_imagenet_subset({"num_classes": num_classes})
+    return tuple(ImageNetInfo(known).label_names()) if known else None
+
+
+def _load_torchvision(wanted: Wanted) -> nn.Module:
+    from torchvision import models  # a second to import
+
+    named, file = wanted.split()
+    name, _, tag = named.partition(".")
+    known = models.list_models(module=models)
+    check_known(name, known, "torchvision has no classifier", "torchvision.models.list_models() has them all")
+    choices: Any = models.get_model_weights(name)
+    if tag and tag not in choices.__members__:
+        expected = ", ".join(choices.__members__)
+        raise UserError(f"torchvision:{name} has no weights {shown(tag)}; expected one of {expected}")
+    weights = choices[tag] if tag else choices.DEFAULT
+
+    def make(**sizes: int) -> nn.Module:
+        return models.get_model(name, weights=None if file or wanted.random_weights else weights, **sizes)
+
+    names = {"positions": "pos_embedding", "size": "image_size", "classes": "num_classes"}
+    model = _made(wanted, make, names, f"download {weights.url}")
+    size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
+    preset = weights.transforms()
+    used = of_torchvision(preset, wanted.spec, size)
+    others = [one.name for one in choices if not tag and str(one.transforms()) != str(preset)]
+    if size not in (None, *preset.crop_size):
+        others.append("")  # resized
+    wrapped = Normalized(model, used.mean, used.std).eval()
+    _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
+    return _loaded(wanted, wrapped, count, used, weights.name, others)
+
+
+TIMM = Scheme(
+    "timm:NAME",
+    "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE",
+    _load_timm,
+    random=True,
+)
+TORCHVISION = Scheme(
+    "torchvision:NAME",
+    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
+    _load_torchvision,
+    random=True,
+)
+
+
+class OpenClip(ForeignDual):
+    """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings."""
+
+    def encode_image(self, images: Images, normalize: bool = False) -> Float[Tensor, "batch embed"]:
+        """Return image embeddings, of length 1 if ``normalize``."""
+        return self.model.encode_image(self.normalize(images), normalize=normalize)
+
+    def encode_text(
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
+    ) -> Float[Tensor, "batch embed"]:
+        """Return text embeddings, of length 1 if ``normalize``."""
+        tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
+        return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
+
+
+@contextlib.contextmanager
+def quiet_logging() -> Iterator[None]:
+    """Silence open_clip's message that a model was built without pretrained weights."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+def _load_open_clip(wanted: Wanted) -> nn.Module:
+    import open_clip  # seconds to import
+
+    spec, drawn = f"open_clip:{wanted.name}", wanted.random_weights
+    base, _, tag = wanted.name.partition("/")
+    check_known(base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() lists them")
+    tags = open_clip.list_pretrained_tags_by_model(base)
+    if not drawn and tag not in tags:
+        known = f"TAG one of {', '.join(tags) or 'none'}, or --random-weights"
+        raise UserError(f"{spec}: expected open_clip:{base}/TAG with {known}")
+    # some weights were trained with QuickGELU; open_clip would only warn and use GELU
+    quick = not drawn and bool(open_clip.get_pretrained_cfg(base, tag).get("quick_gelu"))
+    what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
+    fix = "use one such as open_clip:ViT-B-32" if drawn else "build the model with --random-weights"
+    lacking = downloading(f"{spec}: {what} available", f"load it once with network access, or {fix}")
+    with drawn_from(wanted.seed), quiet_logging(), lacking:
+        pretrained = None if drawn else tag
+        model: Any = open_clip.create_model(base, pretrained=pretrained, force_quick_gelu=quick)
+        tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
+    check_finite(model.state_dict(), spec)
+    used = of_open_clip(model.visual.preprocess_cfg, spec)
+    tag = "" if drawn else tag
+    dual = OpenClip(model, tokenizer, used)
+    return wanted.loaded(dual, wanted.name, used.image_shape, preprocessing=used, tag=tag)
+
+
+OPEN_CLIP = Scheme(
+    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
+)
+
+
+_FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+
+
+class Logits(nn.Module):
+    """Return the logits of an image classifier of transformers as a tensor."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
+        return self.model(pixel_values=images).logits
+
+
+class HuggingFaceDual(ForeignDual):
+    """Wrap a dual encoder of transformers as one of images in [0, 1] and strings; its tokenizer may be missing."""
+
+    def encode_image(self, images: Images) -> Float[Tensor, "batch embed"]:
+        return _tensor(self.model.get_image_features(pixel_values=self.normalize(images)))
+
+    def encode_text(
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch embed"]:
+        place = self.logit_scale.device
+        if isinstance(texts, Tensor):
+            return _tensor(self.model.get_text_features(input_ids=texts.to(place)))
+        if self.tokenizer is None:
+            fix = "save it next to the weights with tokenizer.save_pretrained"
+            raise UserError(f"{type(self.model).__name__} was saved without its tokenizer; {fix}")
+        # siglip was trained on texts of full length without a mask
+        padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
+        longest = self.model.config.text_config.max_position_embeddings
+        options = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+        return _tensor(self.model.get_text_features(**self.tokenizer(list(texts), **options).to(place)))
+
+
+def _tensor(output: Any) -> Tensor:
+    """Return the embedding; transformers 5 returns it as the pooled output."""
+    return output if isinstance(output, Tensor) else output.pooler_output
+
+
+def import_transformers(what: str) -> Any:
+    """Return the module transformers, an extra that ``what`` needs."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
+    return transformers
+
+
+def _load_transformers(wanted: Wanted) -> nn.Module:
+    spec, name = wanted.spec, wanted.name
+    transformers = import_transformers(spec)
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else name
+    fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
+    with quiet(transformers), offline_at_once():
+        with downloading(f"{spec}: cannot be loaded", fix, _FAILURES), drawn_from(wanted.seed):
+            config: Any = transformers.AutoConfig.from_pretrained(place)
+            kind, factory = _kind(transformers, config)
+            if wanted.random_weights:
+                model = factory.from_config(config)
+            else:
+                model = factory.from_pretrained(place, dtype=torch.float32)
+        processor = None if kind == "other" else _processor(transformers, place, spec)
+        tokenizer = None
+        if kind == "dual":
+            with suppress(*_FAILURES):  # its files may be missing
+                tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    check_finite(model.state_dict(), spec)
+    short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
+    if kind == "other":
+        return wanted.loaded(model, short, (0, 0, 0))
+    vision = getattr(config, "vision_config", config)
+    channels = int(getattr(vision, "num_channels", 3))
+    doubts = ()
+    if processor is None:
+        doubts = (f"{spec}: no preprocessor_config.json: its images are not normalised",)
+        warnings.warn(doubts[0], stacklevel=3)
+        size = getattr(vision, "image_size", None)
+        if size is None:
+            raise UserError(f"{spec}: says nothing of its image size; expected a preprocessor_config.json")
+        side = one_side(size if isinstance(size, list | tuple) else (size, size), spec)
+        used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)
+    else:
+        used = of_processor(processor, channels, spec)
+    facts: dict[str, Any] = {"preprocessing": used, "doubts": doubts}
+    if kind == "classifier":
+        count = config.num_labels
+        wrapped = Normalized(Logits(model), used.mean, used.std, used.bgr)
+        facts["class_names"] = _class_names_of(config.id2label, count)
+        return wanted.loaded(wrapped, short, used.image_shape, count, **facts)
+    if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
+        raise UserError(
+            f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
+        )
+    return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used.image_shape, **facts)
+
+
+def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
+    """Return whether a model is a ``classifier``, a ``dual`` encoder or ``other``, and the class that loads it."""
+    auto, kind = transformers.models.auto.modeling_auto, config.model_type
+    classifies = "ImageClassification" in (config.architectures or [""])[0]
+    if classifies and kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return "classifier", transformers.AutoModelForImageClassification
+    if kind in auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return "dual", transformers.AutoModelForZeroShotImageClassification
+    return "other", transformers.AutoModel
+
+
+def _processor(transformers: Any, place: str, spec: str) -> Any:
+    """Load an image processor, that for Pillow where there are two; None if its file is missing."""
+    exists = _has_processor(transformers, place)
+    try:
+        about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if exists else {}
+        named = str(about.get("image_processor_type") or about.get("feature_extractor_type") or "")
+        plain = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+        if named and not hasattr(transformers, plain):  # else that of the model's family is taken
+            raise ValueError(f"unknown type {shown(named)}")
+        return transformers.AutoImageProcessor.from_pretrained(place, use_fast=False, trust_remote_code=False)
+    except Exception as error:  # of transformers, for any content
+        if not exists and isinstance(error, OSError):
+            return None
+        words = f"its preprocessor_config.json cannot be used ({first_line(error)})"
+        expected = (
+            f"an image processor of transformers {transformers.__version__}, as save_pretrained writes it"
+        )
+        raise UserError(f"{spec}: {words}; expected {expected}") from None
+
+
+def _has_processor(transformers: Any, place: str) -> bool:
+    """Return whether a model has a file of its image processor, readable or not; True if that cannot be told."""
+    names = ("preprocessor_config.json", "processor_config.json")
+    find, options = transformers.utils.cached_file, {"_raise_exceptions_for_missing_entries": False}
+    try:
+        alone, joint = (find(place, name, **options) for name in names)
+        return bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
+    except (OSError, ValueError):
+        return True
+
+
+def _class_names_of(labels: dict[int, str], count: int) -> tuple[str, ...] | None:
+    names = tuple(str(labels.get(number, "")) for number in range(count))
+    if names[:1] == ("LABEL_0",):
+        return None
+    return (imagenet_names(count) if names[0].startswith("tench") else None) or names
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Silence the progress bars and messages of transformers and of the hub's client."""
+    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
+    level, hub_level, bars = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        hub.setLevel(hub_level)
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+HUGGING_FACE = Scheme(
+    "hf:ORG/NAME",
+    "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY",
+    _load_transformers,
+    random=True,
+)
