@@ -259,52 +259,27 @@ def intervened(model: TrainVit) -> dict[str, Variant]:
 def cells(profile: Profile) -> list[Cell]:
     """PGD and margins of every model, the least perturbation of the ladder's, training losses."""
     own = bench(profile)
-    found: list[Cell] = []
+    pgd: dict[str, Any] = {"eps": EPS, "settings": dict(own.pgd), "precision": own.search}  # as on the twins
+    fab: dict[str, Any] = {
+        "eps": (1.0,),
+        "settings": {"steps": own.pgd.get("steps", 20), "targets": _NEAREST},
+    }
+    made: list[Cell] = []
     for data in own.data:
+        test: dict[str, Any] = {"data": data, "limit": own.images}
+        train: dict[str, Any] = {"data": data, "limit": own.limit or _TRAINING_IMAGES, "split": "train"}
+        train["gradients"] = False
         for seed in profile.seeds_or(_SEEDS if profile.name == "laptop" else len(profile.seeds)):
             models = trained(own, seed, data)
-            twin = models[DIFFVIT]
-            assert isinstance(twin, TrainVit)
             twins = [model for model in models.values() if isinstance(model, TrainVit)]
-            found += [own.attack(model) for model in twins]  # shared with Figure 2(a)
-            interventions = intervened(twin)
+            interventions = intervened(next(model for model in twins if model is models[DIFFVIT]))
             others = [model for model in (*models.values(), *interventions.values()) if model not in twins]
-            found += [_attack(own, model, data) for model in others]
-            for model in models.values():
-                found.append(Margin(model=model, data=data, limit=own.images))
-                found.append(
-                    Margin(
-                        model=model,
-                        data=data,
-                        limit=own.limit or _TRAINING_IMAGES,
-                        split="train",
-                        gradients=False,
-                    )
-                )
-            found += [
-                Margin(model=interventions[series], data=data, limit=own.images, gradients=False)
-                for series in CHANGED
-            ]
-            settings = {"steps": own.pgd.get("steps", 20), "targets": _NEAREST}
-            found += [
-                Attack(
-                    model=models[series],
-                    data=data,
-                    eps=(1.0,),
-                    limit=own.images,
-                    attack="fab-t",
-                    settings=settings,
-                )
-                for series in LADDER
-            ]
-    return found
-
-
-def _attack(own: RobustnessBench, model: Model, data: str) -> Attack:
-    """Return PGD as on the twins, at the study's ε."""
-    return Attack(
-        model=model, data=data, eps=EPS, limit=own.images, settings=dict(own.pgd), precision=own.search
-    )
+            made += [own.attack(model) for model in twins]  # shared with Figure 2(a)
+            made += [Attack(model=model, **test, **pgd) for model in others]
+            made += [Margin(model=model, **some) for model in models.values() for some in (test, train)]
+            made += [Margin(model=interventions[series], gradients=False, **test) for series in CHANGED]
+            made += [Attack(model=models[series], attack="fab-t", **test, **fab) for series in LADDER]
+    return made
 
 
 Entry = tuple[str, str, Estimate]

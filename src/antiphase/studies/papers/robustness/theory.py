@@ -343,26 +343,18 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
     radius, aligned = rows["radius"], rows["alignment"]
     found = []
     for key, own in radius.filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
-        same = [pl.col(name) == value for name, value in zip(_TWINS, key, strict=True)]
-        twin, (one, two) = (
-            radius.filter(*same, series="ViT"),
-            (aligned.filter(*same, series=s) for s in ("DiffViT", "ViT")),
-        )
-        if twin.is_empty() or one.is_empty() or two.is_empty():
+        same = dict(zip(_TWINS, key, strict=True))
+        one, two = (aligned.filter(series=series, **same) for series in ("DiffViT", "ViT"))
+        twin = radius.filter(series="ViT", **same)
+        if any(frame.is_empty() for frame in (twin, one, two)):
             continue
         parts = radius_parts(layer_parts(one, two), own, twin)
+        constant = [pl.lit(value).alias(name) for name, value in same.items()]
         for (layer,), block in parts.group_by("layer", maintain_order=True):
             numbers = block.select(RADIUS_PARTS).to_numpy()
-            found += [
-                pl.DataFrame(
-                    {SAMPLE: block[SAMPLE], "value": linearised(numbers, RATIOS[name])}
-                ).with_columns(
-                    *(pl.lit(each).alias(column) for column, each in zip(_TWINS, key, strict=True)),
-                    layer=pl.lit(layer),
-                    quantity=pl.lit(quantity),
-                )
-                for name, quantity in _NAMES.items()
-            ]
+            for name, quantity in _NAMES.items():
+                frame = pl.DataFrame({SAMPLE: block[SAMPLE], "value": linearised(numbers, RATIOS[name])})
+                found.append(frame.with_columns(*constant, layer=pl.lit(layer), quantity=pl.lit(quantity)))
     columns = [*_TWINS, "layer", SAMPLE, "quantity", "value"]
     if not found:
         types = {"data": pl.String, "quantity": pl.String, "value": pl.Float64}
