@@ -118,6 +118,6 @@ def test_texts_and_class_vectors_are_stored_too(model, store, monkeypatch):
 def test_features_that_are_not_finite_stop_the_run(model, store):
     with torch.no_grad():
         model.visual.norm.weight.fill_(torch.nan)
-    with pytest.raises(UserError, match="gives features that are not finite"):
+    with pytest.raises(UserError, match="features that are not finite"):
         store.image_features(model, tiny_pairs(5, side=16))
     assert not list(store.folder.rglob("*.safetensors"))

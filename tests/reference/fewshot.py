@@ -3,14 +3,14 @@
 import numpy as np
 
 
-def episode_accuracy(train, test, support, queries, centre, normalise):
+def episode_accuracy(train, test, support, queries):
     """``support`` and ``queries``: for each class the positions of its images; −1 stands for none."""
     seen = np.concatenate([train[rows] for rows in support])
-    middle = seen.mean(0) if centre else np.zeros_like(train[0])
+    middle = seen.mean(0)
 
     def placed(row):
         moved = row - middle
-        return moved / max(np.sqrt((moved**2).sum()), 1e-12) if normalise else moved
+        return moved / max(np.sqrt((moved**2).sum()), 1e-12)
 
     prototypes = [np.mean([placed(train[at]) for at in rows], axis=0) for rows in support]
     answers = []
@@ -23,8 +23,5 @@ def episode_accuracy(train, test, support, queries, centre, normalise):
     return sum(answers) / len(answers)
 
 
-def accuracies(train, test, support, queries, centre=True, normalise=True):
-    return [
-        episode_accuracy(train, test, one, two, centre, normalise)
-        for one, two in zip(support, queries, strict=True)
-    ]
+def accuracies(train, test, support, queries):
+    return [episode_accuracy(train, test, one, two) for one, two in zip(support, queries, strict=True)]

@@ -15,7 +15,7 @@ from tests.sensitivity import attention_variants as variants
 from tests.sensitivity.own_attention import DIM, FusedHalves
 from tests.sensitivity.test_detection import TOKENS, rand, wild
 
-HOW = "; if it is attention, write an adapter"
+HOW = "; if it is attention, give its class an adapter"
 
 
 class Block(nn.Module):
@@ -141,7 +141,7 @@ UNKNOWN = {
         variants.GatedByChannel,
         "what it subtracts is not a weighted map of the same values",
     ),
-    "DINT": (variants.Dint, "its output at a token is not a sum of values weighted by"),
+    "DINT": (variants.Dint, "its output at a token is no sum of values weighted by"),
     "talking heads": (variants.TalkingHeads, "computes softmax maps"),
     "two modules of torch": (
         lambda: variants.SubtractsModules(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True)),

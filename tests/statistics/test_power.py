@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from antiphase.statistics.seeds_by_images import (
-    Spread,
-    crossed_mean,
-    power_of,
-    power_within,
-    seeds_until,
-    smallest_difference,
-)
+from antiphase.statistics.seeds_by_images import Spread, crossed_mean, power_of, power_within, seeds_until
 
 SEEDS_ALONE = Spread(16, 1000, 0.25, 0.0, 0.0)
 
@@ -40,13 +33,6 @@ def test_over_seeds_alone_it_is_the_power_of_students_test():
     assert power_of(0.0, SEEDS_ALONE) == pytest.approx(0.025)
     assert power_of(1e9, SEEDS_ALONE) == 1.0
     assert power_of(0.1, Spread(3, 9, 0.0, 0.0, 0.0)) == 1.0
-
-
-@pytest.mark.parametrize(
-    "spread", [SEEDS_ALONE, Spread(3, 300, 1e-4, 1e-5, 1e-6), Spread(2, 5, 1.0, 0.1, 0.1)]
-)
-def test_the_smallest_difference_is_found_with_a_probability_of_80_percent(spread):
-    assert power_of(smallest_difference(spread), spread) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_more_seeds_shrink_their_own_part_only():

@@ -25,18 +25,7 @@ def encoder_numbers(
     captions: Captions = "all",
     batch_size: int = 256,
 ) -> dict[str, float]:
-    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name.
-
-    Args:
-        model: a dual encoder in evaluation mode.
-        pairs: images with captions.
-        prompts: texts of each class; ``'a photo of'`` and its name by default.
-        captions: use ``"all"`` captions of an image, as CLIP_benchmark, or only the ``"first"``.
-        batch_size: images or captions per batch; changes results only by rounding.
-
-    Raises:
-        UserError: The model does not encode text, or an image cannot be read.
-    """
+    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name."""
     encoder = as_dual_encoder(model)
     device = encoder.logit_scale.device
     texts, owners = chosen_captions(pairs, captions)

@@ -48,11 +48,7 @@ class FeatureStore:
     _fingerprints: dict[int, tuple[nn.Module, str]] = field(default_factory=dict, repr=False)
 
     def image_features(self, model: nn.Module, data: ImageSet | PairSet) -> Float[Tensor, "n width"]:
-        """Return the features of all images before the projection.
-
-        Raises:
-            UserError: an image cannot be read, or a feature is not finite; parts that are done are kept.
-        """
+        """Return the features of all images before the projection."""
         tower, device = image_tower(model), device_of(model)
 
         def compute(parts: Sequence[range]) -> Iterator[Tensor]:
@@ -62,20 +58,15 @@ class FeatureStore:
                 itertools.chain(*batches),
                 ahead=2,
             )
-            for of_part in batches:
-                yield torch.cat(
-                    [self._forward(tower.features, next(ready).to(device), device) for _ in of_part]
-                )
+            for part in batches:
+                features = [self._forward(tower.features, next(ready).to(device), device) for _ in part]
+                yield torch.cat(features)
 
         about = ("images", content_key(data), repr(tower.square), self.precision)
         return self._stored(model, about, len(data), compute, f"{data.name} ({data.split})")
 
     def project(self, model: nn.Module, features: Float[Tensor, "n width"]) -> Float[Tensor, "n embed"]:
-        """Return unit vectors in the space that is common with texts.
-
-        Raises:
-            UserError: the model encodes no text.
-        """
+        """Return unit vectors in the space that is common with texts."""
         as_dual_encoder(model)
         project = image_tower(model).project
         assert project is not None
@@ -122,7 +113,7 @@ class FeatureStore:
         """Return all rows of what the kind and the settings in ``about`` identify; compute the missing parts."""
         if (
             id(model) not in self._fingerprints
-        ):  # a second for a large model, which is held: its id stays its own
+        ):  # a second for a large model, which is held: so its id stays its own
             self._fingerprints[id(model)] = (model, fingerprint(model))
         kind, *settings = about
         identity = digest(kind, _VERSION, self._fingerprints[id(model)][1], *settings)
@@ -143,9 +134,7 @@ class FeatureStore:
             with progress_bar(title, total, self.progress and self.process.first) as advance:
                 for number, part in zip(mine, compute([rows[number] for number in mine]), strict=True):
                     if not part.isfinite().all():
-                        raise UserError(
-                            f"{title}: the model gives features that are not finite; expected a trained model"
-                        )
+                        raise UserError(f"{title}: features that are not finite; expected a trained model")
                     write_tensors({"rows": part.contiguous()}, paths[number])
                     advance(len(part))
         self.process.wait()

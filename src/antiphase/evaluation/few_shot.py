@@ -1,13 +1,14 @@
 """Few-shot classification of frozen features by the nearest class mean, with the same episodes for all models."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import polars as pl
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from antiphase.arguments import Count, Seed, validated
+from antiphase.arguments import FINITE, Count, Seed, validated
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -49,13 +50,10 @@ def draw_episodes(
 
     The draw depends only on the labels, the seed and the sizes, so all models get the same episodes. The first k
     episodes do not depend on the number of episodes. Of a class with fewer test images than ``queries``, all are drawn.
+    A UserError refuses too few classes, or a class of fewer training images than ``shots`` or without a test image.
 
     Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
-
-    Raises:
-        UserError: There are fewer classes than ``ways``, or a class has fewer than ``shots`` training images or no test
-            image.
     """
     train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
     classes, shown = train_labels.unique(return_counts=True)
@@ -86,12 +84,9 @@ def draw_episodes(
 
 @validated
 def few_shot_accuracies(
-    train: Float[Tensor, "train dim"],
-    test: Float[Tensor, "test dim"],
+    train: Annotated[Float[Tensor, "train dim"], FINITE],
+    test: Annotated[Float[Tensor, "test dim"], FINITE],
     episodes: Episodes,
-    *,
-    centre: bool = True,
-    normalise: bool = True,
 ) -> Float64[Tensor, " episodes"]:
     """Return the accuracy of each episode, in [0, 1], on the CPU.
 
@@ -104,24 +99,12 @@ def few_shot_accuracies(
     Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
     mean taken over the episode's support, as in El Banani et al., CVPR 2023.
 
-    Args:
-        train: features of the training images.
-        test: features of the test images, of the same type and on the same device.
-        episodes: as drawn by :func:`draw_episodes` for these images' labels.
-        centre: subtract m.
-        normalise: divide by the length, at least 1e-12.
-
-    Raises:
-        UserError: A feature is not finite, or an episode contains an image without features.
+    The features are of the same type and on the same device; a UserError refuses episodes of other images.
     """
     for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
-        if not features.isfinite().all():
+        if (last := int(used.max())) >= len(features):
             raise UserError(
-                f"{name} features with NaN or infinite values: expected finite ones; check the model"
-            )
-        if int(used.max()) >= len(features):
-            raise UserError(
-                f"{name} image {int(used.max())}: expected 0 to {len(features) - 1}; draw episodes for these images"
+                f"{name} image {last}: expected 0 to {len(features) - 1}; draw episodes for these images"
             )
     _, ways, shots = episodes.support.shape
     support, queries = (rows.flatten(1).to(train.device) for rows in (episodes.support, episodes.queries))
@@ -134,13 +117,10 @@ def few_shot_accuracies(
     for start in range(0, len(support), at_once):
         part = slice(start, start + at_once)
         s, q = _rows(train, support[part], memory[0]), _rows(test, queries[part].clamp_min(0), memory[1])
-        if centre:
-            _move(s, q)
-        if normalise:
-            for features in (s, q):
-                features /= torch.linalg.vector_norm(features, dim=2, keepdim=True).clamp_min_(_TINY)
-        if not centre:  # keeps distances; ‖p‖² − 2·q·p would cancel if features have a large common part
-            _move(s, q)
+        mean = s.mean(1, keepdim=True)
+        for features in (s, q):
+            features -= mean
+            features /= torch.linalg.vector_norm(features, dim=2, keepdim=True).clamp_min_(_TINY)
         prototypes = s.unflatten(1, (ways, shots)).mean(2)
         distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
         right[part] = distances.argmin(2) == truth
@@ -153,16 +133,7 @@ def _rows(features: Tensor, rows: Tensor, memory: Tensor) -> Float[Tensor, "epis
     return copies.unflatten(0, rows.shape)
 
 
-def _move(support: Tensor, queries: Tensor) -> None:
-    """Subtract the mean of each episode's support from both, in place."""
-    mean = support.mean(1, keepdim=True)
-    support -= mean
-    queries -= mean
-
-
-def _picks(
-    draws: Float64[Tensor, "*rows picks"], sizes: Int64[Tensor, "*rows"]
-) -> Int64[Tensor, "*rows picks"]:
+def _picks(draws: Tensor, sizes: Tensor) -> Int64[Tensor, "*rows picks"]:
     """Draw numbers from 0 … size − 1 without replacement, one per uniform draw; −1 if none is left.
 
     The j-th is number ⌊draw·(size − j)⌋ of the size − j that are left.
@@ -177,9 +148,7 @@ def _picks(
     return picks
 
 
-def _images_of(
-    labels: Int64[Tensor, " images"], classes: Tensor, places: Tensor
-) -> Int64[Tensor, "episodes ways count"]:
+def _images_of(labels: Tensor, classes: Tensor, places: Tensor) -> Int64[Tensor, "episodes ways count"]:
     """Return the position of the image at each place among those of its class; of place −1, −1."""
     ordered, positions = labels.sort(stable=True)
     first = torch.searchsorted(ordered, classes.contiguous())
@@ -192,16 +161,11 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
         image_features(model, labelled(data)[0], protocol, store).to(place)
         for data in (source.train, source.test)
     )
-    return pl.concat(
-        [
-            episode_rows(
-                few_shot_accuracies(support, queries, _episodes(source, protocol, protocol.episodes, seed)),
-                f"{protocol.ways}-way {protocol.shots}-shot",
-                seed,
-            )
-            for seed in range(protocol.seeds)
-        ]
-    )
+    setting, blocks = f"{protocol.ways}-way {protocol.shots}-shot", []
+    for seed in range(protocol.seeds):
+        episodes = _episodes(source, protocol, protocol.episodes, seed)
+        blocks.append(episode_rows(few_shot_accuracies(support, queries, episodes), setting, seed))
+    return pl.concat(blocks)
 
 
 def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:

@@ -27,16 +27,11 @@ from antiphase.statistics.seeds_by_images import crossed_mean
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
-ROW_SCHEMA = {
-    "setting": pl.String,
-    "seed": pl.Int64,
-    "unit": pl.Int64,
-    "group": pl.Int64,
-    "prediction": pl.Int64,
-    "rank": pl.Int64,
-    "score": pl.Float64,
-    "cost": pl.Float64,
-}
+ROW_SCHEMA = (
+    {"setting": pl.String}
+    | dict.fromkeys(("seed", "unit", "group", "prediction", "rank"), pl.Int64)
+    | {"score": pl.Float64, "cost": pl.Float64}
+)
 # data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
 CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
 
@@ -86,9 +81,7 @@ class Metric:
     values: pl.DataFrame
     by_group: bool = False  # whether every group counts alike
     clustered: bool = False  # whether the units of a group are no independent draws: the captions of an image
-    seeds_alike: bool = (
-        True  # whether the same unit occurs under every seed, as an image does and an episode not
-    )
+    seeds_alike: bool = True  # whether a unit occurs under every seed, as an image does and an episode not
     tested: bool = False  # whether a difference of clustered hits has an exact p, see ``mcnemar_clustered``
 
 
@@ -156,9 +149,6 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     hits of one seed whose mean counts all units alike, groups of one size included, the second value is the exact
     McNemar p. The captions of an image are one draw together, as are the questions about one: over the images by
     Student's t, without a p, or if the metric is tested, with an exact one over the images.
-
-    Raises:
-        ValueError: the two were not measured on the same units.
     """
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):

@@ -67,12 +67,11 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     means = [list(range(len(groups))), *([paper] if len(paper) == len(PAPER_PATTERNS) else [])]
     chosen = {f"mean of {len(patterns)}": patterns for patterns in means}
     chosen |= {name: [number] for number, name in enumerate(groups)}
-    blocks = [(title, answers.filter(pl.col("group").is_in(chosen[title]))) for title in chosen]
-    return [
-        Metric(setting, title, block, by_group=len(chosen[title]) > 1)
-        for title, block in blocks
-        if len(block)
+    metrics = [
+        Metric(setting, title, answers.filter(pl.col("group").is_in(patterns)), by_group=len(patterns) > 1)
+        for title, patterns in chosen.items()
     ]
+    return [metric for metric in metrics if len(metric.values)]
 
 
 TASK = EvaluationTask(

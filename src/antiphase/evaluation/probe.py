@@ -7,6 +7,7 @@ Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 import torch
@@ -15,7 +16,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, validated
-from antiphase.data import ImageSet, PairSet
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -24,7 +24,6 @@ from antiphase.evaluation.tasks import (
     EvaluationTask,
     Objective,
     Protocol,
-    QuestionSet,
     Source,
     can_learn,
     image_features,
@@ -94,16 +93,8 @@ def fit_probe(
 
     For balanced classes the two conditions agree; otherwise such a probe lacks the bias towards frequent classes.
 
-    Args:
-        features: features of the encoder, neither centred nor scaled.
-        labels: classes in [0, num_classes).
-        num_classes: rows of W.
-        cost: C, above 0; a larger cost means a weaker penalty.
-        objective: the penalty, "norm" or "squared".
-        max_iter: at most this many steps of L-BFGS.
-
-    Raises:
-        UserError: The features are not finite, the labels do not fit, or the cost is not above 0.
+    The features are neither centred nor scaled, the labels in [0, num_classes); a larger cost means a weaker penalty;
+    ``max_iter`` bounds the steps of L-BFGS.
     """
     _check(features, labels, num_classes)
     weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
@@ -134,15 +125,11 @@ def accuracy(
     if not mean_per_class:
         return int(right.sum()) / len(right)
     _, of, counts = labels.unique(return_inverse=True, return_counts=True)
-    return float((of[right].bincount(minlength=len(counts)).double() / counts).mean())
+    return float((of.bincount(right.double()) / counts).mean())
 
 
 def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
-    """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c.
-
-    Raises:
-        UserError: No sample would be held out.
-    """
+    """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c."""
     _, of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
     order = torch.randperm(len(of), generator=generator(seed, "hold out"))
     order = order[of[order].argsort(stable=True)]  # class by class, each in the order of the permutation
@@ -150,9 +137,9 @@ def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
     held = torch.zeros(len(of), dtype=torch.bool)
     held[order] = place < (_HELD_OUT * counts.double()).long()[of[order]]
     if not held.any():
+        least = math.ceil(1 / _HELD_OUT)
         raise UserError(
-            f"classes of at most {int(counts.max())} samples: expected at least {math.ceil(1 / _HELD_OUT)} in some "
-            f"class to hold out {_HELD_OUT:g} of it; give a validation split"
+            f"at most {int(counts.max())} samples a class: expected {least}, or a validation split"
         )
     return held.to(labels.device)
 
@@ -200,19 +187,9 @@ def train_probe(
 ) -> Probe:
     """Choose the cost with the best validation accuracy by :func:`search`, then fit a probe on both splits.
 
-    Args:
-        train: training features.
-        train_labels: classes in [0, num_classes).
-        validation: features and labels; None holds out a fifth of each class of the training split.
-        num_classes: number of classes.
-        seed: random seed for holding out.
-        objective: the penalty, "norm" or "squared".
-        mean_per_class: choose the cost by the mean accuracy over classes.
-        max_iter: at most this many steps of L-BFGS.
-        on_fit: called after each fit, at most :data:`MOST_FITS` times.
-
-    Raises:
-        UserError: As :func:`fit_probe`, for either split, and :func:`hold_out`.
+    ``validation``: features and labels; None holds out a fifth of each class of the training split, drawn with
+    ``seed``. ``mean_per_class``: choose the cost by the mean accuracy over classes. ``on_fit`` is called after each
+    fit, at most :data:`MOST_FITS` times. The others are as for :func:`fit_probe`.
     """
     if validation is None:
         held = hold_out(train_labels, seed)
@@ -239,7 +216,7 @@ def train_probe(
 def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
     if len(features) != len(labels) or not len(labels):
         raise UserError(
-            f"{len(labels)} labels for {len(features)} features: expected one label per feature, and at least one"
+            f"{len(labels)} labels for {len(features)} features: expected one each, and at least one"
         )
     if not features.isfinite().all():
         raise UserError("features with NaN or infinite values: expected finite ones; check the model")
@@ -251,7 +228,7 @@ def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     place = device_of(model)
 
-    def features(data: ImageSet | PairSet | QuestionSet | None) -> tuple[Tensor, Tensor]:
+    def features(data: Any) -> tuple[Tensor, Tensor]:
         images, labels = labelled(data)
         return image_features(model, images, protocol, store).to(place), labels.to(place)
 

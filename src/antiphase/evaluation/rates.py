@@ -24,50 +24,41 @@ from antiphase.statistics.intervals import (
     proportion,
 )
 
-_CELL = {"attack": pl.String, "norm": pl.String, "eps": pl.Float64}
-_ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-ROW_SCHEMA = (
-    {"model": pl.String, "attention": pl.String, "seed": pl.Int64, **_CELL}
-    | dict.fromkeys(("sample", "label", "clean_prediction", "prediction"), pl.Int64)
-    | {"success": pl.Boolean, "felled_by": pl.String, "distance": pl.Float64}
-    | dict.fromkeys(("forwards", "backwards", "attack_seed"), pl.Int64)
+_KINDS = {"s": pl.String, "i": pl.Int64, "f": pl.Float64, "b": pl.Boolean}
+
+
+def _schema(columns: str) -> dict[str, Any]:
+    return {name: _KINDS[kind] for name, kind in (column.split(":") for column in columns.split())}
+
+
+_CELL = _schema("attack:s norm:s eps:f")
+_ESTIMATE = _schema("value:f low:f high:f n:i")
+ROW_SCHEMA = _schema(
+    "model:s attention:s seed:i attack:s norm:s eps:f sample:i label:i clean_prediction:i prediction:i success:b "
+    "felled_by:s distance:f forwards:i backwards:i attack_seed:i"
 )
-COMPARISON_SCHEMA = (
-    {"model": pl.String, "against": pl.String, **_CELL}
-    | dict.fromkeys(("difference", "low", "high", "p_value"), pl.Float64)
-    | {"n": pl.Int64}
-)
+COMPARISON_SCHEMA = _schema("model:s against:s attack:s norm:s eps:f difference:f low:f high:f p_value:f n:i")
 
 
 def rates(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate the three rates of each model, attack, norm and ε, with 95 % Wilson intervals.
 
-    - ``asr``: broken / all;
-    - ``asr_correct``: correctly classified and broken / correctly classified; omitted if a model classifies nothing
-      correctly;
-    - ``robust_accuracy``: correctly classified and not broken / all.
-
-    Returns:
-        Columns ``model, attack, norm, eps, metric, value, low, high, n``; models and attacks in the order of
-        the rows, ε ascending.
-
-    Raises:
-        UserError: A sample occurs twice for the same model, attack, norm and ε.
+    ``asr`` is broken / all, ``asr_correct`` correctly classified and broken / correctly classified (omitted if there is
+    none), ``robust_accuracy`` correctly classified and not broken / all. Columns ``model, attack, norm, eps, metric,
+    value, low, high, n``; models and attacks in the order of the rows, ε ascending.
     """
     _refuse_repeats(rows)
     results = []
     for key, cell in _ordered(rows).group_by(["model", *_CELL], maintain_order=True):
         correct, broken = cell["clean_prediction"] == cell["label"], cell["success"]
         counts = {
-            "asr": (broken.sum(), len(cell)),
-            "asr_correct": ((correct & broken).sum(), correct.sum()),
-            "robust_accuracy": ((correct & ~broken).sum(), len(cell)),
+            "asr": (broken, len(cell)),
+            "asr_correct": (correct & broken, int(correct.sum())),
+            "robust_accuracy": (correct & ~broken, len(cell)),
         }
-        results += [
-            (*key, metric, *vars(proportion(int(hits), int(n))).values())
-            for metric, (hits, n) in counts.items()
-            if n
-        ]
+        for metric, (hits, n) in counts.items():
+            if n:
+                results.append((*key, metric, *vars(proportion(int(hits.sum()), n)).values()))
     schema = {"model": pl.String, **_CELL, "metric": pl.String, **_ESTIMATE}
     return pl.DataFrame(results, schema, orient="row")
 
@@ -96,12 +87,8 @@ def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> 
 def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     """Compare the ASR of two models on the same images: asr(model) − asr(against) for each attack, norm and ε.
 
-    Returns:
-        Columns ``model, against, attack, norm, eps, difference, low, high, p_value, n``, with Newcombe's 95 % interval
-        for paired proportions and the exact McNemar p-value, not corrected for multiple comparisons.
-
-    Raises:
-        UserError: A model has no rows, or the two were not attacked on the same images.
+    Columns ``model, against, attack, norm, eps, difference, low, high, p_value, n``, with Newcombe's 95 % interval for
+    paired proportions and the exact McNemar p-value, not corrected for multiple comparisons.
     """
     _refuse_repeats(rows)
     for name in (model, against):
@@ -148,14 +135,9 @@ def summarise_rates(
     rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Return the content of ``summary.json`` (version 1), ready for JSON; ``pairs`` are (model, against)."""
-    models = described_models(rows, cards)
-    compared = [compare(rows, *pair).drop("norm", "n").to_dicts() for pair in pairs]
-    return {
-        "version": 1,
-        "models": models,
-        "results": rates(rows).to_dicts(),
-        "comparisons": [comparison for block in compared for comparison in block],
-    }
+    summary = {"version": 1, "models": described_models(rows, cards), "results": rates(rows).to_dicts()}
+    compared = [line for pair in pairs for line in compare(rows, *pair).drop("norm", "n").to_dicts()]
+    return summary | {"comparisons": compared}
 
 
 def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -163,14 +145,10 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
 
     A card has ``name``, ``attention``, ``seed`` (or None) and ``lambda``, the λ of each layer (mean over heads), empty
     without differential attention.
-
-    Raises:
-        UserError: the model of a card has no rows.
     """
     accuracy = dict(clean_accuracy(rows).select("model", "value").iter_rows())
-    missing = [card["name"] for card in cards if card["name"] not in accuracy]
-    if missing:
-        raise UserError(f"no rows of model {missing[0]!r}: expected rows of every model that has a card")
+    if missing := {card["name"] for card in cards} - accuracy.keys():
+        raise UserError(f"no rows of model {min(missing)!r}: expected rows of every model that has a card")
     return [
         {name: card[name] for name in ("name", "attention", "seed")}
         | {"clean_accuracy": accuracy[card["name"]], "lambda": list(card["lambda"])}
@@ -201,10 +179,8 @@ def over_seeds(
 ) -> pl.DataFrame:
     """Average a column over each group of at least two rows, one row per seed, with Student's t interval.
 
-    ``within`` restricts the interval to the range of the values.
-
-    Returns:
-        Columns ``*keys, value, low, high, n``, groups in the order of the rows, without smaller groups.
+    ``within`` restricts the interval to the range of the values. Columns ``*keys, value, low, high, n``, groups in the
+    order of the rows, without smaller groups.
     """
     means = [
         (*key, *vars(within(mean_over_seeds(group[column].to_list()))).values())
@@ -223,10 +199,8 @@ def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]])
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
     """Average the paired differences of each two families over their pairs.
 
-    Pairs must be independent: there is no mean if two pairs share a model.
-
-    Returns:
-        Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
+    Pairs must be independent: there is no mean if two pairs share a model. Columns ``family, against_family, attack,
+    norm, eps, value, low, high, n``.
     """
     keys = ["family", "against_family", *_CELL]
     pairs = comparisons.with_columns(
@@ -240,10 +214,7 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
 
     With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is
-    d̄ ± 1.96·s/√n over the n images, clipped to [−1, 1].
-
-    Returns:
-        Columns ``attack, norm, eps, image_low, image_high``.
+    d̄ ± 1.96·s/√n over the n images, clipped to [−1, 1]. Columns ``attack, norm, eps, image_low, image_high``.
     """
     signed = [
         rows.filter(model=name).select(*_CELL, "sample", signed=sign * pl.col("success").cast(pl.Float64))
@@ -277,6 +248,5 @@ def _refuse_repeats(rows: pl.DataFrame) -> None:
     if len(repeated):
         model, attack, _, eps, sample = repeated.row(0)
         raise UserError(
-            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: expected one row "
-            "per model, attack, norm, ε and sample; repeat the run in an empty folder"
+            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: repeat the run in an empty folder"
         )

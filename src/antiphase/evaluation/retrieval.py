@@ -28,17 +28,9 @@ def ranks(
 ) -> Int64[Tensor, " queries"]:
     """Return the rank of the best right candidate of each query, starting at 0.
 
-    Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing; CLIP_benchmark
-    counts ties as they come.
-
-    Args:
-        queries: unit vectors.
-        candidates: unit vectors.
-        owners: the owner of each candidate.
-        wanted: the owner that each query looks for, with at least one candidate.
-
-    Raises:
-        UserError: A vector is not finite, a number of owners does not fit, or an owner that is wanted has no candidate.
+    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants, which
+    has at least one. Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing;
+    CLIP_benchmark counts ties as they come.
     """
     if len(absent := wanted[~torch.isin(wanted, owners)]):
         raise UserError(f"wanted {int(absent[0])}: expected an owner of at least one candidate")

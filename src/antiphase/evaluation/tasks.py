@@ -24,13 +24,10 @@ Groups = Sequence[str]
 class Protocol:
     """How the tasks are measured; the defaults are DiffCLIP's (Section 4.1, Appendix B)."""
 
-    templates: tuple[
-        str, ...
-    ] = ()  # of zero-shot; empty: the data's own prompts if they have some, else 80 and 7
+    # of zero-shot; empty: the data's own prompts if they have some, else 80 and 7
+    templates: tuple[str, ...] = ()
     captions: Captions = "all"  # which captions of an image retrieve it
-    space: Literal["raw", "projected"] = (
-        "raw"  # features of the probe and of few-shot; raw: before the projection
-    )
+    space: Literal["raw", "projected"] = "raw"  # features of the probe and few-shot; raw: before projection
     objectives: tuple[Objective, ...] = ("norm",)  # of the probe
     iterations: int = 1000  # of the probe's L-BFGS, at most
     seeds: int = 3  # of the probe and of few-shot: 0, 1, …
@@ -49,9 +46,7 @@ class QuestionSet(typing.Protocol):
 
     def __len__(self) -> int: ...
 
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of all that affects its rows."""
-        ...
+    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -60,9 +55,7 @@ class Source:
 
     test: ImageSet | PairSet | QuestionSet  # labelled images, pairs, or what a task of its own measures
     train: ImageSet | PairSet | None = None  # images of the same classes
-    validation: ImageSet | PairSet | None = (
-        None  # published; without it, the probe holds out a part of ``train``
-    )
+    validation: ImageSet | PairSet | None = None  # published; without it, the probe holds out some of train
 
     @property
     def name(self) -> str:

@@ -40,13 +40,8 @@ def class_prompts(
     Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
     Section 3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
 
-    Args:
-        ensemble: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates.
-        class_names: names to insert into the templates, as words (:func:`~antiphase.data.imagenets.class_words`).
-        own: texts of the data set for each class.
-
-    Raises:
-        UserError: The ensemble is unknown, a template has no ``{}``, or the data set has no texts.
+    ``ensemble``: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates, into which the
+    names go as words (:func:`~antiphase.data.imagenets.class_words`). ``own``: texts of the data set for each class.
 
     >>> class_prompts("an emoji of {}", ["mug"], None)
     (('an emoji of mug',),)
@@ -56,12 +51,9 @@ def class_prompts(
             raise UserError("templates own: the data set has no texts; expected 80, 7, 1 or a file")
         return tuple(tuple(texts) for texts in own)
     if ensemble in ("80", "7"):
-        from open_clip.zero_shot_metadata import (  # seconds
-            OPENAI_IMAGENET_TEMPLATES,
-            SIMPLE_IMAGENET_TEMPLATES,
-        )
+        from open_clip import zero_shot_metadata as known  # seconds
 
-        templates = OPENAI_IMAGENET_TEMPLATES if ensemble == "80" else SIMPLE_IMAGENET_TEMPLATES
+        templates = known.OPENAI_IMAGENET_TEMPLATES if ensemble == "80" else known.SIMPLE_IMAGENET_TEMPLATES
         return tuple(tuple(template(name) for template in templates) for name in class_words(class_names))
     lines = ["a photo of a {}."] if ensemble == "1" else _templates(ensemble)
     return tuple(tuple(line.replace("{}", name) for line in lines) for name in class_words(class_names))
@@ -76,14 +68,10 @@ def _templates(ensemble: str) -> list[str]:
         try:
             lines = [line.strip() for line in origin.read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError):
-            raise UserError(
-                f"templates {ensemble!r}: expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable "
-                "file"
-            ) from None
+            expected = f"expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable file"
+            raise UserError(f"templates {ensemble!r}: {expected}") from None
     if not lines:
-        raise UserError(
-            f"{origin} has no templates: expected one per line, with {{}} in place of the class name"
-        )
+        raise UserError(f"{origin} has no templates: expected one per line, with {{}} for the class name")
     for number, line in enumerate(lines, 1):
         if "{}" not in line:
             raise UserError(
@@ -114,18 +102,11 @@ def _ensembles(source: Source, protocol: Protocol) -> dict[str, tuple[tuple[str,
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     test, labels = labelled(source.test)
     images = store.project(model, store.image_features(model, test))
-    return pl.concat(
-        [
-            zero_shot_rows(
-                images,
-                store.class_vectors(model, prompts, f"{name} prompts of {test.name}"),
-                labels,
-                test.ids,
-                name,
-            )
-            for name, prompts in _ensembles(source, protocol).items()
-        ]
-    )
+    blocks = []
+    for name, prompts in _ensembles(source, protocol).items():
+        classes = store.class_vectors(model, prompts, f"{name} prompts of {test.name}")
+        blocks.append(zero_shot_rows(images, classes, labels, test.ids, name))
+    return pl.concat(blocks)
 
 
 def _resolved(source: Source, protocol: Protocol) -> dict[str, Any]:

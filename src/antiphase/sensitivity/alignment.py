@@ -4,11 +4,6 @@ J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from the ave
 ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, never from averages of ratios. The random estimators are unbiased for these, and
 Lemma 1 holds exactly for each probe:
 
-- :func:`token_grams`, at a layer's tokens: the closed form, or random cotangents where there is none;
-- :func:`direction_grams`, at the pixels: one forward-mode pass per probe serves all layers, heads and branches;
-- :func:`cotangent_grams`, at the pixels: one backward pass per probe, layer, head and branch;
-- :func:`loss_grams`, at the tokens: the cotangent is ∂loss/∂A, as an attacker sees it.
-
 Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows sum to 1), and the gradients of
 ‖A‖_F or of an operator norm do not satisfy Lemma 1.
 """
@@ -36,31 +31,23 @@ Forward = Callable[..., Any] | None
 @validated
 @dataclass(frozen=True)
 class Gram:
-    """Inner products of two gradients; the last axis is that of the random probes, if any.
+    """Inner products of two gradients; the last axis is that of the random probes, if any."""
 
-    Attributes:
-        first, second, cross: ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩; second and cross are 0 for standard attention.
-        moved: ‖J1 − λ·J2‖² computed from the difference; None for closed forms, where only Lemma 1 gives it.
-    """
-
-    first: AnyShape
-    second: AnyShape
-    cross: AnyShape
-    moved: AnyShape | None = None
+    first: AnyShape  # ⟨J1, J1⟩
+    second: AnyShape  # ⟨J2, J2⟩; 0 for standard attention, as is cross
+    cross: AnyShape  # ⟨J1, J2⟩
+    moved: AnyShape | None = None  # ‖J1 − λ·J2‖² from the difference; None for closed forms
 
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
-        """Stack the inner products of several probes along a new last axis."""
-        columns = zip(*((probe.first, probe.second, probe.cross) for probe in probes), strict=True)
-        moved = [probe.moved for probe in probes if probe.moved is not None]
-        return cls(
-            *(torch.stack(column, -1) for column in columns), torch.stack(moved, -1) if moved else None
-        )
+        """Stack the inner products of several probes, which have a difference, along a new last axis."""
+        names = ("first", "second", "cross", "moved")
+        return cls(*(torch.stack([getattr(probe, name) for probe in probes], -1) for name in names))
 
     def mean(self) -> "Gram":
         """Return the average over the probes."""
-        moved = None if self.moved is None else self.moved.mean(-1)
-        return Gram(self.first.mean(-1), self.second.mean(-1), self.cross.mean(-1), moved)
+        parts = (self.first, self.second, self.cross, self.moved)
+        return Gram(*(None if part is None else part.mean(-1) for part in parts))
 
     def difference(self, lam: AnyShape | float) -> AnyShape:
         """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
@@ -69,20 +56,13 @@ class Gram:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Angle and length ratio of two gradients.
+    """Angle and length ratio of two gradients."""
 
-    Attributes:
-        cosine: cosθ, in [−1, 1].
-        low, high: 95 % interval of cosθ over the probes; equal to cosθ without probes.
-        rho: ρ = ‖J2‖ / ‖J1‖.
-        probes: number of probes K; 0 for exact inner products.
-    """
-
-    cosine: AnyShape
-    low: AnyShape
+    cosine: AnyShape  # cosθ, in [−1, 1]
+    low: AnyShape  # 95 % interval of cosθ over the probes; equal to cosθ without probes
     high: AnyShape
-    rho: AnyShape
-    probes: int
+    rho: AnyShape  # ρ = ‖J2‖ / ‖J1‖
+    probes: int  # K; 0 for exact inner products
 
 
 @validated
@@ -91,14 +71,8 @@ def align(gram: Gram, probes: bool) -> Alignment:
 
     cosθ = m₁₂ / √(m₁₁·m₂₂) and ρ = √(m₂₂ / m₁₁), where m are the means over the probes. The 95 % interval is
     Student's t on the linearised ratio: cosθ ± t_{.975, K−1}·s_r / √K, clipped to [−1, 1], with
-    r_k = (g₁₂ − ½·cosθ·(g₁₁·m₂₂ + g₂₂·m₁₁) / √(m₁₁·m₂₂))_k / √(m₁₁·m₂₂).
-
-    Args:
-        gram: inner products.
-        probes: whether the last axis is that of random probes, to be averaged.
-
-    Raises:
-        UserError: for fewer than 2 probes.
+    r_k = (g₁₂ − ½·cosθ·(g₁₁·m₂₂ + g₂₂·m₁₁) / √(m₁₁·m₂₂))_k / √(m₁₁·m₂₂). ``probes``: whether the last axis is that of
+    random probes, at least 2, to be averaged.
     """
     gram = Gram(gram.first.double(), gram.second.double(), gram.cross.double())
     if not probes:
@@ -141,10 +115,8 @@ def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
 
     ⟨J1, J2⟩ = Σ_i ⟨P1_i, P2_i⟩·⟨u1_i, u2_i⟩ + ⟨P1_i·M1, P2_i·M2⟩ + u1_iᵀ(P2_i·M2)ᵀP1_i·e_i + u2_iᵀ(P1_i·M1)ᵀP2_i·e_i.
 
-    A head costs O(N²·D) for N tokens of width D, like a forward pass. Autograd is not used.
-
-    Returns:
-        Inner products of shape (batch, heads), always in float64.
+    A head costs O(N²·D) for N tokens of width D, like a forward pass. The inner products, of shape (batch, heads), are
+    in float64.
     """
     positive = positive.double()
     first = _inner(positive, positive).clamp_min(0.0)
@@ -189,28 +161,14 @@ def cotangent_gram(
 ) -> Gram:
     """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v shared by both maps.
 
-    v is standard normal, so each value is an unbiased estimate of the Frobenius inner product. Lemma 1 holds
-    exactly for each v.
-
-    Args:
-        positive: branch of A1.
-        negative: branch of A2; None for standard attention.
-        lam: λ of each head.
-        keys: random stream of each sample and probe.
-
-    Returns:
-        Inner products of shape (batch, heads, probes).
-
-    Raises:
-        UserError: if λ does not match the heads.
+    v is standard normal, keyed by each sample and probe, so that each value, of shape (batch, heads, probes), is an
+    unbiased estimate of the Frobenius inner product. Lemma 1 holds exactly for each v.
     """
     maps = positive.attention
     if len(lam) != maps.shape[1]:
         raise UserError(f"lam of {len(lam)} heads: expected {maps.shape[1]}, as in the map")
-    probes = []
-    for v in _cotangents(maps, keys):
-        probes.append(_gram(positive.vjp(v), None if negative is None else negative.vjp(v), lam))
-    return Gram.stack(probes)
+    pulled = ((positive.vjp(v), negative and negative.vjp(v)) for v in _cotangents(maps, keys))
+    return Gram.stack([_gram(one, two, lam) for one, two in pulled])
 
 
 def _cotangents(maps: Tensor, keys: Tensor) -> Iterator[Tensor]:
@@ -225,13 +183,8 @@ def token_grams(
 ) -> Iterator[tuple[Layer, Gram, int]]:
     """Yield each layer, its inner products at its own tokens, and the number of probes.
 
-    Args:
-        model: any model with attention.
-        inputs: as for :func:`~antiphase.sensitivity.attention_layers`.
-        keys: random stream of each sample and probe.
-        call: function to run on the inputs; None: the model.
-        exact: use the closed form for layers with plain queries and keys. The number of probes is then 0, and the
-            inner products have no probe axis.
+    ``keys`` are the random streams of each sample and probe. ``exact``: use the closed form for layers with plain
+    queries and keys; the number of probes is then 0, and the inner products have no probe axis.
     """
     for layer in attention_layers(model, inputs, call=call):
         with gradients(enabled=False):  # else parameters would keep an unused graph alive
@@ -249,13 +202,9 @@ def direction_grams(
 ) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
-    J1 and J2 are the Jacobians of the attention maps A1 and A2 with respect to the pixels. For standard normal u
-    (:func:`random_directions`) the three products are unbiased estimates of ‖J1‖²_F, ‖J2‖²_F and ⟨J1, J2⟩_F.
-    With the δ of an attack as u, they measure the response of the two maps to that perturbation. Costs one
-    forward-mode pass per direction, for any number of layers and heads.
-
-    Returns:
-        Inner products of shape (batch, heads, probes).
+    For standard normal u (:func:`random_directions`) the three products, of shape (batch, heads, probes), are unbiased
+    estimates of ‖J1‖²_F, ‖J2‖²_F and ⟨J1, J2⟩_F. With the δ of an attack as u, they measure the response of the two
+    maps to that perturbation. Costs one forward-mode pass per direction, for any number of layers and heads.
     """
     grams: dict[str, list[Gram]] = {}
     layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
@@ -263,9 +212,9 @@ def direction_grams(
         for layer in attention_layers(model, images, call=call, tangent=u):
             assert layer.tangent is not None
             with gradients(enabled=False):
-                one = layer.positive.jvp(layer.tangent)
-                two = None if layer.negative is None else layer.negative.jvp(layer.tangent)
-                grams.setdefault(layer.name, []).append(_gram(one, two, layer.weight))
+                two = layer.negative and layer.negative.jvp(layer.tangent)
+                gram = _gram(layer.positive.jvp(layer.tangent), two, layer.weight)
+                grams.setdefault(layer.name, []).append(gram)
             layers[layer.name] = layer
     for name, layer in layers.items():
         yield layer, Gram.stack(grams[name])
@@ -285,10 +234,8 @@ def cotangent_grams(
 ) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
 
-    Costs one backward pass through the preceding layers per layer, head, branch and probe.
-
-    Returns:
-        Inner products of shape (batch, heads, probes).
+    Their shape is (batch, heads, probes). Costs one backward pass through the preceding layers per layer, head, branch
+    and probe.
     """
     images = leaf(images)
 
@@ -314,16 +261,8 @@ def loss_grams(
     """Yield each layer with the inner products at its tokens for the cotangent v = ∂loss/∂(A1 − λ·A2).
 
     J1ᵀv and −λ·J2ᵀv are the two parts of the loss gradient through the layer's maps, so their alignment is the one
-    relevant to an attacker. Exact; one forward and one backward pass for all layers.
-
-    Args:
-        model: any model with attention.
-        inputs: images, or other floating-point inputs.
-        loss: maps the model's output to a scalar that is a sum over the samples.
-        call: function to run on the inputs; None: the model.
-
-    Returns:
-        Inner products of shape (batch, heads).
+    relevant to an attacker. Exact, of shape (batch, heads); one forward and one backward pass for all layers. ``loss``
+    maps the model's output to a sum over the samples.
     """
     outputs: list[Tensor] = []
 
@@ -341,6 +280,5 @@ def loss_grams(
             slope = slope if finished.shape == slope.shape else slope.transpose(0, 1)
             (v,) = torch.autograd.grad(finished, combined, slope)
         with gradients(enabled=False):
-            two = None if layer.negative is None else layer.negative.vjp(v)
-            gram = _gram(layer.positive.vjp(v), two, layer.weight)
+            gram = _gram(layer.positive.vjp(v), layer.negative and layer.negative.vjp(v), layer.weight)
         yield layer, gram

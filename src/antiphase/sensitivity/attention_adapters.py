@@ -19,23 +19,16 @@ from antiphase.sensitivity.layers import Branch, Call, Layer, Turn, is_cross
 
 Adapter = Callable[[Any, Call], Layer]
 
-# timm's blocks with attention beside the MLP: the submodules that receive the attention's tokens and its output
-_BLOCKS = {
-    f"timm.models.vision_transformer.{name}": ("in_proj", "ls")
-    for name in ("ParallelScalingBlock", "DiffParallelScalingBlock")
-}
+# timm's blocks with attention next to the MLP
+_BLOCKS = {f"timm.models.vision_transformer.{name}ParallelScalingBlock" for name in ("", "Diff")}
 
 
 @validated
 def register(module: type | str, adapter: Adapter | None) -> None:
-    """Register an adapter for a class of attention modules.
+    """Register an adapter for a class of attention modules, named in full if its library may not be installed.
 
-    The output of the adapter's layer is compared with the module's own output at every call.
-
-    Args:
-        module: the class, or its full name if its library may not be installed.
-        adapter: function of (module, call) that returns a :class:`~antiphase.sensitivity.Layer`; None to
-            ignore such modules.
+    The adapter is a function of (module, call) that returns a :class:`~antiphase.sensitivity.Layer`, whose output is
+    compared with the module's own at every call; None to ignore such modules.
 
     >>> class Pooling(nn.Module): ...
     >>> register(Pooling, None)
@@ -65,8 +58,8 @@ def block_ends(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
 
     They exclude the norm, the residual path and the layer scale, as for attention that is a module of its own.
     """
-    names = next((_BLOCKS[name] for name in _class_names(block) if name in _BLOCKS), None)
-    return None if names is None else (block.get_submodule(names[0]), block.get_submodule(names[1]))
+    known = not _BLOCKS.isdisjoint(_class_names(block))
+    return (block.get_submodule("in_proj"), block.get_submodule("ls")) if known else None
 
 
 def _class_names(module: nn.Module) -> list[str]:
@@ -114,26 +107,23 @@ def _additive(
 ) -> Tensor | None:
     """Return a mask to add to the scores; ``forbids``: whether True in a boolean mask forbids attention."""
     if mask is None:
-        if not causal:
-            return None
         count = like.shape[1]
-        mask, forbids = torch.ones(count, count, dtype=torch.bool, device=like.device).tril(), False
+        return like.new_full((count, count), -math.inf).triu(1) if causal else None
     if mask.dtype == torch.bool:
         closed = mask if forbids else ~mask
         return torch.zeros_like(closed, dtype=like.dtype).masked_fill(closed, -math.inf)
     return mask.to(like.dtype)
 
 
-def _pair(both: Branch, positive: slice, negative: slice) -> tuple[Branch, Branch]:
-    """Split the heads of a branch into A1's and A2's."""
+def _pair(both: Branch, alternating: bool = True) -> tuple[Branch, Branch]:
+    """Split the heads of a branch into A1's and A2's: every other one, or the first and the second half."""
+    half = both.heads // 2
+    parts = (slice(None, None, 2), slice(1, None, 2)) if alternating else (slice(half), slice(half, None))
     one, two = (
         replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
-        for part in (positive, negative)
+        for part in parts
     )
     return one, two
-
-
-_ALTERNATING = slice(None, None, 2), slice(1, None, 2)
 
 
 def _layer(
@@ -144,11 +134,8 @@ def _layer(
     lam: Tensor | None = None,
 ) -> Layer:
     """Return a layer whose values are multiplied by the map; ``finish`` receives the product."""
-    positive, negative = branches if isinstance(branches, tuple) else (branches, None)
-    tokens = call.tokens
-    return Layer(
-        call.name, tokens, positive, negative, lam, lambda a: finish(a @ values), call.tangent, values
-    )
+    one, two = branches if isinstance(branches, tuple) else (branches, None)
+    return Layer(call.name, call.tokens, one, two, lam, lambda a: finish(a @ values), call.tangent, values)
 
 
 def _softmax(module: SoftmaxAttention, call: Call) -> Layer:
@@ -161,7 +148,7 @@ def _differential(module: DifferentialAttention, call: Call) -> Layer:
     x, heads = call.tokens, module.num_diff_heads
     mask = _additive(call.given(0, "mask"), x)
     both, v = _branch(x, *_qkv(module.qkv), (2 * heads, 2 * heads, heads), mask)
-    return _layer(call, _pair(both, *_ALTERNATING), v, module.finish, lambda_at(module.lam, x))
+    return _layer(call, _pair(both), v, module.finish, lambda_at(module.lam, x))
 
 
 def _has_our_parts(module: Any) -> bool:
@@ -214,7 +201,7 @@ def _timm(module: Any, call: Call) -> Layer:
 
     if not differential:
         return _layer(call, branch, v, finish)
-    return _layer(call, _pair(branch, *_ALTERNATING), v, finish, module._compute_lambda().to(x.dtype))
+    return _layer(call, _pair(branch), v, finish, module._compute_lambda().to(x.dtype))
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
@@ -222,7 +209,7 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
         raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(
-            f"{call.name}: expected keys and values as wide as the queries, without bias_k or add_zero_attn"
+            f"{call.name}: keys and values of another width, bias_k and add_zero_attn are not known"
         )
     tangent = None if call.tangent is None else call.batch_first(call.tangent)
     x, heads = call.batch_first(call.tokens), module.num_heads
@@ -232,11 +219,10 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
         mask = mask.unflatten(0, (-1, heads))
     padding = _additive(call.given(2, "key_padding_mask"), x, forbids=True)
     if padding is not None:
-        mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
+        mask = padding[:, None, None] + (0 if mask is None else mask)
     branch, v = _branch(x, module.in_proj_weight.chunk(3), biases, (heads,) * 3, mask)
-    return _layer(
-        replace(call, tokens=x, tangent=tangent), branch, v, lambda heads: module.out_proj(_merge(heads))
-    )
+    call = replace(call, tokens=x, tangent=tangent)
+    return _layer(call, branch, v, lambda heads: module.out_proj(_merge(heads)))
 
 
 def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
@@ -277,18 +263,15 @@ def guessed(module: Any, call: Call) -> Layer:
 def _diff_llama(module: Any, call: Call) -> Layer:
     """Heads h and h + H/2 are the two branches; both read the values of key heads j and j + J/2."""
     both, v, output = _grouped(module, call)
-    half = both.heads // 2
     one, two = v.chunk(2, 1)
-    values = torch.cat([one, two], -1).repeat_interleave(half // one.shape[1], 1)
+    values = torch.cat([one, two], -1).repeat_interleave(both.heads // v.shape[1], 1)
     lam = (module.lambda_q1 * module.lambda_k1).sum(dtype=torch.float32).exp()
     lam = lam - (module.lambda_q2 * module.lambda_k2).sum(dtype=torch.float32).exp() + module.lambda_init
 
     def finish(heads: Tensor) -> Tensor:
         return output(_merge((1.0 - module.lambda_init) * module.groupnorm(heads)))
 
-    return _layer(
-        call, _pair(both, slice(half), slice(half, None)), values, finish, lam.to(call.tokens.dtype)
-    )
+    return _layer(call, _pair(both, alternating=False), values, finish, lam.to(call.tokens.dtype))
 
 
 _ADAPTERS: dict[type | str, Adapter | None] = {

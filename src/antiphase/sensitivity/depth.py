@@ -1,25 +1,19 @@
 """Propagation of a perturbation through the depth of a model, and what the subtraction leaves of it.
 
 Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
-perturbed and clean input. L(d) is the operator norm of block d's Jacobian at the clean tokens. The paper calls α(d)
-"the average reduction factor from noise cancellation at layer d" and does not define it; here
+perturbed and clean input, L(d) the operator norm of block d's Jacobian at the clean tokens. The paper does not define
+α(d), "the average reduction factor from noise cancellation at layer d"; here
 
     α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖
 
-over the tokens and heads of layer d, before the norm and the projection that follow: the change that reaches the
-layer's output, relative to the change without the subtraction. α is 1 for standard attention (λ = 0), |1 − λ| if the
-perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it changes them
-independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. The alternative, :attr:`BranchChange.balance`, is 1 for independent changes,
-but compares with no layer that exists: it is below 1 also where the subtraction makes the change larger than that of
-A1·V alone.
-
-α far below 1 need not mean that noise is told from signal. The rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave
-|1 − λ| of every change of V, and of V itself (:attr:`BranchChange.kept`), which the norm that follows brings back to
-its size. Only α below ``kept`` makes the perturbation smaller relative to the signal.
+over the tokens and heads of layer d, before the norm and the projection that follow. α is 1 for standard attention,
+|1 − λ| if the perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it
+changes them independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. α far below 1 need not mean that noise is told from signal: the
+rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave |1 − λ| of every change of V, and of V itself
+(:attr:`BranchChange.kept`). Only α below ``kept`` makes the perturbation smaller relative to the signal.
 
 The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For
-small perturbations that is below 1 for every block, also with standard attention, because few perturbations lie along a
-block's direction of largest growth.
+small perturbations that is below 1 for every block: few perturbations lie along its direction of largest growth.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,22 +38,15 @@ PerLayer = Float[Tensor, "batch layers"]
 
 @dataclass(frozen=True)
 class Path:
-    """Size of a perturbation along a model; the last axis is the depth.
+    """Size of a perturbation along a model; the last axis is the depth."""
 
-    Attributes:
-        names: names of the stages: the embedding, then the blocks.
-        length: ‖ξ‖₂ at the pixels, then ‖Δ(d)‖₂ after each stage.
-        positive, negative, moved: Frobenius norms ‖ΔA1‖, λ‖ΔA2‖ and ‖ΔA1 − λ·ΔA2‖ over the heads of each attention
-            layer; negative is 0 for standard attention.
-        layers: names of the attention layers.
-    """
-
-    names: tuple[str, ...]
-    length: Float[Tensor, "batch stages_and_one"]
+    names: tuple[str, ...]  # of the stages: the embedding, then the blocks
+    length: Float[Tensor, "batch stages_and_one"]  # ‖ξ‖₂ at the pixels, then ‖Δ(d)‖₂ after each stage
+    # Frobenius norms ‖ΔA1‖, λ‖ΔA2‖ (0 for standard attention) and ‖ΔA1 − λ·ΔA2‖ over the heads of each attention layer
     positive: PerLayer
     negative: PerLayer
     moved: PerLayer
-    layers: tuple[str, ...]
+    layers: tuple[str, ...]  # names of the attention layers
 
     @property
     def gain(self) -> Float[Tensor, "batch stages"]:
@@ -76,9 +63,6 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
     """Run a model once and return the calls of the blocks that contain its attention layers.
 
     The block of a layer is the innermost enclosing module that is an element of a ModuleList or Sequential.
-
-    Raises:
-        UserError: as :func:`~antiphase.sensitivity.attention_layers`.
     """
     parts = dict(model.named_modules())
     names = dict.fromkeys(_block_of(call.name.partition("@")[0], parts) for call in record(model, images))
@@ -114,16 +98,7 @@ def _length(x: Tensor) -> Tensor:
 
 @validated
 def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
-    """Measure the difference between clean and perturbed inputs after every block of a model.
-
-    Args:
-        model: any model with attention in blocks.
-        images: clean inputs.
-        perturbed: perturbed inputs, in the same order.
-
-    Raises:
-        UserError: if a perturbed image equals its clean image.
-    """
+    """Measure the difference between clean and perturbed inputs, all unequal, after every block of a model."""
     if not (images != perturbed).flatten(1).any(1).all():
         raise UserError("perturbed: an image equals its clean image; expected every image to be perturbed")
     clean, other = blocks(model, images), blocks(model, perturbed)
@@ -155,22 +130,16 @@ def stage_norms(
 ) -> Float[Tensor, "batch stages"]:
     """Estimate L(d) of each stage, the L2 operator norm of its Jacobian at the clean input, from below.
 
-    Args:
-        model: any model with attention in blocks.
-        images: clean inputs.
-        steps: steps of power iteration, at least 1.
-        seed: random seed of the initial directions.
-        ids: sample ids, which key the random streams; None: positions.
+    By ``steps`` of power iteration, whose initial directions are keyed by ``seed`` and ``ids``, the positions if None.
     """
     calls = blocks(model, images)
-
-    def embed(x: Tensor) -> Tensor:
-        return until(model, calls[0].module, x)[0][0]
 
     def again(block: Call, tokens: Tensor) -> Tensor:
         return _first(block.module(tokens, *block.args, **block.kwargs))
 
-    stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [(embed, images)]
+    stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
+        (lambda x: until(model, calls[0].module, x)[0][0], images)
+    ]
     stages += [(partial(again, block), block.tokens) for block in calls]
     return torch.stack([power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages], 1)
 
@@ -179,14 +148,9 @@ def stage_norms(
 def crossover(differences: Annotated[Mapping[int, tuple[float, float]], NOT_EMPTY]) -> int | None:
     """Return the depth from which the differential model is more robust than the standard one; None if undecided.
 
-    The depth is read off a family of models. (The paper's Corollary 1 solves aᴰ = bᴰ, which gives no depth: unless
-    a = b, only D = 0 solves it.)
-
-    Args:
-        differences: interval (low, high) of ASR(differential) − ASR(standard) by depth.
-
-    Returns:
-        The smallest depth such that all intervals from it on lie below 0 and an earlier one lies above 0.
+    Of a family of models, ``differences`` has the interval (low, high) of ASR(differential) − ASR(standard) by depth.
+    The result is the smallest depth such that all intervals from it on lie below 0 and an earlier one lies above 0.
+    (The paper's Corollary 1 solves aᴰ = bᴰ, which gives no depth: unless a = b, only D = 0 solves it.)
 
     >>> crossover({1: (0.02, 0.05), 2: (-0.01, 0.02), 4: (-0.06, -0.01)})
     4
@@ -199,28 +163,18 @@ def crossover(differences: Annotated[Mapping[int, tuple[float, float]], NOT_EMPT
 
 @dataclass(frozen=True)
 class BranchChange:
-    """What a perturbation does to the branches of one attention layer; everything in float64, per sample and head.
+    """What a perturbation does to the branches of one attention layer; everything in float64, per sample and head."""
 
-    Attributes:
-        name: name of the layer.
-        lam: λ of each head, 0 for standard attention; None if it differs from query to query.
-        positive, negative, moved: Frobenius norms of Δ(A1·V), Δ(λ·A2·V) and Δ((A1 − λ·A2)·V).
-        clean_positive, clean_moved: ‖A1·V‖ and ‖(A1 − λ·A2)·V‖ of the clean input.
-        clean_correlation, correlation: Pearson's correlation of the entries of A1 and A2, each row's mean subtracted,
-            of the clean and of the perturbed input. NaN for standard attention and for a uniform map.
-        change_correlation: the same of ΔA1 and ΔA2, whose rows have mean 0.
-    """
-
-    name: str
-    lam: Float[Tensor, " heads"] | None
-    positive: PerHead
-    negative: PerHead
-    moved: PerHead
-    clean_positive: PerHead
-    clean_moved: PerHead
-    clean_correlation: PerHead
-    correlation: PerHead
-    change_correlation: PerHead
+    name: str  # of the layer
+    lam: Float[Tensor, " heads"] | None  # 0 for standard attention; None if it differs from query to query
+    positive: PerHead  # ‖Δ(A1·V)‖, Frobenius norms
+    negative: PerHead  # ‖Δ(λ·A2·V)‖
+    moved: PerHead  # ‖Δ((A1 − λ·A2)·V)‖
+    clean_positive: PerHead  # ‖A1·V‖ of the clean input
+    clean_moved: PerHead  # ‖(A1 − λ·A2)·V‖
+    clean_correlation: PerHead  # see row_centred, of A1 and A2; NaN for standard attention
+    correlation: PerHead  # of the perturbed input
+    change_correlation: PerHead  # of ΔA1 and ΔA2
 
     @property
     def alpha(self) -> Float[Tensor, " batch"]:
@@ -240,31 +194,18 @@ class BranchChange:
 
 @validated
 def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterator[BranchChange]:
-    """Yield what a perturbation does to the branches of each attention layer, in order.
-
-    Args:
-        model: any model with attention.
-        images: clean inputs.
-        perturbed: perturbed inputs, in the same order.
-
-    Raises:
-        UserError: as :func:`~antiphase.sensitivity.attention_layers`, or if an adapter gives no values.
-    """
+    """Yield what a perturbation does to the branches of each attention layer, in order."""
     for clean, other in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
-        yield _change(clean, other)
-
-
-def _change(clean: Layer, other: Layer) -> BranchChange:
-    (one, both), (one_moved, both_moved) = _outputs(clean), _outputs(other)
-    change, moved = one_moved - one, both_moved - both
-    norms = [_norm(part) for part in (change, change - moved, moved, one, both)]
-    correlations = [torch.full_like(norms[0], torch.nan)] * 3
-    if clean.negative is not None and other.negative is not None:
-        pairs = ((clean.positive, clean.negative), (other.positive, other.negative))
-        (a1, a2), (b1, b2) = ([branch.attention.double() for branch in pair] for pair in pairs)
-        correlations = [row_centred(a1, a2), row_centred(b1, b2), row_centred(b1 - a1, b2 - a2)]
-    lam = clean.weight if clean.lam is None or clean.lam.ndim <= 1 else None
-    return BranchChange(clean.name, lam, *norms, *correlations)
+        (one, both), (one_moved, both_moved) = _outputs(clean), _outputs(other)
+        change, moved = one_moved - one, both_moved - both
+        norms = [_norm(part) for part in (change, change - moved, moved, one, both)]
+        correlations = [torch.full_like(norms[0], torch.nan)] * 3
+        if clean.negative is not None and other.negative is not None:
+            pairs = ((clean.positive, clean.negative), (other.positive, other.negative))
+            (a1, a2), (b1, b2) = ([branch.attention.double() for branch in pair] for pair in pairs)
+            correlations = [row_centred(a1, a2), row_centred(b1, b2), row_centred(b1 - a1, b2 - a2)]
+        lam = clean.weight if clean.lam is None or clean.lam.ndim <= 1 else None
+        yield BranchChange(clean.name, lam, *norms, *correlations)
 
 
 def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:

@@ -31,26 +31,19 @@ _DEPENDENT = 1e-3  # relative size of what is left of slopes that are a combinat
 _SHARE = 1e-4  # of the largest λ of a subtrahend; what is smaller is rounding
 _SCALES = (1.0, 0.3, 0.1)  # of the tokens: maps may be too peaked to see all scores
 _LAMBDA = 1e-3  # relative difference of one λ at two inputs
+_ROUNDING = 50  # relative rounding error, in units of the dtype's
 _MINUS, _MINUS_REVERSED = {"sub", "__sub__", "sub_", "__isub__", "subtract"}, {"rsub", "__rsub__"}
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What a module was found to be.
+    """What a module was found to be."""
 
-    Attributes:
-        positive: numbers of the maps that are A1, by head.
-        negative: numbers of the maps that are A2, by head; empty for standard attention.
-        lam: λ of each head; None for standard attention.
-        groups: see :class:`Replay`.
-        stamp: state of the parameters.
-    """
-
-    positive: tuple[int, ...]
-    negative: tuple[int, ...]
-    lam: Tensor | None
-    groups: tuple[int, ...]
-    stamp: Any
+    positive: tuple[int, ...]  # numbers of the maps that are A1, by head
+    negative: tuple[int, ...]  # of those that are A2, by head; empty for standard attention
+    lam: Tensor | None  # of each head; None for standard attention
+    groups: tuple[int, ...]  # see Replay
+    stamp: Any  # state of the parameters
 
 
 DETECTIONS: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDictionary()
@@ -60,25 +53,14 @@ class NotAttention(Exception):
     """A module is not recognised as attention; the message says why."""
 
 
-def detect(call: Call) -> None:
-    """Examine a module at one of its calls, and remember what it is.
-
-    Raises:
-        NotAttention: if it is not recognised.
-    """
-    DETECTIONS.pop(call.module, None)
-    DETECTIONS[call.module] = examine(call)
-
-
 def detected_layer(module: nn.Module, call: Call) -> Layer:
     """Split a module that was found to be attention; the adapter of such modules."""
     if DETECTIONS[module].stamp != _stamp(module):  # weights changed, and λ with them
         try:
-            detect(replace(call, tokens=call.tokens.detach()))
+            DETECTIONS[module] = examine(replace(call, tokens=call.tokens.detach()))
         except NotAttention as reason:
-            raise ValueError(
-                f"its weights changed, and it no longer works like attention: {reason}"
-            ) from None
+            del DETECTIONS[module]
+            raise ValueError(f"its weights changed, and it is no attention any more: {reason}") from None
     detection = DETECTIONS[module]
     positive, negative = list(detection.positive), list(detection.negative)
     run = Replay(call, detection.groups)
@@ -115,24 +97,17 @@ def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | Non
 
 
 class _Run(TorchFunctionMode):
-    """One run of a module, of which each softmax map of (batch · maps) × tokens × tokens is noted or replaced.
+    """One run of a module, of which each softmax map of (batch · maps) × tokens × tokens is noted or replaced."""
 
-    Attributes:
-        output: first tensor that the module returned.
-        maps: its softmax maps in the order of computation, those of one softmax in the order of its leading axes.
-        differences: both sides of each subtraction.
-        square: what else has the shape of a map in its last two axes.
-    """
-
-    output: Tensor
-    maps: Maps
+    output: Tensor  # first tensor that the module returned
+    maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
 
     def __init__(self, batch: int, replacements: Maps | None, groups: tuple[int, ...] | None) -> None:
         super().__init__()
         self.batch, self.replacements, self.groups = batch, replacements, groups
         self.parts: list[Tensor] = []
-        self.differences: list[tuple[Tensor, Tensor]] = []
-        self.square: list[Tensor] = []
+        self.differences: list[tuple[Tensor, Tensor]] = []  # both sides of each subtraction
+        self.square: list[Tensor] = []  # what else has the shape of a map in its last two axes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -150,17 +125,15 @@ class _Run(TorchFunctionMode):
     def _replaced(self, computed: Tensor) -> Tensor:
         """Note a map, and return it or its replacement."""
         flat = computed.reshape(self.batch, -1, *computed.shape[-2:])
-        first = sum(part.shape[1] for part in self.parts)
+        numbers = torch.arange(flat.shape[1]) + sum(part.shape[1] for part in self.parts)
         self.parts.append(flat)
         if self.replacements is None:
             return computed
-        places = slice(first, first + flat.shape[1])
-        numbers = list(range(places.start, places.stop) if self.groups is None else self.groups[places])
+        if self.groups is not None:
+            numbers = torch.tensor(self.groups)[numbers]
+        numbers = numbers.to(computed.device)
         replaced = self.replacements[:, numbers].to(computed.dtype)
-        if -1 in numbers:
-            kept = torch.tensor(numbers, device=computed.device) < 0
-            replaced = torch.where(kept[:, None, None], flat, replaced)
-        return replaced.reshape(computed.shape)
+        return torch.where((numbers < 0)[:, None, None], flat, replaced).reshape(computed.shape)
 
     def _attend(
         self,
@@ -189,15 +162,10 @@ class _Run(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Replay:
-    """Run the module of a call again on other tokens, which also replace arguments that are the same tokens.
-
-    Attributes:
-        call: the call.
-        groups: for each softmax map its number among those that differ; −1: it is not part of the attention. None: all
-            differ.
-    """
+    """Run the module of a call again on other tokens, which also replace arguments that are the same tokens."""
 
     call: Call
+    # of each softmax map the number among those that differ, −1 if it is not part of the attention; None: all differ
     groups: tuple[int, ...] | None = None
 
     def __call__(self, x: Tensor, maps: Maps | None = None) -> _Run:
@@ -219,11 +187,7 @@ class Replay:
 
 @gradients(enabled=False)
 def examine(call: Call) -> Detection:
-    """Return what the maps of a called module are.
-
-    Raises:
-        NotAttention: if it is not recognised.
-    """
+    """Return what the maps of a called module are; raise NotAttention if it is not recognised."""
     try:
         return _examined(call)
     except (torch.OutOfMemoryError, NotAttention):
@@ -252,9 +216,7 @@ def _examined(call: Call) -> Detection:
     run = Replay(call, groups)
     plain = run(x)
     if not _values_are_of_tokens(run, x, plain.maps, step):
-        raise NotAttention(
-            "its output at a token is not a sum of values weighted by that token's row of the maps"
-        )
+        raise NotAttention("its output at a token is no sum of values weighted by its row of the maps")
     grams, sides = _slopes(call, groups, x)
     total = grams.sum((0, 1))
     if not grams.isfinite().all() or (total.diagonal() <= 1e-12 * total.max()).any():
@@ -308,11 +270,6 @@ def _moved(x: Tensor, token: int, step: Tensor) -> Tensor:
     return x
 
 
-def _small(x: Tensor) -> float:
-    """Return the size of a rounding error relative to the values that it comes from."""
-    return 50 * torch.finfo(x.dtype).eps
-
-
 def _uniform(like: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like)
@@ -333,8 +290,9 @@ def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> Tensor:
     change = ((change - mean) * valid).abs()  # log A is known up to a constant of each row
     elsewhere = change[:, others][..., others].amax((1, 2))
     to_key, of_query = change[:, others, token].amax(1), change[:, token][:, others].amax(1)
-    small = max(1e-2 * float(to_key.max()), _small(x))
-    return (elsewhere <= small) & (to_key > 10 * elsewhere + _small(x)) & (of_query > _small(x))
+    rounding = _ROUNDING * torch.finfo(x.dtype).eps
+    small = max(1e-2 * float(to_key.max()), rounding)
+    return (elsewhere <= small) & (to_key > 10 * elsewhere + rounding) & (of_query > rounding)
 
 
 def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> bool:
@@ -346,7 +304,7 @@ def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> b
     maps[:, :, reader, token] = maps[:, :, reader].sum(-1)
     maps /= maps.sum(-1, keepdim=True)
     fixed = run(x, maps).output
-    small = _small(x) * float(fixed.abs().max())
+    small = _ROUNDING * torch.finfo(x.dtype).eps * float(fixed.abs().max())
 
     def only(output: Tensor, *rows: int) -> bool:
         """Return whether of the outputs only these differ, and the reader's does."""
@@ -370,8 +328,7 @@ def _values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
     moved = maps.clone()
     moved[..., two] += maps[..., one] * 0.7
     moved[..., one] *= 0.3
-    before = run(x, maps).output
-    return _agree(run(x, moved).output, before)
+    return _agree(run(x, moved).output, run(x, maps).output)
 
 
 def _only_difference_counts(
@@ -428,10 +385,13 @@ def _slopes(call: Call, groups: tuple[int, ...], x: Tensor) -> tuple[Tensor, lis
         return grams, written or [_weighted(tensor, maps) for tensor in run.square]
 
 
-def _slope(tensor: Tensor, maps: Maps, u: Tensor) -> Tensor | None:
-    if not tensor.requires_grad:
-        return None
-    return torch.autograd.grad(tensor, maps, u, retain_graph=True, allow_unused=True)[0]
+def _range(tensor: Tensor, maps: Maps, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest slope of a tensor by the entries of each map."""
+    slope = maps.new_zeros(maps.shape)
+    if tensor.requires_grad:
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        (slope,) = torch.autograd.grad(tensor, maps, u, **options)
+    return slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
 
 
 def _numbers(chosen: Tensor) -> set[int]:
@@ -441,16 +401,15 @@ def _numbers(chosen: Tensor) -> set[int]:
 def _read(tensor: Tensor, maps: Maps) -> set[int]:
     """Return the numbers of the maps that a tensor depends on."""
     u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
-    slope = _slope(tensor, maps, u)
-    return set() if slope is None else _numbers(slope.abs().amax((0, 2, 3)) > 0)
+    low, high = _range(tensor, maps, u)
+    return _numbers((low < 0) | (high > 0))
 
 
 def _weighted(square: Tensor, maps: Maps) -> tuple[set[int], set[int]]:
     """Return the maps that enter a tensor of their shape with a positive and with a negative weight."""
-    slope = _slope(square, maps, torch.ones_like(square)) if square.shape[-1] == maps.shape[-1] else None
-    if slope is None:
+    if square.shape[-1] != maps.shape[-1]:
         return set(), set()
-    low, high = slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
+    low, high = _range(square, maps, torch.ones_like(square))
     weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
     return _numbers(weight & (high > 0)), _numbers(weight & (high < 0))
 
@@ -476,9 +435,7 @@ def _lowest(grams: Tensor) -> Tensor:
 
 def _dependent(grams: Tensor, small: float) -> bool:
     """Return whether at every query the slopes of the maps are linearly dependent."""
-    used = (grams.diagonal(dim1=-2, dim2=-1) > 0).all(
-        -1
-    )  # a query whose output counts for nothing says nothing
+    used = (grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)  # else the query's output counts for nothing
     return grams.shape[-1] > 1 and bool(used.any() and (_lowest(grams[used]) <= small**2).all())
 
 

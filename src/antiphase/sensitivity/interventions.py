@@ -28,19 +28,13 @@ OfBatch = Float[Tensor, " batch"]
 
 
 class ScaledLambda(nn.Module):
-    """λ times a factor.
-
-    Args:
-        lam: a λ module.
-        factor: any number; with 1.0 every logit keeps its last bit.
-    """
+    """λ times a factor."""
 
     reads_tokens = True  # hands the tokens to a λ that reads them
 
     def __init__(self, lam: nn.Module, factor: float) -> None:
         super().__init__()
-        self.inner = lam
-        self.factor = factor
+        self.inner, self.factor = lam, factor
 
     def extra_repr(self) -> str:
         """Say what the weights do not: part of a model's fingerprint."""
@@ -56,12 +50,7 @@ class ScaledLambda(nn.Module):
 
 
 class ReplacedMap(nn.Module):
-    """Differential attention with a given A2: (A1 − λ·A2)·V, then the layer's own norm, factor and projection.
-
-    Args:
-        attention: the layer.
-        negative: A2, the same for every image.
-    """
+    """Differential attention with a given A2: (A1 − λ·A2)·V, then the layer's own norm, factor and projection."""
 
     negative: Tensor
 
@@ -80,10 +69,6 @@ class StoppedGradient(nn.Module):
     """Differential attention that passes no gradient through some of its maps.
 
     Where no gradient is asked for, it is the layer itself, so that verdicts are the untouched model's.
-
-    Args:
-        attention: the layer.
-        branches: maps that count as constants in the backward pass.
     """
 
     def __init__(self, attention: DifferentialAttention, branches: Sequence[Branch]) -> None:
@@ -118,22 +103,20 @@ def _attended(attention: DifferentialAttention, maps: AttentionMaps, values: Ten
 
 def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     """Return the layers that can be intervened on, by name: those not replaced or stopped already."""
-    modules = dict(model.named_modules())
-    changed = tuple(
-        f"{name}." for name, one in modules.items() if isinstance(one, ReplacedMap | StoppedGradient)
-    )
-    return {
-        name: one
-        for name, one in modules.items()
-        if isinstance(one, DifferentialAttention) and not name.startswith(changed)
-    }
+    layers: dict[str, DifferentialAttention] = {}
+    changed: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, ReplacedMap | StoppedGradient):
+            changed += (f"{name}.",)
+        elif isinstance(module, DifferentialAttention) and not name.startswith(changed):
+            layers[name] = module
+    return layers
 
 
 def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     if not (layers := differential_layers(model)):
         raise UserError(
-            f"{type(model).__name__}: expected a model with differential attention of this package, "
-            "not intervened on yet"
+            f"{type(model).__name__}: expected a model with differential attention, not intervened on yet"
         )
     return layers
 
@@ -191,27 +174,16 @@ def uniform_like(maps: Iterable[MapOfLayer]) -> list[MapOfLayer]:
 
 
 class Margins(NamedTuple):
-    """Margins of some images; the last four are None unless the model has one differential layer as trained.
+    """Margins of some images; the last four are None unless the model has one differential layer as trained."""
 
-    Attributes:
-        prediction: class with the largest logit.
-        margin: its logit − the next largest.
-        norm1: ‖g‖₁, logits per unit of the [0, 1] pixel.
-        norm2: ‖g‖₂.
-        positive: ‖g_1‖₂.
-        negative: ‖g_2‖₂.
-        inner: ⟨g_1, g_2⟩; below 0 the subtraction cancels, above 0 it amplifies.
-        right1: ‖g°‖₁ of the gradient with g_1 and g_2 turned to a right angle, see :func:`right_angle`.
-    """
-
-    prediction: Int64[Tensor, " batch"]
-    margin: OfBatch
-    norm1: OfBatch | None = None
-    norm2: OfBatch | None = None
-    positive: OfBatch | None = None
-    negative: OfBatch | None = None
-    inner: OfBatch | None = None
-    right1: OfBatch | None = None
+    prediction: Int64[Tensor, " batch"]  # class with the largest logit
+    margin: OfBatch  # its logit − the next largest
+    norm1: OfBatch | None = None  # ‖g‖₁, logits per unit of the [0, 1] pixel
+    norm2: OfBatch | None = None  # ‖g‖₂
+    positive: OfBatch | None = None  # ‖g_1‖₂
+    negative: OfBatch | None = None  # ‖g_2‖₂
+    inner: OfBatch | None = None  # ⟨g_1, g_2⟩; below 0 the subtraction cancels, above 0 it amplifies
+    right1: OfBatch | None = None  # ‖g°‖₁ with g_1 and g_2 turned to a right angle, see right_angle
 
 
 def margins_of(logits: Float[Tensor, "batch classes"]) -> Margins:
@@ -221,11 +193,7 @@ def margins_of(logits: Float[Tensor, "batch classes"]) -> Margins:
 
 
 class MarginGradients:
-    """Margins and their gradients of one model, in float64.
-
-    Args:
-        model: from images in [0, 1] to logits; it is copied.
-    """
+    """Margins and their gradients of one model, in float64."""
 
     def __init__(self, model: nn.Module) -> None:
         self._whole = copy.deepcopy(model).eval().double().requires_grad_(False)
@@ -239,14 +207,14 @@ class MarginGradients:
         """Return the margins of images in [0, 1]."""
         images = images.double()
         prediction, margin, whole = _gradient(self._whole, images)
-        norms = whole.norm(1, -1), whole.norm(2, -1)
+        margins = Margins(prediction, margin, whole.norm(1, -1), whole.norm(2, -1))
         if not self._stopped:
-            return Margins(prediction, margin, *norms)
+            return margins
         first, second = (whole - _gradient(stopped, images)[2] for stopped in self._stopped)
         straight = whole - first - second + sum(right_angle(first, second))
         inner = (first * second).sum(-1)
         parts = (first.norm(2, -1), second.norm(2, -1), inner, straight.norm(1, -1))
-        return Margins(prediction, margin, *norms, *parts)
+        return Margins(*margins[:4], *parts)
 
 
 def right_angle(

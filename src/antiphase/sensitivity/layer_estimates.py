@@ -22,34 +22,33 @@ from antiphase.sensitivity.theory import (
 )
 from antiphase.statistics.intervals import Estimate, Statistic, as_difference, as_share, as_size, jackknife
 
-_WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
-_LAYER = {"layer": pl.Int64, "name": pl.String}
+
+def _schema(texts: str, integers: str, columns: str) -> dict[str, Any]:
+    """Return a schema of columns, which are numbers unless they are named before."""
+    kinds = dict.fromkeys(texts.split(), pl.String) | dict.fromkeys(integers.split(), pl.Int64)
+    return {name: kinds.get(name, pl.Float64) for name in columns.split()}
 
 
-def _numbers(*names: str) -> dict[str, Any]:
-    return dict.fromkeys(names, pl.Float64)
-
-
-ALIGNMENT_SCHEMA = (
-    _WHO
-    | _LAYER
-    | {"head": pl.Int64, "site": pl.String, "probes": pl.Int64}
-    | _numbers("lam", "first", "second", "cross", "moved", "low", "high")
+_WHO = "model attention seed sample"
+_TEXTS, _INTEGERS = "model attention name", "seed sample layer head"
+ALIGNMENT_SCHEMA = _schema(
+    f"{_TEXTS} site",
+    f"{_INTEGERS} probes",
+    f"{_WHO} layer name head site probes lam first second cross moved low high",
 )
-LIPSCHITZ_SCHEMA = (
-    _WHO | _LAYER | dict.fromkeys(("of", "estimator", "norm", "ball"), pl.String) | _numbers("eps", "value")
+LIPSCHITZ_SCHEMA = _schema(
+    f"{_TEXTS} of estimator norm ball", _INTEGERS, f"{_WHO} layer name of estimator norm ball eps value"
 )
-DEPTH_SCHEMA = (
-    _WHO
-    | {"perturbation": pl.String, "eps": pl.Float64, "stage": pl.Int64, "name": pl.String}
-    | _numbers("length", "gain", "lipschitz", "alpha", "positive", "negative", "moved")
+DEPTH_SCHEMA = _schema(
+    f"{_TEXTS} perturbation",
+    f"{_INTEGERS} stage",
+    f"{_WHO} perturbation eps stage name length gain lipschitz alpha positive negative moved",
 )
-BRANCHES_SCHEMA = (
-    _WHO
-    | _LAYER
-    | {"head": pl.Int64, "perturbation": pl.String}
-    | _numbers("eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved")
-    | _numbers("clean_correlation", "correlation", "change_correlation")
+BRANCHES_SCHEMA = _schema(
+    f"{_TEXTS} perturbation",
+    _INTEGERS,
+    f"{_WHO} layer name head perturbation eps lam positive negative moved clean_positive clean_moved "
+    "clean_correlation correlation change_correlation",
 )
 _PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided", "below"]
 _NORM: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
@@ -57,11 +56,8 @@ _TWO_MAPS: dict[str, Statistic] = _NORM | {
     "cosine": lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]),
     "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
     "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
-    "negative": lambda m: m[..., 4],
-    "positive": lambda m: m[..., 5],
-    "undecided": lambda m: m[..., 6],
-    "below": lambda m: m[..., 7],
 }
+_TWO_MAPS |= {name: lambda m, place=place: m[..., place] for place, name in enumerate(_PARTS) if place > 3}
 # first, λ²·second, difference, base
 _EXPLAINED: dict[str, Statistic] = {
     "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
@@ -104,50 +100,42 @@ def estimate_table(
                 estimate = jackknife(parts, statistic)
                 estimate = within(metric)(estimate) if bounded else estimate
                 rows.append((*key, metric, estimate.value, estimate.low, estimate.high, estimate.n))
-    schema = {**keys, "metric": pl.String, **_numbers(value, "low", "high"), "n": pl.Int64}
+    schema = {**keys, **_schema("metric", "n", f"metric {value} low high n")}
     return pl.DataFrame(rows, schema, orient="row")
+
+
+def _by_group(
+    rows: pl.DataFrame,
+    keys: Sequence[str],
+    parts: Callable[[pl.DataFrame], np.ndarray],
+    statistics: Callable[[pl.DataFrame], Mapping[str, Statistic]],
+) -> pl.DataFrame:
+    """Return the estimates of each group of rows, in the order of the rows."""
+    groups = rows.group_by(keys, maintain_order=True)
+    blocks = ((key, parts(block), statistics(block)) for key, block in groups)
+    return estimate_table(blocks, rows.select(keys).schema)
 
 
 def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate, for each model, site and layer:
 
     - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
-    - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured (Theorem 1 predicts it from the two above where
-      the heads share one λ);
+    - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured; ``norm``: ‖J_DA‖ (or ‖J‖), root mean square;
     - ``below``: share of samples and heads whose cosθ as estimated is below 0 (Figure 5);
-    - ``negative``, ``positive``, ``undecided``: shares of samples and heads whose interval of cosθ over the
-      probes lies below 0, above it, or on both sides; exact inner products decide them all;
-    - ``norm``: ‖J_DA‖ (or ‖J‖ of standard attention), the root mean square over samples and heads.
+    - ``negative``, ``positive``, ``undecided``: shares of those whose interval of cosθ over the probes lies below 0,
+      above it, or on both sides; exact inner products decide them all.
 
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-
-    Returns:
-        Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
+    Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
     """  # noqa: D415 (a list follows)
-    keys = ["model", "site", "layer", "name"]
-    groups = rows.group_by(keys, maintain_order=True)
-    return estimate_table(
-        ((key, _sample_parts(block), _statistics(block)) for key, block in groups), rows.select(keys).schema
-    )
+    return _by_group(rows, ["model", "site", "layer", "name"], _sample_parts, _statistics)
 
 
 def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Estimate how much larger each metric of :func:`alignment` is than another model's.
 
-    The interval is the jackknife's over the samples, each left out of both models at once: f(x̄) − f(ȳ) with x and y
-    of the same sample. Metrics that only one of the two models has are left out, and so is the norm along the loss's
-    gradient, which is along another cotangent in each model.
-
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-        pairs: (model, against), with as many layers, measured on the same samples.
-
-    Returns:
-        Columns ``model, against, site, layer, metric, difference, low, high, n``, n the number of samples.
-
-    Raises:
-        UserError: two models were not measured on the same samples, sites and layers.
+    The interval is the jackknife's over the samples, each left out of both models of a pair (model, against) at once.
+    Metrics that only one of the two has are left out, and so is the norm along the loss's gradient, which is along
+    another cotangent in each model. Columns ``model, against, site, layer, metric, difference, low, high, n``.
     """
     blocks: list[Block] = []
     for pair in pairs:
@@ -155,11 +143,11 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
             rows.filter(model=name).partition_by("site", "layer", as_dict=True, maintain_order=True)
             for name in pair
         )
-        if _samples(first) != _samples(second):
-            raise UserError(
-                f"{pair[0]} and {pair[1]}: measured on different images, layers or sites; measure both with the same "
-                "settings"
-            )
+        one, two = (
+            {place: set(block["sample"]) for place, block in blocks.items()} for blocks in (first, second)
+        )
+        if one != two:
+            raise UserError(f"{' and '.join(pair)}: measured on different images, layers or sites")
         for place, block in first.items():
             parts = np.concatenate([_sample_parts(block), _sample_parts(second[place])], axis=1)
             theirs = _statistics(second[place])
@@ -172,11 +160,7 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
     return estimate_table(blocks, _PAIR, "difference", bounded=False)
 
 
-_PAIR = {"model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64}
-
-
-def _samples(blocks: Mapping[Any, pl.DataFrame]) -> dict[Any, set[int]]:
-    return {place: set(block["sample"]) for place, block in blocks.items()}
+_PAIR = _schema("model against site", "layer", "model against site layer")
 
 
 def _apart(mine: Statistic, theirs: Statistic) -> Statistic:
@@ -211,18 +195,11 @@ def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
 def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Take a layer's relative sensitivity apart: ln(‖J_DA‖/‖J_base‖) = ln γ + ½·ln(1 + λ²ρ²) + the angle's part.
 
-    With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of
-    Theorem 2: ½·ln(1 − 2λρ·cosθ / (1 + λ²ρ²)). The three add up exactly to ``relative``; the largest says
-    what makes the layer more or less sensitive than its twin's. Metrics: ``gamma`` itself, and in logarithms
-    ``relative``, ``by_gamma``, ``by_rho``, ``by_cosine``.
-
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-        pairs: (differential model, its standard twin), with as many layers; other pairs are left out, and so
-            is the loss's gradient, which is along another cotangent in each model.
-
-    Returns:
-        Columns ``model, against, site, layer, metric, value, low, high, n``; samples that both have.
+    With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of Theorem 2:
+    ½·ln(1 − 2λρ·cosθ / (1 + λ²ρ²)). The three add up exactly to ``relative``; the largest says what makes the layer
+    more or less sensitive than its twin's. Pairs (differential model, its standard twin) have as many layers; others
+    are left out, and so is the loss's gradient. Metrics: ``gamma`` itself, and in logarithms ``relative``,
+    ``by_gamma``, ``by_rho``, ``by_cosine``. Columns ``model, against, site, layer, metric, value, low, high, n``.
     """
     keys = ["site", "layer", "sample"]
     signed = _signed(rows.filter(pl.col("site") != "loss"))
@@ -276,20 +253,14 @@ def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate ‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²) of each layer, from sums of squares over the samples.
 
     Below 1, what a perturbation does to both maps cancels; above 1 it adds up; 1 is no cancellation.
-
-    Args:
-        rows: of ``DEPTH_SCHEMA``.
     """
-    keys = ["model", "perturbation", "eps", "stage"]
     measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
-    statistics: dict[str, Statistic] = {
-        "cancellation": lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1]))
-    }
-    blocks = (
-        (key, block.select("positive", "negative", "moved").to_numpy() ** 2, statistics)
-        for key, block in measured.group_by(keys, maintain_order=True)
+    return _by_group(
+        measured,
+        ["model", "perturbation", "eps", "stage"],
+        lambda block: block.select("positive", "negative", "moved").to_numpy() ** 2,
+        lambda block: {"cancellation": lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1]))},
     )
-    return estimate_table(blocks, rows.select(keys).schema)
 
 
 Means = Float[np.ndarray, "... parts"]
@@ -349,14 +320,10 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
     """Place each layer in the (λρ, θ) plane of Theorem 3, with intervals over the samples.
 
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-        against: the standard twin of each differential model; None if there is none, γ is then 1.
-
     Returns:
         Columns ``model, against, layer, metric`` (of ``PLACES``), ``value, low, high, n``.
     """
-    keys: dict[str, Any] = {"model": pl.String, "against": pl.String, "layer": pl.Int64}
+    keys = _schema("model against", "layer", "model against layer")
     blocks = (
         ((model, twin, layer), block.select(LAYER_PARTS).to_numpy(), PLACES)
         for model, twin in against.items()
@@ -369,11 +336,6 @@ def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFram
 
 def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:
     """Add the logarithms of Δm and of the ratio of Lipschitz constants of each sample.
-
-    Args:
-        layers: of :func:`layer_parts`.
-        own: rows of ``RADIUS_SCHEMA`` of the differential model.
-        base: those of its standard twin.
 
     Returns:
         Columns ``layer, sample`` and ``RADIUS_PARTS``; samples that all have.
@@ -391,14 +353,9 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
 def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
     """Estimate the ratio of estimated radii, measured and predicted by each layer, with intervals over the samples.
 
-    Args:
-        parts: of :func:`radius_parts`.
-
     Returns:
         Columns ``layer, metric`` (of ``RATIOS``), ``value, low, high, n``.
     """
-    blocks = (
-        (key, block.select(RADIUS_PARTS).to_numpy(), RATIOS)
-        for key, block in parts.group_by("layer", maintain_order=True)
+    return _by_group(
+        parts, ["layer"], lambda block: block.select(RADIUS_PARTS).to_numpy(), lambda block: RATIOS
     )
-    return estimate_table(blocks, {"layer": pl.Int64})

@@ -5,7 +5,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from antiphase.errors import UserError
 
 Turn = Callable[[Tensor], Tensor]
 TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
+PerToken = Float[Tensor, "batch heads tokens width"]
 Maps = Float[Tensor, "batch heads tokens tokens"]
 
 # arguments that are keys or values in torch and transformers
@@ -70,23 +71,16 @@ def eager_attention() -> Iterator[None]:
 @validated
 @dataclass(frozen=True)
 class Branch:
-    """A = softmax(s·q̃·k̃ᵀ + mask) with q̃ = turn_q(q), k̃ = turn_k(k), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k.
+    """A = softmax(s·q̃·k̃ᵀ + mask) with q̃ = turn_q(q), k̃ = turn_k(k), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k."""
 
-    Attributes:
-        q, k: projected queries and keys.
-        to_q, to_k: W_q and W_k of each head.
-        scale: s; None: 1/√width.
-        mask: added to the scores, broadcastable to the map; −∞ forbids attention.
-        turn_q, turn_k: map applied to each head's queries or keys, such as a norm or rotary positions. None: the
-            identity; only then do the closed forms ``by_key`` and ``by_query`` hold.
-    """
-
-    q: Float[Tensor, "batch heads tokens width"]
-    k: Float[Tensor, "batch heads tokens width"]
-    to_q: Float[Tensor, "heads width dim"]
+    q: PerToken
+    k: PerToken
+    to_q: Float[Tensor, "heads width dim"]  # W_q of each head
     to_k: Float[Tensor, "heads width dim"]
-    scale: float | None = None
-    mask: Tensor | None = None
+    scale: float | None = None  # s; None: 1/√width
+    mask: Tensor | None = None  # added to the scores, broadcastable to the map; −∞ forbids attention
+    # applied to each head's queries or keys, such as a norm or rotary positions. None: the identity; only then do the
+    # closed forms by_key and by_query hold
     turn_q: Turn | None = None
     turn_k: Turn | None = None
 
@@ -106,15 +100,16 @@ class Branch:
     def double(self) -> "Branch":
         """Convert to float64, which avoids cancellation for peaked maps."""
         mask = None if self.mask is None else self.mask.double()
-        q, k, to_q, to_k = (part.double() for part in (self.q, self.k, self.to_q, self.to_k))
-        return Branch(q, k, to_q, to_k, self.factor, mask, self.turn_q, self.turn_k)
+        return replace(
+            self, mask=mask, **{name: getattr(self, name).double() for name in ("q", "k", "to_q", "to_k")}
+        )
 
     @cached_property
-    def turned_q(self) -> Float[Tensor, "batch heads tokens width"]:
+    def turned_q(self) -> PerToken:
         return self.q if self.turn_q is None else self.turn_q(self.q)
 
     @cached_property
-    def turned_k(self) -> Float[Tensor, "batch heads tokens width"]:
+    def turned_k(self) -> PerToken:
         return self.k if self.turn_k is None else self.turn_k(self.k)
 
     @cached_property
@@ -166,14 +161,9 @@ def _push(turn: Turn | None, x: Tensor, tangent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TracedBranch:
-    """The maps of a module that is run as a whole: a ``Branch`` whose queries and keys are not known.
+    """The maps of a module that is run as a whole: a ``Branch`` whose queries and keys are not known."""
 
-    Attributes:
-        function: from tokens to the map of each head.
-        tokens: the module's tokens.
-    """
-
-    function: Callable[[Tensor], Maps]
+    function: Callable[[Tensor], Maps]  # from tokens to the map of each head
     tokens: Float[Tensor, "batch tokens dim"]
 
     @property
@@ -204,24 +194,15 @@ AnyBranch = Branch | TracedBranch
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an attention module.
+    """One call of an attention module."""
 
-    Attributes:
-        name: name of the module in the model; ``@2`` is appended to its second call in one pass.
-        module: the module.
-        tokens: first tensor passed to it.
-        tangent: derivative of the tokens along the requested direction of the inputs, if any.
-        args, kwargs: its other arguments.
-        output: first tensor it returned.
-    """
-
-    name: str
+    name: str  # of the module in the model; @2 is appended for its second call in one pass
     module: nn.Module
-    tokens: Tensor
-    tangent: Tensor | None
-    args: tuple[Any, ...]
+    tokens: Tensor  # first tensor passed to it
+    tangent: Tensor | None  # derivative of the tokens along the requested direction of the inputs, if any
+    args: tuple[Any, ...]  # the other arguments
     kwargs: Mapping[str, Any]
-    output: Tensor
+    output: Tensor  # first tensor returned
 
     def given(self, place: int, name: str) -> Any:
         """Return an argument after the tokens by position (from 0) or name; None if absent."""
@@ -234,27 +215,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer at its tokens: ``output = finish(A1 − λ·A2)``.
+    """One attention layer at its tokens: ``output = finish(A1 − λ·A2)``."""
 
-    Attributes:
-        name: name of the module in the model.
-        tokens: its input, with respect to which sensitivity "at the tokens" is measured.
-        positive: branch of A1; the only branch of standard attention.
-        negative: branch of A2; None for standard attention.
-        lam: λ, shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; None for standard attention.
-        finish: maps the combined map to the layer's output.
-        tangent: derivative of the tokens along the requested direction of the inputs, if any.
-        values: V, which the map multiplies; None if the adapter does not give it.
-    """
-
-    name: str
-    tokens: Float[Tensor, "batch tokens dim"]
-    positive: AnyBranch
-    negative: AnyBranch | None
-    lam: Tensor | None
-    finish: Callable[[Tensor], Tensor]
-    tangent: Float[Tensor, "batch tokens dim"] | None = None
-    values: Float[Tensor, "batch heads tokens width"] | None = None
+    name: str  # of the module in the model
+    tokens: Float[Tensor, "batch tokens dim"]  # its input, by which sensitivity "at the tokens" is measured
+    positive: AnyBranch  # of A1; the only branch of standard attention
+    negative: AnyBranch | None  # of A2
+    lam: Tensor | None  # λ: (), (heads,) or (batch, heads, queries); None for standard attention
+    finish: Callable[[Tensor], Tensor]  # from the combined map to the layer's output
+    tangent: Float[Tensor, "batch tokens dim"] | None = None  # as in Call
+    values: PerToken | None = None  # V, which the map multiplies; None if the adapter does not give it
 
     @property
     def maps(self) -> AttentionMaps:
@@ -269,18 +239,11 @@ class Layer:
 
     @property
     def weight(self) -> Tensor:
-        """λ of each head; zeros for standard attention.
-
-        Raises:
-            UserError: λ differs from query to query.
-        """
+        """λ of each head; zeros for standard attention."""
         if self.lam is None:
             return self.tokens.new_zeros(self.heads)
         if self.lam.ndim > 1:
-            raise UserError(
-                f"{self.name}: λ differs from query to query, expected one for each head; measure maps, depth or "
-                "Lipschitz constants in place of alignment"
-            )
+            raise UserError(f"{self.name}: λ differs from query to query, expected one for each head")
         return self.lam.detach().expand(self.heads)
 
 

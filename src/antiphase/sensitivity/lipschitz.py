@@ -1,19 +1,18 @@
 """Estimates of the local Lipschitz constant L(x) = sup ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖₂ over 0 < ‖ξ‖∞ ≤ ε (equation 4).
 
 A function f maps a batch (batch, …) to a batch, one sample apart from the others: all outputs of a sample are one
-vector, and J(x) is its Jacobian by the sample. The robustness paper draws ξ from an L∞ ball (Section 5.3) and does not
-say how it measures ξ. Nothing is clipped to the range of a pixel.
-
-As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that L(x) ≥ ‖J(x)‖, the largest singular value. (The
-paper's Lemma 2 has it the other way round.) All estimates but :func:`local_maximum` are lower bounds. Random draws are
-keyed by ``seed`` and the samples' ``ids``, their positions by default. A UserError refuses parameters, inputs and
-outputs out of range, and an ε that is lost in the rounding of x.
+vector, and J(x) is its Jacobian by the sample. ξ is in an L∞ ball (robustness paper, Section 5.3), its length L2, and
+nothing is clipped to the range of a pixel. As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that
+L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the other way round.) All estimates but
+:func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the samples' ``ids``, their positions by
+default. A UserError refuses parameters, inputs and outputs out of range, and an ε that is lost in the rounding of x.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -36,16 +35,14 @@ _LEAST_RADIUS = 1 / 16
 _RADII = (1.0, 0.5, 0.25, _LEAST_RADIUS)
 
 
-@dataclass(frozen=True)
-class OperatorNorm:
+class OperatorNorm(NamedTuple):
     """‖J(x)‖ of each sample, or a lower bound of it: ‖J(x)·direction‖₂ for a direction of length 1."""
 
     value: PerSample
     direction: Samples
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The largest slope to some points of the ball, its ξ, and the mean slope."""
 
     largest: PerSample
@@ -53,8 +50,7 @@ class Sampled:
     perturbation: Samples
 
 
-@dataclass(frozen=True)
-class Ascended:
+class Ascended(NamedTuple):
     """The steepest chord found and its ξ, which is zero where no chord is steeper than the slope at x itself."""
 
     value: PerSample
@@ -64,9 +60,8 @@ class Ascended:
 class Linearisation:
     """f at x, with the products J(x)·v and J(x)ᵀ·u of each sample, on one graph that is kept for all of them.
 
-    J(x)·v is the derivative of the linear map w ↦ J(x)ᵀ·w, once more backwards. On a DiffViT that costs a third
-    of a forward-mode pass, which has to run f again, and of ``torch.func.linearize``, which also
-    traces for seconds. Used within :func:`~antiphase.sensitivity.layers.eager_attention`.
+    J(x)·v is the derivative of the linear map w ↦ J(x)ᵀ·w, once more backwards: a third of the cost of a forward-mode
+    pass, which runs f again. Used within :func:`~antiphase.sensitivity.layers.eager_attention`.
     """
 
     def __init__(self, f: Function, x: Samples) -> None:
@@ -140,9 +135,9 @@ def power_iteration(
     A sample stops by itself once a step adds no more than ``tolerance`` of its value.
 
     Args:
-        f: the function; it needs second derivatives in the autograd sense, as all of torch's plain operations have.
+        f: the function; it needs second derivatives, as all of torch's plain operations have.
         x: where.
-        steps: T; each costs two backward passes, of which one through the other's graph.
+        steps: T, of two backward passes each.
         seed: of the random starts.
         ids: ids of the samples.
         restarts: random starts; the best is kept for each sample.
@@ -191,10 +186,7 @@ def unit(g: Samples, otherwise: Samples) -> Samples:
 def exact_norm(f: Function, x: Samples, *, chunk: Count = 8) -> OperatorNorm:
     """Return ‖J(x)‖, the largest singular value of the dense Jacobian; one backward pass for each output.
 
-    Args:
-        f: the function.
-        x: where.
-        chunk: rows of J that are computed side by side: copies of the batch in memory.
+    ``chunk`` rows of J are computed side by side, with as many copies of the batch in memory.
     """
     _ids(x, None)
     parts: list[Tensor] = []
@@ -216,9 +208,9 @@ def uniform_sampling(
 ) -> Sampled:
     """Return the largest and the mean ‖f(x + ξ) − f(x)‖ / ‖ξ‖ over K ξ drawn uniformly from the ball.
 
-    The robustness paper, Section 5.3, samples ξ uniformly to estimate the supremum of equation (4): its estimator is
-    the largest quotient (“mean” there is over layers). With D inputs both values are near the average slope and not
-    the steepest: where f is nearly linear the mean comes to ‖J‖_F/√D, and the largest of K is little above it.
+    The robustness paper's estimator of the supremum of equation (4) is the largest quotient (Section 5.3; “mean” there
+    is over layers). With D inputs both values are near the average slope and not the steepest: where f is nearly
+    linear the mean comes to ‖J‖_F/√D, and the largest of K is little above it.
 
     Args:
         f: the function.
@@ -228,14 +220,13 @@ def uniform_sampling(
         seed: of the draws.
         ids: ids of the samples.
     """
-    return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples=samples, seed=seed, ids=ids)[0]
+    return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
 
 
 def uniform_sampling_of_all(
     functions: Callable[[Tensor], Sequence[Tensor]],
     x: Samples,
     eps: float,
-    *,
     samples: int,
     seed: int,
     ids: Tensor | None,
@@ -289,15 +280,8 @@ def local_maximum(
     Source: T.-W. Weng et al., *Evaluating the Robustness of Neural Networks: An Extreme Value Theory Approach*
     (CLEVER), ICLR 2018, whose extreme-value fit is left out.
 
-    Args:
-        f: the function.
-        x: where.
-        eps: ε, in the units of x.
-        points: drawn in addition to x itself.
-        steps: of each power iteration; those at the points start from the direction found at x.
-        seed: of the draws.
-        ids: ids of the samples.
-        slope: what :func:`power_iteration` found at x, where that is known.
+    ``points`` are drawn in addition to x itself; the power iterations at them, of ``steps`` steps, start from the
+    direction found at x. ``slope`` is what :func:`power_iteration` found at x, where that is known.
     """
     ids = _ids(x, ids, eps)
     centre = slope or power_iteration(f, x, steps=steps, seed=seed, ids=ids)
@@ -335,18 +319,8 @@ def gradient_ascent(
     ``samples``. In float32 f's own rounding hangs on the batch and grows as it climbs: 10⁻⁴ of the value at most on the
     specimens.
 
-    Args:
-        f: the function.
-        x: where.
-        eps: ε, in the units of x; where f works in float32 no less than about 10⁻³ of them.
-        steps: T, of a forward and a backward pass each.
-        samples: uniform samples that compete with the rest.
-        restarts: starts that are climbed from, and of the power iteration.
-        power_steps: of the power iteration.
-        seed: of the draws.
-        ids: ids of the samples.
-        slope: what :func:`power_iteration` found at x, where that is known.
-        sampled: what :func:`uniform_sampling` found, where that is known.
+    ``steps`` cost a forward and a backward pass each; ``restarts`` are also those of the power iteration. ``slope`` and
+    ``sampled`` are what :func:`power_iteration` and :func:`uniform_sampling` found, where that is known.
     """
     ids = _ids(x, ids, eps)
     keyed: dict[str, Any] = {"seed": seed, "ids": ids}
@@ -419,52 +393,29 @@ _FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Where a local Lipschitz constant is estimated, with how much effort, and what is known there already.
-
-    The length of a perturbation and of the output's change are L2 norms; the ball is an L∞ ball.
-
-    Attributes:
-        f: the function, which treats samples apart.
-        x: the images.
-        ids: their ids, which key the random draws.
-        eps: radius of the ball, in units of the [0, 1] pixel range.
-        steps: number of gradient ascent steps.
-        points: number of random points of the ball at which slopes are looked for.
-        seed: random seed.
-        sampled: slopes to points drawn uniformly from the ball.
-        slope: the operator norm of the Jacobian at x, by power iteration, with its direction.
-    """
+    """Where a local Lipschitz constant is estimated, with how much effort, and what is known there already."""
 
     f: Function
-    x: Float[Tensor, "batch *shape"]
-    ids: Int64[Tensor, " batch"]
-    eps: float
-    steps: int
-    points: int
+    x: Samples
+    ids: Int64[Tensor, " batch"]  # which key the random draws
+    eps: float  # radius of the L∞ ball, in units of the [0, 1] pixel range
+    steps: int  # of gradient ascent
+    points: int  # random points of the ball at which slopes are looked for
     seed: int
-    sampled: Sampled
-    slope: OperatorNorm
+    sampled: Sampled  # slopes to points drawn uniformly from the ball
+    slope: OperatorNorm  # at x, by power iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """One estimator of the local Lipschitz constant.
+    """One estimator of the local Lipschitz constant; :data:`antiphase.registry.ESTIMATORS` lists them."""
 
-    Attributes:
-        name: as in ``ESTIMATORS``, the stored rows and the tables.
-        estimates: what its value is and how it relates to the constant: a phrase for the page.
-        value: returns the value of each sample, or None if it cannot be computed for the function.
-        panel: for an estimator with a panel of its own in the figure, what the caption calls it. Empty otherwise.
-        console: whether the table on the console, which is 80 characters wide, has a column for it.
-        from_start: whether rows have always had it. Leave it out for a new estimator: older rows of a run directory
-            lack its values, so the directory's images are measured again.
-    """
-
-    name: str
-    estimates: str
-    value: Callable[[Neighbourhood], Float[Tensor, " batch"] | None]
-    panel: str = ""
-    console: bool = False
+    name: str  # as in ESTIMATORS, the stored rows and the tables
+    estimates: str  # what its value is and how it relates to the constant: a phrase for the page
+    value: Callable[[Neighbourhood], PerSample | None]  # None if it cannot be computed for the function
+    panel: str = ""  # what the figure's caption calls it, if it has a panel of its own
+    console: bool = False  # whether the table on the console, 80 characters wide, has a column for it
+    # whether rows have always had it: of a new estimator, older rows of a directory lack it and are measured again
     from_start: bool = False
 
 
@@ -473,62 +424,14 @@ def all_estimators() -> list[Estimator]:
     return [find(ESTIMATORS, name, "estimator") for name in ESTIMATORS]
 
 
-SAMPLED_MEAN = Estimator(
-    name="sampled mean",
-    estimates="the mean slope to points drawn uniformly from the ball. It is close to the average slope, ‖J‖_F over "
-    "the root of the number of pixels, far below the constant",
-    value=lambda near: near.sampled.mean,
-    console=True,
-    from_start=True,
-)
-
-SAMPLED_MAXIMUM = Estimator(
-    name="sampled maximum",
-    estimates="the largest of these slopes, a lower bound: the paper’s estimator of the supremum (Section 5.3)",
-    value=lambda near: near.sampled.largest,
-    panel="the paper’s estimator",
-    console=True,
-    from_start=True,
-)
-
-POWER_ITERATION = Estimator(
-    name="power iteration",
-    estimates="the operator norm of the Jacobian at the image, the steepest slope of a tiny perturbation; a closer "
-    "lower bound",
-    value=lambda near: near.slope.value,
-    console=True,
-    from_start=True,
-)
-
-
 def _ascended(near: Neighbourhood) -> Tensor:
-    known: dict[str, Any] = {"slope": near.slope, "sampled": near.sampled, "seed": near.seed, "ids": near.ids}
+    known = {"seed": near.seed, "ids": near.ids, "slope": near.slope, "sampled": near.sampled}
     return gradient_ascent(near.f, near.x, near.eps, steps=near.steps, restarts=1, **known).value
 
 
-GRADIENT_ASCENT = Estimator(
-    name="gradient ascent",
-    estimates="the steepest slope that a search within the ball found, the best lower bound",
-    value=_ascended,
-    panel="the best lower bound",
-    console=True,
-    from_start=True,
-)
-
-
 def _largest_nearby(near: Neighbourhood) -> Tensor:
-    steps = -(-near.steps // 2)
-    known: dict[str, Any] = {"slope": near.slope, "seed": near.seed, "ids": near.ids}
-    return local_maximum(near.f, near.x, near.eps, points=near.points, steps=steps, **known).largest
-
-
-LOCAL_MAXIMUM = Estimator(
-    name="local maximum",
-    estimates="the largest operator norm at the image and at random points of the ball. It is no lower bound: a slope "
-    "at another point need not be reached from the image",
-    value=_largest_nearby,
-    from_start=True,
-)
+    known = {"seed": near.seed, "ids": near.ids, "slope": near.slope, "steps": -(-near.steps // 2)}
+    return local_maximum(near.f, near.x, near.eps, points=near.points, **known).largest
 
 
 def _exact(near: Neighbourhood) -> Tensor | None:
@@ -536,9 +439,43 @@ def _exact(near: Neighbourhood) -> Tensor | None:
     return exact_norm(near.f, near.x).value if few else None
 
 
-EXACT = Estimator(
+_estimator = partial(Estimator, from_start=True)
+SAMPLED_MEAN = _estimator(
+    name="sampled mean",
+    estimates="the mean slope to points drawn uniformly from the ball. It is close to the average slope, ‖J‖_F over "
+    "the root of the number of pixels, far below the constant",
+    value=lambda near: near.sampled.mean,
+    console=True,
+)
+SAMPLED_MAXIMUM = _estimator(
+    name="sampled maximum",
+    estimates="the largest of these slopes, a lower bound: the paper’s estimator of the supremum (Section 5.3)",
+    value=lambda near: near.sampled.largest,
+    panel="the paper’s estimator",
+    console=True,
+)
+POWER_ITERATION = _estimator(
+    name="power iteration",
+    estimates="the operator norm of the Jacobian at the image, the steepest slope of a tiny perturbation; a closer "
+    "lower bound",
+    value=lambda near: near.slope.value,
+    console=True,
+)
+GRADIENT_ASCENT = _estimator(
+    name="gradient ascent",
+    estimates="the steepest slope that a search within the ball found, the best lower bound",
+    value=_ascended,
+    panel="the best lower bound",
+    console=True,
+)
+LOCAL_MAXIMUM = _estimator(
+    name="local maximum",
+    estimates="the largest operator norm at the image and at random points of the ball. It is no lower bound: a slope "
+    "at another point need not be reached from the image",
+    value=_largest_nearby,
+)
+EXACT = _estimator(
     name="exact",
     estimates="what power iteration approaches, from the whole Jacobian; for functions with few outputs",
     value=_exact,
-    from_start=True,
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_a
 from antiphase.sensitivity.detection import (
     DETECTIONS,
     NotAttention,
-    detect,
     detected_layer,
     examine,
     softmax_rows,
@@ -43,10 +42,7 @@ from antiphase.sensitivity.layers import (
 Inputs = Tensor | Mapping[str, Any]
 Exit = tuple[Call, set[int]]
 """A call, in the order in which modules return, and numbers of the softmax maps in it if it is not known."""
-HOW = (
-    "write an adapter and call antiphase.sensitivity.register(its class, adapter), or register(its class, None) "
-    "to ignore it"
-)
+HOW = "give its class an adapter with antiphase.sensitivity.register, or None in place of one to ignore it"
 _PARTS = 4  # modules of standard attention that one of differential attention may be made of
 _PLUS = {"add", "__add__", "__radd__", "add_", "__iadd__"}
 _WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKeyDictionary()  # by what ran
@@ -61,25 +57,12 @@ def record(
     tangent: Tensor | None = None,
     graph: bool = False,
 ) -> list[Call]:
-    """Run a model once and return the calls of its attention modules in order.
-
-    Args:
-        model: any model with attention, in evaluation mode.
-        inputs: one tensor, or a mapping of keyword arguments.
-        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
-        tangent: direction of the inputs, of their shape; each call then has the derivative of its tokens along it
-            (forward mode, about the cost of a second pass).
-        graph: keep the graph back to the inputs.
-
-    Raises:
-        UserError: if the model has no attention, has a module that is named after attention, but is neither known nor
-            found to be attention, or is in training mode.
-    """
+    """Run a model once and return the calls of its attention modules in order; see :func:`attention_layers`."""
     if model.training:
         raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
     if graph and any(parameter.is_inference() for parameter in model.parameters()):
         raise UserError(
-            "the model was created in torch.inference_mode() and cannot be differentiated: load it outside"
+            "the model was created in torch.inference_mode() and has no gradient: load it outside"
         )
     way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
     watch = way not in _WATCHED.setdefault(model, set())
@@ -97,36 +80,26 @@ def record(
     return calls
 
 
-def unknown_attention(name: str, module: nn.Module) -> UserError:
-    """Return the error for a module without an adapter."""
-    kind = type(module)
-    return UserError(f"{name}: attention module {kind.__module__}.{kind.__qualname__} has no adapter; {HOW}")
-
-
-def _no_self_attention(name: str, module: nn.Module) -> UserError:
-    kind = type(module).__name__
-    return UserError(f"{name} ({kind}): cross-attention is not supported; expected self-attention")
-
-
-def _not_recognised(call: Call, reason: str) -> UserError:
-    kind = type(call.module)
-    return UserError(
-        f"{call.name}: {kind.__module__}.{kind.__qualname__} computes softmax maps, but not as standard or "
-        f"differential attention with one λ for each head: {reason}; if it is attention, {HOW}"
-    )
+_WHY = {
+    "unknown": "attention module {kind} has no adapter; " + HOW,
+    "other": "{kind} computes softmax maps, but not as standard or differential attention with one λ for each head: "
+    "{reason}; if it is attention, " + HOW,
+    "pooling": "{kind}: cross-attention is not supported; expected self-attention",
+}
 
 
 class LeftOut(NamedTuple):
-    """A module that is no self-attention that is known or found.
+    """A module that is no known self-attention and was not recognised as such; ``why`` is a key of ``_WHY``."""
 
-    Attributes:
-        why: ``"unknown"``: named after attention, but without an adapter; ``"other"``: computes softmax maps, but is
-            not recognised; ``"pooling"``: attends to or for other tokens.
-    """
-
+    name: str
     module: nn.Module
-    why: Literal["unknown", "other", "pooling"]
-    error: UserError
+    why: str
+    reason: str = ""
+
+    @property
+    def error(self) -> UserError:
+        kind = f"{type(self.module).__module__}.{type(self.module).__qualname__}"
+        return UserError(f"{self.name}: {_WHY[self.why].format(kind=kind, reason=self.reason)}")
 
 
 def observe(
@@ -135,8 +108,7 @@ def observe(
     """Run a model once and return the calls of self-attention; with ``watch`` look for unknown attention, too."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise UserError(
-            f"{type(model).__name__} holds TorchScript, whose attention cannot be observed; expected the module that "
-            "it was made from"
+            f"{type(model).__name__} holds TorchScript: expected the module that it was made from"
         )
     exits: list[Exit] = []
     left_out: list[LeftOut] = []
@@ -155,9 +127,9 @@ def observe(
         if call is not None and not is_cross(call):
             exits.append((call, set()))
         elif known or pools((*args, *kwargs.values()), output):
-            left_out.append(LeftOut(module, "pooling", _no_self_attention(name, module)))
+            left_out.append(LeftOut(name, module, "pooling"))
         else:
-            left_out.append(LeftOut(module, "unknown", unknown_attention(name, module)))
+            left_out.append(LeftOut(name, module, "unknown"))
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -179,8 +151,8 @@ def observe(
             raise
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise UserError(
-                f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]}); expected what its forward "
-                "takes: a tensor, or a mapping of all arguments; or pass call, such as model.encode_image"
+                f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]}); expected a tensor, a mapping "
+                "of all arguments of its forward, or a call such as model.encode_image"
             ) from error
     calls, others = _attention_calls(exits)
     if watch and len(set(map(_block_name, calls))) < len(calls) and is_own_code(model):
@@ -192,13 +164,8 @@ def observe(
     calls = [one for one in calls if one.module not in _SUBTRACTED]
     inner = {id(part) for one in calls for part in one.module.modules()}
     left_out = [one for one in left_out if id(one.module) not in inner and not _holds_known(one.module)]
-    refused = [LeftOut(one.module, "other", _not_recognised(one, reason)) for one, reason in others]
+    refused = [LeftOut(one.name, one.module, "other", reason) for one, reason in others]
     return _numbered(calls), refused + left_out
-
-
-def is_subtracted(module: nn.Module) -> bool:
-    """Return whether a module's output was found to be part of a difference of attention modules."""
-    return module in _SUBTRACTED
 
 
 def _block_name(call: Call) -> str:
@@ -219,12 +186,11 @@ def pools(args: tuple[Any, ...], output: Any) -> bool:
 def _numbered(calls: list[Call]) -> list[Call]:
     """Append ``@2`` to the name of a module's second call, and so on."""
     counts: Counter[str] = Counter()
-    numbered = []
-    for one in calls:
+    for place, one in enumerate(calls):
         counts[one.name] += 1
-        count = counts[one.name]
-        numbered.append(one if count == 1 else replace(one, name=f"{one.name}@{count}"))
-    return numbered
+        if counts[one.name] > 1:
+            calls[place] = replace(one, name=f"{one.name}@{counts[one.name]}")
+    return calls
 
 
 def _holds_known(module: nn.Module) -> bool:
@@ -378,8 +344,8 @@ def _leaves_of(tensor: Tensor, numbers: Mapping[int, int]) -> set[int]:
         new = {node for node, _ in todo.pop().next_functions if node is not None} - nodes
         nodes |= new
         todo += new
-    variables = (id(getattr(node, "variable", None)) for node in nodes)
-    return {numbers[variable] for variable in variables if variable in numbers}
+    variables = {id(getattr(node, "variable", None)) for node in nodes}
+    return {numbers[variable] for variable in variables & numbers.keys()}
 
 
 def _opposed(total: Tensor, left: list[Tensor], right: list[Tensor]) -> bool:
@@ -406,10 +372,19 @@ def attention_layers(
     tangent: Tensor | None = None,
     graph: bool = False,
 ) -> Iterator[Layer]:
-    """Run a model once and yield its attention layers; arguments as for :func:`~.recording.record`.
+    """Run a model once and yield its attention layers.
+
+    Args:
+        model: any model with attention, in evaluation mode.
+        inputs: one tensor, or a mapping of keyword arguments.
+        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
+        tangent: direction of the inputs, of their shape; each layer then has the derivative of its tokens along it
+            (forward mode, about the cost of a second pass).
+        graph: keep the graph back to the inputs.
 
     Raises:
-        UserError: as :func:`~.recording.record`, or if the parts of a layer do not reproduce its module's output.
+        UserError: if the model is in training mode, has no attention or some that is named so and not recognised, or
+            if the parts of a layer do not reproduce its module's output.
     """
     for one in record(model, inputs, call=call, tangent=tangent, graph=graph):
         with gradients(enabled=graph):
@@ -421,17 +396,7 @@ def attention_layers(
 def attention_maps(
     model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, graph: bool = False
 ) -> dict[str, AttentionMaps]:
-    """Return the attention maps of every layer by module name.
-
-    Args:
-        model: any model with attention, in evaluation mode.
-        inputs: one tensor, or a mapping of keyword arguments.
-        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
-        graph: make the maps differentiable with respect to the inputs.
-
-    Raises:
-        UserError: as :func:`attention_layers`.
-    """
+    """Return the attention maps of every layer by module name; arguments and errors as :func:`attention_layers`."""
     return {layer.name: layer.maps for layer in attention_layers(model, inputs, call=call, graph=graph)}
 
 
@@ -441,11 +406,6 @@ def attention_of(
     """Return the kind of attention by what the modules do on the inputs, and the mean λ of each differential layer.
 
     Modules of other libraries that are known by their class, but have no adapter, have the kind of their class.
-
-    Args:
-        model: the model, in evaluation mode.
-        inputs: what it is run on.
-        call: runs it; None: the model itself.
     """
     by_class = dict(attention_modules(model))
     pooling: dict[nn.Module, bool] = {}  # of those that are not known by their class and run
@@ -462,7 +422,7 @@ def attention_of(
             hook.remove()
     known = [module for module, kind in by_class.items() if kind != "unknown"]
     kinds: set[AttentionKind] = {by_class[module] for module in known}
-    parts_of_known = {part for module in known for part in module.modules() if not is_subtracted(part)}
+    parts_of_known = {part for module in known for part in module.modules() if part not in _SUBTRACTED}
     pooled = [one.module for one in left_out if one.why == "pooling"]
     refused = [one.module for one in left_out if one.why != "pooling"]
     lambdas = []
@@ -488,14 +448,14 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     """Split a call into the parts of its layer, and check that they reproduce the module's output."""
     adapter = find_adapter(call.module)
     if adapter is None or isinstance(adapter, str):
-        raise unknown_attention(call.name, call.module)
+        raise LeftOut(call.name, call.module, "unknown").error
     try:
         return _split(adapter, call, check)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if adapter is not guessed or isinstance(error, torch.OutOfMemoryError):
             raise
         try:
-            detect(call)
+            DETECTIONS[call.module] = examine(call)
         except NotAttention as reason:
             raise UserError(
                 f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
@@ -505,30 +465,28 @@ def take_apart(call: Call, check: bool = True) -> Layer:
 
 
 def _split(adapter: Adapter, call: Call, check: bool) -> Layer:
+    """Split a call, and refuse a layer that does not reproduce the call's output.
+
+    The error is relative to the attention's share of the output: the module may have a residual path or an MLP, too.
+    """
     layer = adapter(call.module, call)
     combined = layer.maps.combined  # cached in the branches, with the requested graph
-    if check:
-        _check(call, layer, combined)
-    return layer
-
-
-@torch.no_grad()
-def _check(call: Call, layer: Layer, combined: Tensor) -> None:
-    """Refuse a layer that does not reproduce the call's output.
-
-    The error is relative to the attention's share of the output, since the module may include a residual path or
-    a parallel MLP.
-    """
-    output = call.output
-    mine, without = (call.batch_first(layer.finish(maps)) for maps in (combined, torch.zeros_like(combined)))
-    share = (output - without.nan_to_num()).abs().max()
-    rounding = 4 * torch.finfo(output.dtype).eps * output.abs().max()
-    error, allowed = (mine - output).abs().max(), _AGREEMENT[output.dtype]
+    if not check:
+        return layer
+    with torch.no_grad():
+        output, allowed = call.output, _AGREEMENT[call.output.dtype]
+        mine, without = (
+            call.batch_first(layer.finish(maps)) for maps in (combined, torch.zeros_like(combined))
+        )
+        share = (output - without.nan_to_num()).abs().max()
+        rounding = 4 * torch.finfo(output.dtype).eps * output.abs().max()
+        error = (mine - output).abs().max()
     if not error <= allowed * share + rounding:
         raise UserError(
             f"{call.name} ({type(call.module).__name__}): its maps do not reproduce its output, relative error "
             f"{float(error / share):.1e} of the attention's share; expected at most {allowed:.0e}; {HOW}"
         )
+    return layer
 
 
 class _Reached(Exception):
@@ -554,22 +512,14 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """Return the function f(x) = (A1 − λ·A2)(x) / √H of one layer, with all H heads in one vector per sample.
 
     The factor makes ‖f(x + ξ) − f(x)‖ a root mean square over the heads, so that layers with different numbers of
-    heads are comparable. The result has a graph back to x.
-
-    Args:
-        model: any model with attention.
-        name: name of the layer, as in :func:`attention_maps`.
-
-    Raises:
-        UserError: if the module is called twice in one pass, or has no adapter.
+    heads are comparable. The result has a graph back to x. ``name`` is as in :func:`attention_maps`; a UserError
+    refuses a module that is called twice in one pass or has no adapter.
     """
-    if "@" in name:
-        raise UserError(f"{name}: the module is called more than once; expected a module that is called once")
     module = dict(model.named_modules()).get(name)
-    if module is None:
-        raise UserError(f"name {name!r}: the model has no such module; attention_maps gives the names")
+    if module is None:  # a module that is called twice has no name with @2
+        raise UserError(f"name {name!r}: the model has no such module that it calls once; see attention_maps")
     if find_adapter(module) is None:
-        raise unknown_attention(name, module)
+        raise LeftOut(name, module, "unknown").error
     ends = block_ends(module)
     settled = find_adapter(module) not in ("unknown", guessed)
 

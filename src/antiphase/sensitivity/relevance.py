@@ -57,9 +57,8 @@ def chefer_relevance(
         start: first layer to include, from 0; −1: the last layer alone.
 
     Raises:
-        UserError: if the model is not a dual encoder, its tower lacks a class token followed by a square grid of
-            patches, its attention has no adapter, there is no text, or the layer does not exist.
-        NoSecondMap: if ``"negative"`` is requested from standard attention.
+        UserError: if the tower lacks a class token followed by a square grid of patches, its attention is not known,
+            or the layer does not exist. NoSecondMap: if ``"negative"`` is requested from standard attention.
     """
     encoder = as_dual_encoder(model)
     calls, embeddings, side = _watch(encoder, model, images)
@@ -90,15 +89,8 @@ def attention_map(
 ) -> Float[Tensor, "batch rows columns"]:
     """Return the attention of the class token to the patches, averaged over the heads; independent of the text.
 
-    Args:
-        model: a dual encoder in evaluation mode.
-        images: images in [0, 1].
-        part: ``"combined"``: A1 − λ·A2, of either sign; ``"positive"``: A1, ``"negative"``: A2, both in [0, 1].
-        layer: layer of the image tower, from 0; negative numbers count from the end, −1 is the last.
-
-    Raises:
-        UserError: as :func:`chefer_relevance`.
-        NoSecondMap: if ``"negative"`` is requested from standard attention.
+    ``part``: ``"combined"``: A1 − λ·A2, of either sign; ``"positive"``: A1, ``"negative"``: A2, both in [0, 1].
+    ``layer`` of the image tower, from 0; negative numbers count from the end. Errors as :func:`chefer_relevance`.
     """
     calls, _, side = _watch(as_dual_encoder(model), model, images)
     with torch.no_grad():
@@ -108,19 +100,12 @@ def attention_map(
 
 @dataclass(frozen=True)
 class Method:
-    """A kind of map that a figure can show.
+    """A kind of map that a figure can show."""
 
-    Attributes:
-        label: label in figures.
-        asks: whether the map depends on the text: relevance, and not attention.
-        part: which map it is of.
-        start: first layer of relevance.
-    """
-
-    label: str
-    asks: bool
+    label: str  # in figures
+    asks: bool  # whether the map depends on the text: relevance, and not attention
     part: Part
-    start: int = 0
+    start: int = 0  # first layer of relevance
 
     def maps(
         self, model: nn.Module, images: Tensor, texts: Sequence[str], layer: int
@@ -164,9 +149,7 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
 
 def _layer(number: int, count: int) -> int:
     if not -count <= number < count:
-        raise UserError(
-            f"layer {number}: expected {-count} to {count - 1}; the image tower has {count} attention layers"
-        )
+        raise UserError(f"layer {number}: expected {-count} to {count - 1}, as the image tower has {count}")
     return number % count
 
 

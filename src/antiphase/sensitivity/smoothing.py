@@ -62,12 +62,6 @@ def certified_radius(
 
     Theorem 1 has σ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B)); this is with the source's bound p_B ≤ 1 − p_A.
 
-    Args:
-        count: votes for the class, 0 to ``samples``.
-        samples: votes cast, at least 1.
-        sigma: σ of the noise, above 0.
-        alpha: α, probability that p_low is wrong, in (0, 1).
-
     >>> certified_radius(np.array([990, 520]), 1000, 0.25, 0.001).round(4)
     array([0.4945,    nan])
     """
@@ -78,26 +72,16 @@ def certified_radius(
 @validated
 @dataclass(frozen=True)
 class Smoothing:
-    """Settings of randomised smoothing; the defaults are the source's.
+    """Settings of randomised smoothing; the defaults are the source's."""
 
-    Attributes:
-        sigma: standard deviation σ of the noise, in units of the [0, 1] pixel range.
-        select: draws to choose the class (n₀), at least 1.
-        samples: further draws to bound its probability (n).
-        alpha: probability α that the bound of one image is wrong, in (0, 1).
-        seed: random seed of the noise.
-        precision: precision of the model's forward passes; the certificate is for the model in this precision.
-
-    Raises:
-        UserError: for a value out of range, or too few samples to certify any image.
-    """
-
-    sigma: Positive
-    select: Count = 100
-    samples: Count = 100_000
-    alpha: Probability = 0.001
-    seed: Seed = 0
-    precision: Precision = "float32"
+    sigma: Positive  # standard deviation of the noise, in units of the [0, 1] pixel range
+    select: Count = 100  # draws to choose the class (n₀)
+    samples: Count = 100_000  # further draws to bound its probability (n)
+    alpha: Probability = 0.001  # probability that the bound of one image is wrong
+    seed: Seed = 0  # of the noise
+    precision: Precision = (
+        "float32"  # of the forward passes; the certificate is for the model in this precision
+    )
 
     def __post_init__(self) -> None:
         if self.alpha < 0.5**self.samples:
@@ -108,11 +92,6 @@ class Smoothing:
             )
 
     @property
-    def draws(self) -> int:
-        """Number of noisy copies per image."""
-        return self.select + self.samples
-
-    @property
     def reach(self) -> float:
         """Largest possible radius, reached if all samples agree."""
         return float(certified_radius(self.samples, self.samples, self.sigma, self.alpha))
@@ -120,20 +99,15 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class Smoothed:
-    """Result of smoothing for each image.
-
-    Attributes:
-        prediction: class predicted by the smoothed model, or :data:`ABSTAIN`.
-        radius: certified L2 radius in units of the [0, 1] pixel range; 0 if the model abstains.
-        top: class chosen by the ``select`` draws, even if the model abstains.
-        count: number of the ``samples`` draws that voted for ``top``.
-    """
+    """Result of smoothing for each image."""
 
     ids: Int64[Tensor, " samples"]
-    prediction: Int64[Tensor, " samples"]
-    radius: Float[Tensor, " samples"]
-    top: Int64[Tensor, " samples"]
-    count: Int64[Tensor, " samples"]
+    prediction: Int64[Tensor, " samples"]  # class predicted by the smoothed model, or ABSTAIN
+    radius: Float[
+        Tensor, " samples"
+    ]  # certified, L2, in units of the [0, 1] pixel range; 0 if the model abstains
+    top: Int64[Tensor, " samples"]  # class chosen by the ``select`` draws, even if the model abstains
+    count: Int64[Tensor, " samples"]  # of the ``samples`` draws that voted for ``top``
     smoothing: Smoothing
     seconds: float
 
@@ -166,23 +140,10 @@ def smooth(
     copies whose top two logits differ by less than rounding (see ``QUANTUM`` in
     :mod:`antiphase.attacks.engine.oracle`).
 
-    Args:
-        model: maps images to logits; in evaluation mode during the call.
-        images: images in [0, 1].
-        sigma: σ of the noise; this and the next four as in :class:`Smoothing`.
-        select: draws to choose the class.
-        samples: draws to bound its probability.
-        alpha: probability of a wrong bound.
-        seed: random seed of the noise.
-        ids: sample ids, which key the noise; None: positions.
-        batch_size: noisy copies per forward pass; does not affect the result.
-        precision: precision of the forward passes.
-        progress: title of a progress bar on stderr; no bar if empty.
-        on_finished: called with the position of each finished image and a dictionary of its ``prediction``,
-            ``radius``, ``top`` and ``count``.
-
-    Raises:
-        UserError: for settings out of range, a wrong number of ids, or logits that are not finite.
+    ``sigma`` to ``seed`` and ``precision`` are the settings of :class:`Smoothing`; ``ids`` key the noise, the positions
+    if None; ``batch_size``, in noisy copies, does not affect the result; ``progress`` is the title of a bar on stderr.
+    ``on_finished`` is called with the position of each finished image and its ``prediction``, ``radius``, ``top`` and
+    ``count``. A UserError refuses settings out of range, and logits that are not finite.
     """
     began = time.monotonic()
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
@@ -215,7 +176,7 @@ def _votes(
     advance: Callable[[float], object],
 ) -> Iterator[Int64[Tensor, " draws"]]:
     """Yield the classes of each image's noisy copies in turn; copies are numbered image by image."""
-    draws, pixels = smoothing.draws, math.prod(images.shape[1:])
+    draws, pixels = smoothing.select + smoothing.samples, math.prod(images.shape[1:])
     block, batch = _SIZES.get(oracle.device.type, _ELSEWHERE)
     size = size or min(batch, max(QUANTUM, _BATCH_NUMBERS // pixels))
     keys = [

@@ -40,9 +40,8 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
 def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2).
 
-    This does not bound the ratio of the two local Lipschitz constants, as the paper's Lemma 2 claims. Its proof uses
-    L ≤ ‖∇A(x)‖, but the Lipschitz constant over a ball is at least the norm at its centre, and a ratio of upper
-    bounds is not a bound of the ratio.
+    No bound of the ratio of the two local Lipschitz constants, as the paper's Lemma 2 claims: the constant over a ball
+    is at least the norm at its centre, not at most.
     """
     _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
     return gamma * amplification(lam, rho, cosine)
@@ -52,10 +51,9 @@ def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Num
 def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
     """Compute the cosθ below which differential attention is more sensitive than standard (Theorem 3).
 
-    cosθ* = (1 + λ²ρ² − γ⁻²) / (2λρ): :func:`relative_sensitivity` exceeds 1 if and only if cosθ < cosθ*. For
-    cosθ* > 1 this holds at every angle, for cosθ* ≤ −1 at none. If λρ = 0, the ratio does not depend on the angle:
-    cosθ* is then infinite with the sign of 1 − γ⁻², and −∞ for γ = 1 (the ratio is 1). λ is at least 0: for λ < 0 the
-    ratio exceeds 1 *above* a cosine, so no cosθ* with the meaning above exists.
+    cosθ* = (1 + λ²ρ² − γ⁻²) / (2λρ): :func:`relative_sensitivity` exceeds 1 if and only if cosθ < cosθ*: always for
+    cosθ* > 1, never for cosθ* ≤ −1. If λρ = 0, cosθ* is infinite with the sign of 1 − γ⁻², and −∞ for γ = 1. λ is at
+    least 0: for λ < 0 the ratio exceeds 1 *above* a cosine.
 
     >>> round(critical_cosine(1.0, 0.8, 1.0), 12)
     0.4
@@ -76,16 +74,10 @@ def radius_ratio(
 ) -> Numbers:
     """Compute R_DA / R_base = Δm / (γ·√(1 + λ²ρ² − 2λρ·cosθ)), the corrected equation (6) (Theorem 5).
 
-    Δm = m_DA / m_base is at least 0. This is the ratio of the radii of two models that are linear around the image; it
-    is infinite if the differential layer's gradient vanishes (λρ = 1, cosθ = 1) and Δm > 0. The paper's Appendix B
-    differs in three points:
-
-    - Its equation (6) has −2λρ·cosθ outside the root. At cosθ = −1 that gives √(1 + λ²ρ²) + 2λρ, but its text
-      says 1 + λρ, which is the value with the term inside the root.
-    - Its radius lacks √2 if L is the constant of the logits (see :func:`estimated_radius`). The factor cancels
-      in the ratio.
-    - It claims a lower bound (≥). A bound would need the ratio of two Lipschitz constants, not of two gradient
-      norms (see :func:`relative_sensitivity`).
+    Δm = m_DA / m_base is at least 0. This is the ratio of the radii of two models that are linear around the image;
+    infinite if the differential layer's gradient vanishes (λρ = 1, cosθ = 1) and Δm > 0. The paper's equation (6) has
+    −2λρ·cosθ outside the root, where at cosθ = −1 it gives √(1 + λ²ρ²) + 2λρ, while its text says 1 + λρ, and claims a
+    lower bound, which would need the ratio of two Lipschitz constants (see :func:`relative_sensitivity`).
 
     >>> radius_ratio(1.8, 1.0, 0.8, 1.0, -1.0)
     1.0
@@ -133,9 +125,6 @@ def margins(
 ) -> Float[Tensor, " samples"]:
     """Compute the margin m = z_y − max_{j≠y} z_j, which is positive if the label is predicted.
 
-    Raises:
-        UserError: for a single class, or labels that do not match the logits.
-
     >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))
     tensor([ 0.5000, -2.0000])
     """
@@ -143,9 +132,7 @@ def margins(
     if classes < 2:
         raise UserError(f"logits of {classes} class: expected at least 2 classes")
     if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise UserError(
-            f"labels from {int(labels.min())} to {int(labels.max())}: expected 0 to {classes - 1}"
-        )
+        raise UserError(f"labels {int(labels.min())} to {int(labels.max())}: expected 0 to {classes - 1}")
     index = labels[:, None]
     others = logits.scatter(1, index, -torch.inf)
     return logits.gather(1, index).squeeze(1) - others.amax(1)
@@ -160,21 +147,13 @@ def estimated_radius(
 ) -> Float[Tensor, " samples"]:
     """Estimate the L2 radius within which the prediction does not change: m / (√2·L) for L of the logits.
 
-    The factor √2: with m_j = z_y − z_j = (e_y − e_j)·z and ‖e_y − e_j‖ = √2,
+    The factor √2: m_j = z_y − z_j = (e_y − e_j)·z with ‖e_y − e_j‖ = √2, so that |m_j(x + δ) − m_j(x)| ≤ √2·L·‖δ‖, and
+    the margin is the minimum of the m_j. It is tight: two logits ±w·x/2 have L = ‖w‖/√2, m = w·x, and their boundary
+    lies at m/‖w‖. Appendix B of the robustness paper divides by L alone, which is correct only for L of the margin.
 
-        |m_j(x + δ) − m_j(x)| ≤ √2·‖z(x + δ) − z(x)‖ ≤ √2·L·‖δ‖
-
-    and the margin is the minimum of the m_j, so it stays positive for all ‖δ‖ < m / (√2·L). The factor is tight:
-    two logits ±w·x/2 have L = ‖w‖/√2, m = w·x, and their boundary lies at m/‖w‖. Appendix B of the robustness
-    paper divides by L alone, which is correct only if L is the constant of the margin (``of="margin"``).
-
-    This is not a certificate: that would need an upper bound of L over the whole ball, and every estimator of this
-    package gives a lower bound, so the true radius may be smaller. L = 0 gives an infinite radius and means nothing.
-
-    Args:
-        margin: m of each sample, see :func:`margins`; the radius is 0 if it is not positive.
-        lipschitz: L, at least 0, from L2 on pixels to L2 on ``of``.
-        of: ``"logits"`` if L is the constant of the logit vector, ``"margin"`` if it is that of the margin.
+    No certificate: that would need an upper bound of L over the whole ball, and every estimator of this package gives a
+    lower one. L = 0 gives an infinite radius and means nothing. ``margin`` is m of each sample (:func:`margins`; the
+    radius is 0 if it is not positive), ``lipschitz`` L from L2 on pixels to L2 on what ``of`` says.
 
     >>> estimated_radius(torch.tensor([2.0, -1.0]), 4.0, of="margin")
     tensor([0.5000, 0.0000])

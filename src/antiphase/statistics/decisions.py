@@ -61,10 +61,9 @@ def decide(
 ) -> list[int]:
     """Return for each difference 1 or −1 if it is decided to be above or below 0, and 0 if it is not decided.
 
-    Args:
-        differences: shown together, each with a 95 % interval.
-        p_values: of the hypotheses that they are 0; None where the p-value is that of the interval.
-        seeds: number of training seeds that each is a mean over; with 1 the intervals are over the images.
+    The differences are shown together, each with a 95 % interval. ``p_values`` are of the hypotheses that they are 0;
+    None where the p-value is that of the interval. Each is a mean over ``seeds`` training seeds; with 1 the intervals
+    are over the images.
 
     >>> one = Estimate(-0.2, -0.399, -0.001, 200)  # p = 0.049
     >>> decide([one]), decide([one, one])
@@ -87,9 +86,7 @@ def decide(
 def interval_p(estimate: Estimate, degrees: float) -> float:
     """Return the two-sided p-value of "the true value is 0" that belongs to a 95 % interval m ± t·s.
 
-    Args:
-        estimate: with an interval that may be cut off, but not on the side of 0.
-        degrees: of freedom of Student's t; too few make p too large, so that too little is decided.
+    The interval may be cut off, but not on the side of 0; too few degrees of freedom make p too large.
 
     >>> round(interval_p(Estimate(2.0, 0.0, 4.0, 8), 7), 3), interval_p(Estimate(0.1, -0.2, 0.4, 1), 0)
     (0.05, 1.0)

@@ -50,9 +50,7 @@ def proportion(successes: int, n: int) -> Estimate:
     0.2775
     """
     if n < 1 or not 0 <= successes <= n:
-        raise ValueError(
-            f"a proportion of {successes} in {n}: expected at least 1 sample and 0 to n successes"
-        )
+        raise ValueError(f"a proportion of {successes} in {n}: expected at least 1 sample, 0 to n successes")
     interval = stats.binomtest(successes, n).proportion_ci(method="wilson")
     return Estimate(successes / n, float(interval.low), float(interval.high), n)
 
@@ -71,16 +69,14 @@ def paired_difference(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarr
     based on paired data", Statistics in Medicine 17:2635–2650 (1998), method 10.
     """
     check_pairs(first, second)
-    cells = (first & second, first & ~second, ~first & second, ~first & ~second)
-    both, only_first, only_second, neither = (int(cell.sum()) for cell in cells)
-    n = len(first)
-    one, two = proportion(both + only_first, n), proportion(both + only_second, n)
-    numerator = both * neither - only_first * only_second
+    cells = (first & second, first & ~second, ~first & second)
+    both, only_first, only_second = (int(cell.sum()) for cell in cells)
+    n, count, other = len(first), both + only_first, both + only_second
+    one, two = proportion(count, n), proportion(other, n)
+    numerator = both * (n - both - only_first - only_second) - only_first * only_second
     if numerator > 0:
         numerator = max(numerator - n / 2, 0)
-    scale = math.sqrt(
-        (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
-    )
+    scale = math.sqrt(count * (n - count) * other * (n - other))
     phi = numerator / scale if scale else 0.0
 
     def combined(a: float, b: float) -> float:
@@ -222,8 +218,7 @@ def _around(value: float, half: float, n: int) -> Estimate:
 
 
 # Values whose mean is a statistic that is no mean, and whose spread is that of the statistic, to first order: θ plus n
-# times each observation's influence on θ. So ratios, areas under a curve and standardised rates can be averaged over
-# clusters, such as six questions about one image, and over training seeds like any other values.
+# times each observation's influence on θ. They can be averaged over clusters and training seeds like other values.
 
 
 def linearised(
@@ -303,12 +298,6 @@ def standardised(
     stratum, and nothing else that both the model and the outcome depend on is left out.
 
     Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
-
-    Args:
-        values: the model's outcome, such as whether an image was broken.
-        covariate: the model's covariate of the same images.
-        population: covariates of the models whose images, pooled, are the common population.
-        strata: their number, at least 1.
     """
     pooled = np.stack(population)
     inner = np.unique(np.quantile(pooled, np.arange(1, strata) / strata))

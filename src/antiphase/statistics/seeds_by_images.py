@@ -9,11 +9,10 @@ Source: F. E. Satterthwaite, "An approximate distribution of estimates of varian
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize, stats
+from scipy import stats
 
 from antiphase.statistics.decisions import LEVEL
 from antiphase.statistics.intervals import Estimate, student_t
@@ -118,17 +117,6 @@ def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> flo
         return 1.0 if difference else 0.0
     shift, critical = abs(difference) / spread.error, stats.t.ppf(1 - level, spread.degrees)
     return 1.0 if shift > _LARGE else float(stats.nct.sf(float(critical), spread.degrees, shift))
-
-
-def smallest_difference(spread: Spread) -> float:
-    """Return the smallest true difference that is found with a probability of ``POWER``."""
-    if not spread.error:
-        return 0.0
-    end = (student_t(spread.degrees) + 5.0) * spread.error  # even a power of .999 needs less
-    while power_of(end, spread) < POWER:
-        end *= 2
-    size: Any = optimize.brentq(lambda size: power_of(float(size), spread) - POWER, 0.0, end)
-    return float(size)
 
 
 def power_within(difference: float, margin: float, spread: Spread) -> float:

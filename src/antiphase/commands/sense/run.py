@@ -309,12 +309,7 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: Sense
     maps = ((index, name, "map", map_function(model, name)) for index, name in enumerate(names))
     functions = [(None, "", "logits", model), *maps]
     samples = uniform_sampling_of_all(
-        lambda x: all_maps(model, x),
-        images,
-        options.radius,
-        samples=options.samples,
-        seed=options.seed,
-        ids=ids,
+        lambda x: all_maps(model, x), images, options.radius, options.samples, options.seed, ids
     )
     for (index, name, of, function), sampled in zip(functions, samples, strict=True):
         about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": options.radius}
