@@ -28,20 +28,10 @@ Tokens = Float[Tensor, "batch tokens width"]
 
 
 class Tower(nn.Module):
-    """An image tower: from images in [0, 1] to tokens.
+    """An image tower: from images in [0, 1] to tokens, a square number ``count`` of vectors of ``width``.
 
-    Args:
-        visual: a vision transformer of ours, open_clip or transformers; its head and last block are not used.
-        square: resizes and crops an image to the tower's size.
-        reference: from what :func:`build_tower` builds it again, without its weights; ``kind`` is a key of ``_KINDS``.
-        normalize: normalises the images; None: the transformer does.
-
-    Attributes:
-        count: tokens of an image, a square number.
-        width: width of a token.
-
-    Raises:
-        UserError: if the tower is not a transformer of square patches.
+    ``visual`` is a vision transformer of ours, open_clip or transformers; its head and last block are not used.
+    :func:`build_tower` builds it again from ``reference``, without weights; ``kind`` in it is a key of ``_KINDS``.
     """
 
     def __init__(
@@ -101,18 +91,12 @@ _KINDS: dict[str, tuple[str, Callable[[Any, Images], Tokens]]] = {
 
 @validated
 def image_tokens(model: nn.Module) -> Tower:
-    """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours.
-
-    Raises:
-        UserError: for a model of another kind.
-    """
+    """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours."""
     if isinstance(model, CLIP):
         return _our_tower(model.visual, model.config and model.config.vision, model.square)
     if isinstance(model, VisionTransformer):
         if model.image_shape[0] != 3:
-            raise UserError(
-                f"tower {card_of(model).spec}: takes grey images; expected a tower of colour images"
-            )
+            raise UserError(f"tower {card_of(model).spec}: takes grey images; expected one of colour images")
         return _our_tower(model, model.config, Square(model.image_shape[1]))
     if isinstance(model, OpenClip):
         name = model.card.name.partition("/")[0]  # type: ignore[union-attr]
@@ -123,10 +107,8 @@ def image_tokens(model: nn.Module) -> Tower:
         about = {"kind": "hf", "config": model.model.config.to_dict()}
         visual = model.model.vision_model
     else:
-        raise UserError(
-            f"{type(model).__name__} has no image tokens: expected a CLIP of train-clip, open_clip or transformers, a "
-            "released DiffCLIP, or a vision transformer of antiphase train"
-        )
+        expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
+        raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
     return Tower(visual, model.square, about | _preprocessing(model.normalize, model.square), model.normalize)
 
 
@@ -138,16 +120,14 @@ def build_tower(reference: dict[str, Any]) -> Tower:
             square = Square(config.image_size, reference["interpolation"])
             return _our_tower(build_vision(config), config, square)
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
-        square = Square(
-            **{field.name: reference[field.name] for field in fields(Square) if field.name in reference}
-        )
+        values = {field.name: reference[field.name] for field in fields(Square) if field.name in reference}
+        square = Square(**values)
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
+            quick = reference["quick_gelu"]
             with quiet_logging():
-                model = open_clip.create_model(
-                    reference["name"], pretrained=None, force_quick_gelu=reference["quick_gelu"]
-                )
+                model = open_clip.create_model(reference["name"], pretrained=None, force_quick_gelu=quick)
             return Tower(model.visual, square, reference, normalize)
         import transformers
 
