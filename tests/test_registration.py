@@ -279,14 +279,14 @@ def test_a_model_that_no_attention_belongs_to_is_named(digits):
         make_recipe("convnet", digits, {}, data="digits")
 
 
-def _stripes(ask):
+def _stripes(split):
     """Return images of 12 pixels whose class is the row that is bright."""
     labels = torch.arange(24) % 3
     pixels = torch.zeros(24, 3, 12, 12)
     pixels[torch.arange(24), :, labels] = 1.0
     names = ("top", "middle", "bottom")
     return ArrayImages(
-        name="stripes", split=ask.split, class_names=names, ids=torch.arange(24), labels=labels, pixels=pixels
+        name="stripes", split=split, class_names=names, ids=torch.arange(24), labels=labels, pixels=pixels
     )
 
 

@@ -47,7 +47,7 @@ def test_import_antiphase_imports_next_to_nothing():
 
 def test_the_help_of_a_command_imports_no_other_command():
     count, heavy = imported(
-        called("export", "--help") + "\nassert 'antiphase.cli.study' not in sys.modules",
+        called("export", "--help") + "\nassert 'antiphase.studies.command' not in sys.modules",
         HEAVY - {"rich", "pydantic", "pygments"},
     )
     assert heavy == "[]"

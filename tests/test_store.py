@@ -22,7 +22,7 @@ from antiphase.processes import Process
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.commands.audits import attack_options
-from tests.runs.threads import in_threads
+from tests.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
 IMAGES = load_data("digits", limit=7, seed=0)

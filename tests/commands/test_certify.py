@@ -20,8 +20,8 @@ from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from antiphase.statistics.intervals import proportion
-from tests.runs.counting import Counting
-from tests.runs.threads import in_threads
+from tests.counting import Counting
+from tests.threads import in_threads
 
 QUICK = Smoothing(0.2, select=5, samples=30, alpha=0.05)
 QUICK_OPTIONS = ("--sigma", 0.2, "--select", 5, "--samples", 30, "--alpha", 0.05, "--quiet")

@@ -15,7 +15,7 @@ from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from tests.runs.counting import Counting
+from tests.counting import Counting
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from antiphase.processes import Process
 from antiphase.registry import ATTACKS
 from tests.attacks import toys
 from tests.commands.audits import attack_options
-from tests.runs.threads import in_threads
+from tests.threads import in_threads
 
 EPS = (0.01, 0.015, 0.02, 0.03)
 COUNT = 13

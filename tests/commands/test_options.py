@@ -11,9 +11,10 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 import antiphase as ap
-from antiphase.cli.command import _shown, command
+from antiphase.cli.app import _shown, register
 from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.command import Command
 from antiphase.commands.evaluate.options import EvaluateOptions
 from antiphase.commands.export.options import ExportOptions
 from antiphase.commands.look.options import LookOptions
@@ -95,7 +96,7 @@ class Wider(AuditOptions):
 def test_a_new_option_is_one_field(monkeypatch):
     seen = []
     app = typer.Typer()
-    command(app, Wider, "audit")(seen.append)
+    register(app, Command("audit", Wider, lambda options, typed: seen.append(options)))
     run = CliRunner().invoke
     monkeypatch.setenv("COLUMNS", "200")
     assert "Steps without progress." in run(app, ["--help"]).output
@@ -111,7 +112,8 @@ def test_a_new_option_is_one_field(monkeypatch):
 
 def test_json_has_no_nan():
     app = typer.Typer()
-    command(app, Wider, "audit")(lambda _: {"a": [float("nan"), (float("inf"), 0.5)], "b": True})
+    answer = {"a": [float("nan"), (float("inf"), 0.5)], "b": True}
+    register(app, Command("audit", Wider, lambda options, typed: answer))
     printed = CliRunner().invoke(app, ["specimen:vit-0", "--json"]).stdout
     assert "".join(printed.split()) == '{"a":[null,[null,0.5]],"b":true}'
 

@@ -24,7 +24,7 @@ from antiphase.sensitivity.layer_estimates import (
     prediction_error,
 )
 from antiphase.streams import key, sample_keys, uniform
-from tests.runs.counting import Counting
+from tests.counting import Counting
 
 QUICK = SenseOptions.from_file(
     {"probes": 3, "samples": 4, "steps": 3, "points": 2, "eps": (2 / 255, 5 / 255), "lipschitz_limit": 2},

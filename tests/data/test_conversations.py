@@ -83,7 +83,7 @@ def test_missing_images_are_counted_before_training(folder):
         json.dumps([one, one | {"image": "coco/1.png"}, one | {"image": "gqa/1.png"}])
     )
     with pytest.raises(
-        UserError, match=r"2 of the 3 listed images are missing in .*, the first is 'coco/2\.jpg'"
+        UserError, match=r"2 of the 3 listed images are missing in .*, the first is coco/2\.jpg"
     ):
         load_conversations("llava:x.json?images=pictures", stage=2, root=folder)
 

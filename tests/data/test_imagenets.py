@@ -94,7 +94,7 @@ def test_the_other_variants_have_all_classes_in_order_of_wnid():
 
 
 PAGES = {
-    "imagenet-v2": r"https://huggingface\.co/datasets/vaishaal/ImageNetV2 .*imagenetv2\.org",
+    "imagenet-v2": r"https://huggingface\.co/datasets/vaishaal/ImageNetV2",
     "imagenet-a": "https://github.com/hendrycks/natural-adv-examples",
     "imagenet-r": "https://github.com/hendrycks/imagenet-r",
     "imagenet-sketch": "https://github.com/HaohanWang/ImageNet-Sketch",

@@ -136,11 +136,6 @@ def test_a_limit_below_1_is_refused(image_set, limit):
         image_set.subset(limit)
 
 
-def test_a_negative_seed_is_refused(image_set):
-    with pytest.raises(UserError, match="seed -1: expected an integer of at least 0"):
-        image_set.subset(3, seed=-1)
-
-
 def test_fingerprint_tells_pixels_labels_ids_and_type_apart():
     whole = array_images()
     other_pixel = whole.pixels.clone()

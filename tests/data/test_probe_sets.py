@@ -225,9 +225,7 @@ PAGES = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_without_files_or_network_a_set_is_one_line_with_its_page(tmp_path, no_network, name):
-    with pytest.raises(
-        UserError, match=rf"^{name}\b.*{tmp_path}.*{PAGES[name]}.*ANTIPHASE_DATA to another folder$"
-    ) as caught:
+    with pytest.raises(UserError, match=rf"^{name}\b.*{tmp_path}.*{PAGES[name]}.*ANTIPHASE_DATA$") as caught:
         load_data(name, root=tmp_path)
     assert "no network" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation import features
 from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, write_model, zero_shot_classifier
-from tests.runs.threads import in_threads
+from tests.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
 

@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
     ),
     "study": (
-        "antiphase.cli.study",
+        "antiphase.studies.command",
         "The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
     ),
     "export": (

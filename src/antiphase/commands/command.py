@@ -29,21 +29,21 @@ class Command:
     Attributes:
         name: as typed; its words may be separated by spaces, as in ``"study run"``.
         options: the options; their docstring is the help, with examples.
-        run: ``"module:function"`` of (options, the command as typed): does the work, and writes ``options.out``.
-            For a command without a result, it returns the ``Answer`` and prints what it likes.
+        run: ``"module:function"``, or the function itself, of (options, the command as typed): does the work and writes
+            ``options.out``. For a command without a result, it returns the ``Answer`` and prints what it likes.
         result: ``"module:class"`` of the ``Result``; empty for a command that leaves no run to read back.
         in_folder: whether ``options.out`` is the directory of a run; if not, the function returns the ``Answer``.
     """
 
     name: str
     options: type[Options]
-    run: str
+    run: str | Callable[..., Any]
     result: str = ""
     in_folder: bool = True
 
     def function(self) -> Callable[..., Any]:
         """Return the function that does the work."""
-        return _imported(self.run)
+        return _imported(self.run) if isinstance(self.run, str) else self.run
 
     def result_type(self) -> "type[Result]":
         """Return the class of the result."""

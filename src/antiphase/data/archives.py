@@ -45,12 +45,7 @@ def regular(path: Path) -> Path:
 
 
 def openable(path: Path) -> Path | io.BytesIO:
-    """Return ``path``, or the bytes of the file if ``path`` points into another file.
-
-    Raises:
-        UserError: if the tar file is damaged, or the path is a pipe.
-        OSError: if it has no such file.
-    """
+    """Return ``path``, or the bytes of the file if ``path`` points into another file; OSError if there is none."""
     whole, place = _inside(path)
     if place is None:
         return regular(path)
@@ -85,8 +80,6 @@ def changed(path: Path) -> int:
 def _inside(path: Path) -> tuple[Path, Member | int | None]:
     """Return the file that is on disk, and what the path means in it: a member, a row, or None for all of it."""
     if path.parent.suffix == ".parquet" and path.name.isdecimal():
-        if not path.parent.is_file():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
         return path.parent, int(path.name)
     before, sign, name = path.as_posix().rpartition(".tar/")
     tar = Path(f"{before}.tar")

@@ -4,7 +4,6 @@ import csv
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from antiphase.data.objects import ImageObjects, region_of
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
-COCO_YEARS = (2014, 2017)
-QUERIES = 2
-"""Kinds of objects of an image in ``coco-objects``, as many as there are queries in DiffCLIP's Figure 2."""
+QUERIES = 2  # kinds of objects of an image in coco-objects, as in DiffCLIP's Figure 2
 
 _COLUMNS = {
     "the image's path": ("image", "file", "filepath", "path", "image_path"),
@@ -63,11 +60,7 @@ def listed_pairs(
     *more: Any,
     fix: str = "move them there",
 ) -> FilePairs:
-    """Return :func:`row_pairs` of the first of ``places`` that has the images.
-
-    Single training images may be missing; they are bad samples during training. Evaluation splits must be complete,
-    so that results are comparable.
-    """
+    """Return :func:`row_pairs` of the first of ``places`` with the images; single training images may be missing."""
     files = [file for file, captions, _ in rows if captions]
     some = files[:100]  # since single files may be missing
     for root in places:
@@ -80,7 +73,7 @@ def listed_pairs(
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of any size; UserError if it is missing or invalid."""
+    """Read a JSON file of any size."""
     return reading.read_json(path, None, "download it again, or give an existing file", most=2**40)
 
 
@@ -99,8 +92,7 @@ def _layout(path: Path, expected: str) -> Iterator[None]:
 def coco_captions(root: Path, split: str) -> FilePairs:
     """List COCO's images with all their captions, about five each, sorted by image and caption id.
 
-    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000), in
-    ``root`` or ``root/coco``. ``test`` means ``val``, because the captions of the test images are not public.
+    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000).
 
     Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
     """
@@ -185,15 +177,13 @@ def coco_objects(root: Path, split: str) -> FilePairs:
 def _coco(name: str, root: Path, split: str, kind: str) -> tuple[str, Path, Any]:
     """Return the split, and path and content of COCO's annotations of a kind, of 2014 before 2017."""
     split = choose_split(name, split, ("train", "val"))
-    for folder, year in itertools.product((root, root / "coco"), COCO_YEARS):
+    for folder, year in itertools.product((root, root / "coco"), (2014, 2017)):
         path = folder / f"annotations/{kind}_{split}{year}.json"
         if path.is_file():
             return split, path, read_json(path)
-    raise UserError(
-        f"COCO's annotations/{kind}_{split}{COCO_YEARS[0]}.json not found in {root} or {root / 'coco'}: unzip "
-        f"http://images.cocodataset.org/annotations/annotations_trainval{COCO_YEARS[0]}.zip and the images there, or "
-        "set ANTIPHASE_DATA to another folder"
-    )
+    where = f"annotations/{kind}_{split}2014.json not found in {root} or {root / 'coco'}"
+    page = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
+    raise UserError(f"COCO's {where}: unzip {page} and the images there, or set ANTIPHASE_DATA")
 
 
 def _coco_files(annotations: Path, told: Any) -> dict[int, str]:
@@ -212,95 +202,64 @@ def _coco_captions(told: Any) -> dict[int, tuple[str, ...]]:
     return captions
 
 
-@dataclass(frozen=True)
-class _KarpathySet:
-    """One of the three sets: its title, usual folder, possible folders of its images, and the page to get them."""
-
-    title: str
-    folder: str
-    image_folders: tuple[str, ...]
-    page: str
-
-    @property
-    def list_name(self) -> str:
-        return f"dataset_{self.folder}.json"
-
-
+_FLICKR8K = ("Flicker8k_Dataset", "Flickr8k_Dataset", "Flickr8k_Dataset/Flicker8k_Dataset", "Images")
+_FLICKR30K = ("flickr30k-images", "flickr30k_images", "flickr30k")
+# title, usual folder, possible folders of the images, page to get them; COCO's list has paths with train2014
 _KARPATHY = {
-    "flickr8k": _KarpathySet(
-        "Flickr8k",
-        "flickr8k",
-        ("Flicker8k_Dataset", "Flickr8k_Dataset", "Flickr8k_Dataset/Flicker8k_Dataset", "Images"),
-        "https://forms.illinois.edu/sec/1713398",
+    "flickr8k": ("Flickr8k", "flickr8k", _FLICKR8K, "https://forms.illinois.edu/sec/1713398"),
+    "flickr30k": (
+        *("Flickr30k", "flickr30k", _FLICKR30K, "https://shannon.cs.illinois.edu/DenotationGraph/"),
     ),
-    "flickr30k": _KarpathySet(
-        "Flickr30k",
-        "flickr30k",
-        ("flickr30k-images", "flickr30k_images", "flickr30k"),
-        "https://shannon.cs.illinois.edu/DenotationGraph/",
-    ),
-    "coco-karpathy": _KarpathySet(  # paths in its list include train2014 and val2014
-        "COCO", "coco", (), "https://cocodataset.org/#download (train2014.zip and val2014.zip)"
+    "coco-karpathy": (
+        *("COCO", "coco", (), "https://cocodataset.org/#download (train2014.zip and val2014.zip)"),
     ),
 }
 
 KARPATHY_SETS = {
-    name: f"{known.title} with five captions per image in Karpathy's splits; needs {known.list_name} and the images "
+    name: f"{title} with five captions per image in Karpathy's splits; needs dataset_{folder}.json and the images "
     "below the data folder"
-    for name, known in _KARPATHY.items()
+    for name, (title, folder, *_) in _KARPATHY.items()
 }
 """One-line description of each of Karpathy's sets."""
 
 
-def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
+def karpathy(place: Path, root: Path, split: str) -> FilePairs:
     """List the images and captions of one of Karpathy's splits, in the order of the file.
 
-    COCO: 113,287 train (``restval`` counts as train), 5,000 val, 5,000 test. Flickr30k: 29,000 train, 1,014
-    val, 1,000 test. Flickr8k: 6,000 train, 1,000 val, 1,000 test. Images are searched in ``root`` and in the folder
-    of the list, including sub-folders with the usual names.
+    In COCO, ``restval`` counts as train. Images are searched in ``root`` and in the folder of the list, including
+    sub-folders with the usual names.
 
     Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
     """
-    name = f"karpathy:{json_path}"
+    name = f"karpathy:{place}"
     split = choose_split(name, split, SPLITS)
-    usual = _KARPATHY["flickr30k"].image_folders + _KARPATHY["flickr8k"].image_folders
-    below = ("", "coco", *usual, "images")
-    places = [place / folder for place in (root, json_path.parent) for folder in below]
-    return listed_pairs(name, split, places, _karpathy_rows(json_path, split))
+    below = ("", "coco", *_FLICKR30K, *_FLICKR8K, "images")
+    places = [parent / folder for parent in (root, place.parent) for folder in below]
+    return listed_pairs(name, split, places, _karpathy_rows(place, split))
 
 
 def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
-    """List one of ``KARPATHY_SETS``; its list and images are searched in the usual folders.
-
-    The list is in ``root``, or in its sub-folder ``flickr8k``, ``flickr30k``, ``coco`` or ``karpathy``; the images are
-    next to the list, in the set's own folder, or in a folder with the usual name in one of these.
-    """
-    known = _KARPATHY[name]
+    """List one of ``KARPATHY_SETS``; its list and images are searched in the usual folders below ``root``."""
+    _, usual, image_folders, page = _KARPATHY[name]
     split = choose_split(name, split, SPLITS)
-    own_folder = root / known.folder
+    own_folder, listed = root / usual, f"dataset_{usual}.json"
     folders = [root, own_folder, *(root / folder for folder in _LIST_FOLDERS)]
-    path = next(
-        (folder / known.list_name for folder in folders if (folder / known.list_name).is_file()), None
-    )
+    path = next((folder / listed for folder in folders if (folder / listed).is_file()), None)
     if path is None:
+        where = f"{listed} not found in {root} or its {', '.join(_LIST_FOLDERS)}"
         raise UserError(
-            f"{name}: {known.list_name} not found in {root} or its {', '.join(_LIST_FOLDERS)}: unzip {_CAPTION_LISTS} "
-            f"in {own_folder}, and the images from {known.page}"
+            f"{name}: {where}: unzip {_CAPTION_LISTS} in {own_folder}, and the images from {page}"
         )
-    places = [
-        place / below
-        for place in dict.fromkeys((own_folder, path.parent, root))
-        for below in (*known.image_folders, "images", "")
-    ]
-    fix = f"unpack the images from {known.page} in {own_folder}"
+    parents, below = dict.fromkeys((own_folder, path.parent, root)), (*image_folders, "images", "")
+    places = [parent / folder for parent in parents for folder in below]
+    fix = f"unpack the images from {page} in {own_folder}"
     return listed_pairs(name, split, places, _karpathy_rows(path, split), fix=fix)
 
 
 def _karpathy_rows(path: Path, split: str) -> list[Row]:
-    told = read_json(path)
     rows: list[Row] = []
     with _layout(path, "Karpathy's splits"):
-        for entry in told["images"]:
+        for entry in read_json(path)["images"]:
             if {"restval": "train"}.get(entry["split"], entry["split"]) == split:
                 file = "/".join(part for part in (entry.get("filepath"), entry["filename"]) if part)
                 captions = [sentence["raw"].strip() for sentence in entry["sentences"]]
@@ -308,7 +267,7 @@ def _karpathy_rows(path: Path, split: str) -> list[Row]:
     return rows
 
 
-def csv_pairs(path: Path, split: str) -> FilePairs:
+def csv_pairs(place: Path, split: str) -> FilePairs:
     """List the image files and captions of a table with a header line; each row is one caption of one image.
 
     Columns, in any order and case: ``image``, ``file``, ``filepath``, ``path`` or ``image_path`` (relative to the
@@ -316,63 +275,58 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     it, the table is one split). Rows of the same image become one pair with several captions. Pairs are in the order
     of their first rows; classes are sorted, over all splits.
     """
-    name = f"csv:{path}"
-    table = table_rows(path, name)
+    name = f"csv:{place}"
+    table = table_rows(place, name)
     if len(table) < 2:
-        raise UserError(f"{name}: {path} has no rows: expected a header line and one line per caption")
+        raise UserError(f"{name}: {place} has no rows: expected a header line and one line per caption")
     (_, header), *lines = table
-    columns = {cell.lower(): place for place, cell in enumerate(header)}
     for number, row in lines:
         if len(row) != len(header):
-            raise UserError(
-                f"{name}: line {number} of {path}: expected {len(header)} cells, like the header: correct it (put "
-                "captions with commas in double quotes)"
+            expected = (
+                f"expected {len(header)} cells, like the header: correct it (captions with commas in quotes)"
             )
-    chosen: list[int] = []
+            raise UserError(f"{name}: line {number} of {place}: {expected}")
+    columns = [cell.lower() for cell in header]
+    rows = [(number, dict(zip(columns, row, strict=True))) for number, row in lines]
+    chosen: list[str] = []
     for what, names in _COLUMNS.items():
         if (known := next((column for column in names if column in columns), None)) is None:
             expected = f"expected one of {', '.join(names)}, found {', '.join(columns)}"
             raise UserError(f"{name} has no column for {what}: {expected}")
-        chosen.append(columns[known])
-    image_column, caption_column = chosen
-    split_column, label_column = columns.get("split"), columns.get("label")
-    splits = {row[split_column] for _, row in lines} - {""} if split_column is not None else set()
+        chosen.append(known)
+    splits, classes = ({row.get(column, "") for _, row in rows} - {""} for column in ("split", "label"))
     split = choose_split(name, split, sorted(splits) or SPLITS)
-    classes = {row[label_column] for _, row in lines} - {""} if label_column is not None else set()
     class_names = tuple(sorted(classes, key=int if all(map(str.isdecimal, classes)) else str))
     captions: dict[str, list[str]] = {}
-    labels: dict[str, str] = {}
+    labels: dict[str, str | None] = {}
     skipped: list[str] = []
-    for number, row in lines:
-        if split_column is not None and row[split_column] != split:
+    for number, row in rows:
+        if row.get("split", split) != split:
             continue
-        file, caption = row[image_column], row[caption_column]
+        file, caption = (row[column] for column in chosen)
         if not file or not caption:
             skipped.append(f"line {number} has no {'caption' if file else 'image'}")
         if not file:
             continue
         captions.setdefault(file, []).extend([caption] if caption else [])
-        if label_column is not None and labels.setdefault(file, row[label_column]) != row[label_column]:
-            raise UserError(
-                f"{name}: line {number} labels {file} {row[label_column]!r}, but an earlier line {labels[file]!r}: "
-                "expected one label per image"
-            )
+        label = row.get("label")
+        if labels.setdefault(file, label) != label:
+            fault = f"line {number} labels {file} {label!r}, but an earlier line {labels[file]!r}"
+            raise UserError(f"{name}: {fault}: expected one label per image")
     files = [file for file in captions if captions[file]]
-    unlabelled = next((file for file in files if label_column is not None and not labels[file]), None)
-    if unlabelled is not None:
+    if (unlabelled := next((file for file in files if labels[file] == ""), None)) is not None:
         raise UserError(f"{name}: {unlabelled} has no label: add it, or remove the label column")
     if files and files[0].startswith(("http://", "https://")):
         raise UserError(f"{name}: its images are URLs, such as {files[0]}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}
-    rows = [(file, tuple(said), numbers.get(labels.get(file, ""))) for file, said in captions.items()]
-    return listed_pairs(name, split, [path.parent], rows, class_names).altered(skipped=tuple(skipped))
+    listed = [(file, tuple(several), numbers.get(labels[file] or "")) for file, several in captions.items()]
+    return listed_pairs(name, split, [place.parent], listed, class_names).altered(skipped=tuple(skipped))
 
 
 def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
     """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells.
 
-    Cells are separated by tabs if the header line contains one, otherwise by commas. With commas, cells may be in
-    double quotes; with tabs, quotes are characters like any other.
+    Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps in double quotes.
     """
     where = f"{name}: " if name else ""
     try:
@@ -394,10 +348,9 @@ def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
         except csv.Error as error:
             if '"' not in text[end]:
                 raise
-            raise UserError(
-                f"{where}line {end + 1} of {path}: unpaired double quote, or text outside of the quotes: put the whole "
-                "cell in double quotes, and double those within it"
-            ) from error
+            fault = f"line {end + 1} of {path}: unpaired double quote, or text outside of the quotes"
+            fix = "put the whole cell in double quotes, and double those within it"
+            raise UserError(f"{where}{fault}: {fix}") from error
     except OSError as error:
         raise UserError(f"{where}cannot read {path} ({error.strerror}): give a readable file") from error
     except (csv.Error, UnicodeDecodeError) as error:

@@ -1,12 +1,13 @@
 """Questions and answers about images, by name: what vision-language models are trained on."""
 
+import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from jaxtyping import Float
@@ -17,10 +18,10 @@ from antiphase.data.archives import IMAGE_SUFFIXES, members_by_key, read_index
 from antiphase.data.captions import read_json
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
-from antiphase.data.folders import data_root, missing_files
+from antiphase.data.folders import refuse_missing
 from antiphase.data.pairs import ArrayPairs
 from antiphase.data.shards import find_shards
-from antiphase.data.sources import find_named
+from antiphase.data.sources import Source, find_named
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.reading import parse_json
@@ -59,35 +60,15 @@ class Conversation:
 
 
 class Conversations(Protocol):
-    """Interface of conversations with random access."""
+    """Interface of conversations with random access; ``fingerprint`` is of all that affects training."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, position: int) -> Conversation: ...
 
-    def has_image(self, position: int) -> bool:
-        """Return whether a conversation is about an image, without reading it."""
-        ...
+    def has_image(self, position: int) -> bool: ...
 
-    def fingerprint(self) -> str:
-        """Return a digest of all that affects training."""
-        ...
-
-
-class Request(NamedTuple):
-    """What a source is asked for: its name, the path and the settings in it, the stage, the data folder, the seed."""
-
-    name: str
-    path: str
-    settings: dict[str, str]
-    stage: int
-    root: Path
-    seed: int
-
-    def place(self, path: str) -> Path:
-        """Return a path in the working directory, or below the data folder."""
-        here = Path(path).expanduser()
-        return here if here.exists() or not (self.root / here).exists() else self.root / here
+    def fingerprint(self) -> str: ...
 
 
 @validated
@@ -109,18 +90,19 @@ def load_conversations(
         root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
 
     Raises:
-        UserError: for an unknown source or setting, missing or damaged data, or an argument out of range.
+        UserError: for an unknown source or setting, or missing or damaged data.
     """
     if stage not in (1, 2):
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
     plain, _, query = name.partition("?")
     source = find_named(plain, _SOURCES, "source of conversations")
-    settings = query_settings(query)
+    settings, parameters = query_settings(query), inspect.signature(source.function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
     for setting in settings:
-        if setting not in source.settings:
-            expected = ", ".join(source.settings) or "none"
-            raise UserError(f"{name}: no setting {setting!r}; expected {expected}")
-    whole = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
+        if setting not in known:
+            raise UserError(f"{name}: no setting {setting!r}; expected {', '.join(known) or 'none'}")
+    path = plain.partition(":")[2]
+    whole = source.load(name, "train", root, path=path, stage=stage, seed=seed, **settings)
     if limit is None or limit >= len(whole):
         return whole
     order = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values
@@ -161,14 +143,7 @@ class _Part:
 @final
 @dataclass(frozen=True, eq=False)
 class LlavaRecords:
-    """Conversations in LLaVA's JSON layout; images are decoded on demand.
-
-    Attributes:
-        name: as given to :func:`load_conversations`.
-        records: ``id``, ``conversations`` (alternately ``from`` human and gpt, each with its ``value``) and, for one
-            with an image, ``image``, a path relative to ``images``.
-        images: folder of the images.
-    """
+    """Conversations in LLaVA's JSON layout, with paths relative to the folder ``images``, decoded on demand."""
 
     name: str
     records: Sequence[dict[str, Any]]
@@ -197,52 +172,44 @@ class LlavaRecords:
         return digest("llava", *(repr(sorted(record.items())) for record in self.records))
 
 
-def llava_conversations(request: Request) -> LlavaRecords:
-    """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin.
+def llava_conversations(
+    name: str, path: str, root: Path, images: str | None = None, only: str | None = None
+) -> LlavaRecords:
+    """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
 
-    Raises:
-        UserError: if the file, the folder or an image is missing, or a record is not in LLaVA's layout.
-    """
-    name, path = request.name, request.place(request.path)
-    if "images" not in request.settings:
+    def place(path: str) -> Path:
+        here = Path(path).expanduser()
+        return here if here.exists() or not (root / here).exists() else root / here
+
+    if images is None:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
-    images = request.place(request.settings["images"])
-    if not images.is_dir():
-        raise UserError(f"{name}: {images}: no such folder; expected the folder of the images")
-    records = read_json(path)
+    folder, file = place(images), place(path)
+    if not folder.is_dir():
+        raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
+    records = read_json(file)
     if not isinstance(records, list) or not records:
-        raise UserError(f"{path}: expected a list of at least one conversation; download it again")
-    if (only := request.settings.get("only")) is not None:
+        raise UserError(f"{file}: expected a list of at least one conversation; download it again")
+    if only is not None:
         records = [one for one in records if isinstance(one, dict) and str(one.get("image")).startswith(only)]
         if not records:
-            raise UserError(
-                f"{name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
-            )
-    records = _checked(records, path, literal=True)
+            raise UserError(f"{name}: no image of {file} begins with {only!r}; give a folder such as coco/")
+    records = _checked(records, file, literal=True)
     if not records:
-        raise UserError(f"{path}: no question has an answer; expected LLaVA's layout; download it again")
+        raise UserError(f"{file}: no question has an answer; expected LLaVA's layout; download it again")
     files = [record["image"] for record in records if "image" in record]
-    if absent := missing_files(images, files):
-        raise UserError(
-            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {images}, the first is "
-            f"{shown(absent[0])}: download them, or keep those of one folder with &only="
-        )
-    return LlavaRecords(name, records, images)
+    refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
+    return LlavaRecords(name, records, folder)
 
 
 def _checked(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
     """Return the records of a file with at least one answer.
 
     ``literal``: ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
-
-    Raises:
-        UserError: naming the first that is not in LLaVA's layout.
     """
     for number, record in enumerate(records):
         if (reason := _fault(record, literal)) is not None:
-            raise UserError(
-                f"{path}: record {number}: {reason}; expected LLaVA's layout; correct or download it again"
-            )
+            fix = "expected LLaVA's layout; correct or download it again"
+            raise UserError(f"{path}: record {number}: {reason}; {fix}")
     return [record for record in records if _answered(record["conversations"])]
 
 
@@ -275,35 +242,27 @@ def _answered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rest[: len(rest) // 2 * 2]
 
 
-def shard_conversations(request: Request) -> LlavaRecords:
+def shard_conversations(name: str, path: str, root: Path) -> LlavaRecords:
     """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
 
-    KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as Megatron-LM's converter of LLaVA's
-    data writes them. The image is the one in the tar file, whatever the record calls it. Images are read from the tar
-    files without unpacking; since the order is random, the files have to be local and uncompressed.
+    KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as in Megatron-LM. The image is the one
+    in the tar file, whatever the record calls it. The files have to be local and uncompressed.
 
-    Source: Megatron-LM (https://github.com/NVIDIA/Megatron-LM),
-    ``examples/multimodal/convert_llava_pretrain_to_wds.py``.
-
-    Raises:
-        UserError: if a shard is missing, remote or damaged, or a record is not in LLaVA's layout.
+    Source: https://github.com/NVIDIA/Megatron-LM, ``examples/multimodal/convert_llava_pretrain_to_wds.py``.
     """
-    shards = find_shards(request.path, request.root)
-    remote = next((shard.place for shard in shards if not shard.local), None)
-    if remote is not None:
-        raise UserError(
-            f"{request.name}: {remote} is remote; download it, since conversations are read in random order"
-        )
+    shards = find_shards(path, root)
+    if remote := [shard.place for shard in shards if not shard.local]:
+        raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")
     paths = [Path(shard.place).resolve() for shard in shards]
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     records = [
-        record for path in paths for record in _checked(list(_members(path, folder)), path, literal=False)
+        record for tar in paths for record in _checked(list(_members(tar, folder)), tar, literal=False)
     ]
     if not records:
         raise UserError(
-            f"{request.name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
+            f"{name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
         )
-    return LlavaRecords(request.name, records, folder)
+    return LlavaRecords(name, records, folder)
 
 
 def _members(tar: Path, folder: Path) -> Iterator[Any]:
@@ -317,9 +276,8 @@ def _members(tar: Path, folder: Path) -> Iterator[Any]:
             try:
                 said = parse_json(file.read(index[kinds["json"]].size))
             except ValueError as error:
-                raise UserError(
-                    f"{tar}: {member}.json is not valid JSON ({error}); correct or download it again"
-                ) from None
+                reason = f"{member}.json is not valid JSON ({error})"
+                raise UserError(f"{tar}: {reason}; correct or download it again") from None
             record = {"conversations": said} if isinstance(said, list) else said
             if isinstance(record, dict):
                 record = {"id": member} | record
@@ -342,13 +300,7 @@ class EmojiConversations:
 
     Neither an object's name nor the theme of the scene tells the answer. Of the scenes of a theme, let f be the share
     that show an object. One that shows it asks about it with probability min(1, (1 − f)/f), one that does not with
-    min(1, f/(1 − f)). So min(f, 1 − f) of the theme's scenes ask and answer yes, and as many no. Earlier answers tell a
-    little, since a scene shows two to four objects: 47 % are yes after a yes, and 56 % after a no.
-
-    Attributes:
-        scenes: with their objects.
-        stage: 1 or 2.
-        seed: of the questions.
+    min(1, f/(1 − f)), so that as many ask and answer yes as no.
     """
 
     scenes: ArrayPairs
@@ -416,12 +368,8 @@ class EmojiConversations:
         return (key(self.seed, "emoji questions", number, *what) % 2**53) / 2**53
 
 
-def emoji_conversations(stage: int, seed: int = 0, root: Path | None = None) -> EmojiConversations:
-    """Return the conversations about the 6,000 training scenes; drawings are cached below the data folder ``root``.
-
-    Raises:
-        UserError: if a package that draws the objects is missing.
-    """
+def emoji_conversations(stage: int, seed: int, root: Path) -> EmojiConversations:
+    """Return the conversations about the 6,000 training scenes; drawings are cached below the data folder."""
     return EmojiConversations(emoji_objects("train", root, progress=False), stage, seed)
 
 
@@ -431,24 +379,15 @@ def _main_theme(names: list[str]) -> int:
     return min(themes, key=lambda theme: (-themes[theme], theme))
 
 
-class Source(NamedTuple):
-    """A source of conversations: a line about it, its loader, and the settings that its name may have."""
-
-    description: str
-    load: Callable[[Request], Conversations]
-    settings: tuple[str, ...] = ()
-
-
-_SOURCES: dict[str, Source] = {
+_SOURCES = {
     "emoji-objects": Source(
         "6,000 scenes of two to four objects: captions for stage 1, balanced yes/no questions for stage 2",
-        lambda request: emoji_conversations(request.stage, request.seed, request.root),
+        emoji_conversations,
     ),
     "llava:JSON": Source(
         "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
         "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
         llava_conversations,
-        ("images", "only"),
     ),
     "shards:PATTERN": Source(
         "tar files with KEY.json, a record of LLaVA's layout, and its image KEY.jpg", shard_conversations

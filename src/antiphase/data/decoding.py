@@ -32,10 +32,9 @@ def describe_transform(square: "Square", channels: int) -> str:
     'shorter side 224 bicubic antialias, centre crop 224, RGB'
     """
     sides, rounded = ("both sides" if square.squash else "shorter side"), " rounded down" * square.floor
-    return (
-        f"{sides} {square.resize or square.size} {square.interpolation} antialias, centre crop {square.size}{rounded}, "
-        f"{_MODES.get(channels, f'{channels} channels')}"
-    )
+    resized = f"{sides} {square.resize or square.size} {square.interpolation} antialias"
+    mode = _MODES.get(channels, f"{channels} channels")
+    return f"{resized}, centre crop {square.size}{rounded}, {mode}"
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,9 @@ class Square:
     Attributes:
         size: height and width in pixels of what the model gets.
         interpolation: filter of Pillow, with antialiasing.
-        resize: the shorter side in pixels before the centre is cropped; None: ``size``. A smaller one is padded in
-            black.
+        resize: the shorter side before the centre is cropped, or padded in black; None: ``size``.
         squash: whether the longer side becomes as long, so that the aspect ratio changes.
-        floor: whether half of an odd number of pixels is rounded down, as in transformers, or to even, as in
-            torchvision.
+        floor: whether half a pixel is rounded down, as in transformers, or to even, as in torchvision.
     """
 
     size: int
@@ -88,10 +85,10 @@ class Square:
 
 
 def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "channels size size"]:
-    """Decode an image, resize and crop it.
+    """Decode an image, perhaps in an archive, resize and crop it; an integer n stands for ``Square(n)``.
 
-    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders. The path may lead
-    into an archive. An integer n stands for ``Square(n)``; channels are 3 (RGB) or 1 (grey, ITU-R 601-2 luma).
+    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders. Channels are 3
+    (RGB) or 1 (grey, ITU-R 601-2 luma).
     """
     fix = "repair it, or use --skip-bad to skip such files"
     square = Square(square) if isinstance(square, int) else square

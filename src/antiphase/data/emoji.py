@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,17 +31,8 @@ from antiphase.progress import progress_bar
 from antiphase.streams import generator, key, sample_keys, uniform
 
 SIZE = 64
-GROUPS = (
-    "Smileys & Emotion",
-    "People & Body",
-    "Animals & Nature",
-    "Food & Drink",
-    "Travel & Places",
-    "Activities",
-    "Objects",
-    "Symbols",
-    "Flags",
-)
+_GROUPS = "Smileys & Emotion, People & Body, Animals & Nature, Food & Drink, Travel & Places"
+GROUPS = (*_GROUPS.split(", "), "Activities", "Objects", "Symbols", "Flags")
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
@@ -66,9 +57,8 @@ class Emoji:
 def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return drawings of ``openmoji`` or ``noto-emoji`` at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts. A concept ignores skin tones and words for persons, so that no test
-    concept occurs in training with another tone. Labels are the nine Unicode groups. The drawings are cached below the
-    data folder ``root``.
+    The test split has 15 % of the concepts (:func:`concept_of`). Labels are the nine Unicode groups. The drawings are
+    cached below the data folder ``root``.
     """
     choose_split(name, split, ("train", "test"))
     if name == "openmoji":
@@ -111,10 +101,7 @@ def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool 
 
 @cache
 def group_prompts() -> tuple[tuple[str, ...], ...]:
-    """Return as prompts of each group the names of its training emoji, one per concept.
-
-    They describe a group better than its name ("Smileys & Emotion"), and contain no concept of the test split.
-    """
+    """Return as prompts of each group the names of its training emoji, one per concept."""
     names: list[dict[str, str]] = [{} for _ in GROUPS]
     for emoji in _emojis():
         if not held_out(emoji.concept):
@@ -234,18 +221,8 @@ def _module(name: str) -> Any:
         raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
 
 
-class _Placed(NamedTuple):
-    """A drawing in a scene, what is drawn in it, and its upper left corner."""
-
-    name: str
-    drawing: UInt8[Tensor, "3 side side"]
-    mask: Bool[np.ndarray, "side side"]
-    top: int
-    left: int
-
-
-def _scene(placed: Iterable[_Placed]) -> tuple[UInt8[Tensor, "3 64 64"], tuple[ImageObjects, ...]]:
-    """Return the drawings on a white square, and their objects."""
+def _scene(placed: Iterable[tuple[str, Any, Any, int, int]]) -> tuple[Tensor, tuple[ImageObjects, ...]]:
+    """Return drawings (name, pixels, mask, upper left corner) on a white square, and their objects."""
     image = torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8)
     objects: list[ImageObjects] = []
     for name, drawing, shape, top, left in placed:
@@ -276,15 +253,13 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
         first.setdefault(concept_of(name), row)
     rows = torch.tensor(list(first.values()))
     rows = rows[torch.randperm(len(rows), generator=generator(0, "emoji-scenes"))].tolist()
-    scenes = []
-    for number, two in enumerate(
-        zip(rows[::2], rows[1::2], strict=False)
-    ):  # the last of an odd number is left out
+    scenes, pairs = [], zip(rows[::2], rows[1::2], strict=False)  # the last of an odd number is left out
+    for number, two in enumerate(pairs):
         placed = []
         for top, row in zip((0, _HALF), two, strict=True):
             small = F.avg_pool2d(single.pixels(row).float(), 2).round().to(torch.uint8)
             left = _HALF - top if number % 2 else top
-            placed.append(_Placed(single.captions[row][0], small, on_white(small), top, left))
+            placed.append((single.captions[row][0], small, on_white(small), top, left))
         scenes.append(_scene(placed))
     objects = tuple(objects for _, objects in scenes)
     return replace(
@@ -301,23 +276,21 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
 
 
 SCENES = {"train": 6000, "test": 1000}
-# by theme, the most frequent first: common name, and the name of the drawing where it is another
-_THEMES: tuple[dict[str, str], ...] = (
-    dict.fromkeys(("cow", "horse", "pig", "rooster", "tractor"), ""),
-    dict.fromkeys(("dog", "cat", "chair", "bed", "television"), ""),
-    {"fish": "", "boat": "sailboat", "crab": "", "octopus": "", "anchor": ""},
-    {
-        "car": "automobile",
-        "bicycle": "",
-        "bus": "",
-        "motorcycle": "",
-        "traffic light": "vertical traffic light",
-    },
-    {"apple": "red apple", "banana": "", "lemon": "", "strawberry": "", "pineapple": ""},
-    dict.fromkeys(("guitar", "drum", "violin", "trumpet", "microphone"), ""),
-    {"laptop": "", "clock": "alarm clock", "pencil": "", "telephone": "", "key": ""},
-    {"tree": "deciduous tree", "owl": "", "bear": "", "fox": "", "mushroom": ""},
-)
+# by theme, the most frequent first
+_THEMES = [
+    line.split(", ")
+    for line in """cow, horse, pig, rooster, tractor
+dog, cat, chair, bed, television
+fish, boat, crab, octopus, anchor
+car, bicycle, bus, motorcycle, traffic light
+apple, banana, lemon, strawberry, pineapple
+guitar, drum, violin, trumpet, microphone
+laptop, clock, pencil, telephone, key
+tree, owl, bear, fox, mushroom""".splitlines()
+]
+# drawings of another name
+_DRAWINGS = {"boat": "sailboat", "car": "automobile", "traffic light": "vertical traffic light"}
+_DRAWINGS |= {"apple": "red apple", "clock": "alarm clock", "tree": "deciduous tree"}
 OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
 """What can be seen in ``emoji-objects``, by theme."""
 
@@ -332,13 +305,12 @@ _DRAWS = 40  # numbers of a scene
 def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
 
-    Each object fills 26 to 32 pixels of its own quarter and may be mirrored. The caption names the objects in reading
-    order, and ``objects`` holds their names and masks in the same order. A scene depends only on its split and its id.
-    Objects of one of the eight themes occur together more often than by chance, as on photographs, and some are more
-    frequent than others, so that POPE's popular and adversarial sampling find something to choose.
+    Each fills 26 to 32 pixels of its own quarter and may be mirrored. The caption and ``objects`` name them in reading
+    order. A scene depends only on its split and its id. Objects of one of the eight themes occur together more often
+    than by chance, and some are more frequent than others, so that POPE's samplings differ.
     """
     choose_split("emoji-objects", split, tuple(SCENES))
-    names = {drawing or name: name for theme in _THEMES for name, drawing in theme.items()}
+    names = {_DRAWINGS.get(name, name): name for name in OBJECTS}
     whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}
     for part in ("train", "test"):  # here the scenes are split, not the objects
         emoji = emoji_pairs("openmoji", part, root, progress)
@@ -347,9 +319,7 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
         }
 
     @cache
-    def variant(
-        name: str, size: int, flipped: bool
-    ) -> tuple[UInt8[Tensor, "3 side side"], Bool[np.ndarray, "side side"]]:
+    def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
         small = F.interpolate(whole[name].float()[None], (size, size), mode="bilinear", antialias=True)[0]
         small = small.round().to(torch.uint8)
         small = small.flip(-1) if flipped else small
@@ -358,7 +328,7 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     ids = torch.arange(SCENES[split])
     draws = uniform(sample_keys(key("emoji-objects", split), ids), _DRAWS).double().numpy()
     scenes = [
-        _scene(_Placed(name, *variant(name, *look), *corner) for name, look, corner in _arranged(row))
+        _scene((name, *variant(name, *look), *corner) for name, look, corner in _arranged(row))
         for row in draws
     ]
     objects = tuple(objects for _, objects in scenes)

@@ -2,16 +2,8 @@
 
 import warnings
 
-PROBE_SETS = (
-    "caltech101",
-    "dtd",
-    "pets",
-    "flowers102",
-    "sun397",
-    "aircraft",
-    "cifar10",
-    "cifar100",
-    "food101",
+PROBE_SETS = tuple(
+    ["caltech101", "dtd", "pets", "flowers102", "sun397", "aircraft", "cifar10", "cifar100", "food101"]
 )
 """The nine sets of the linear probe and of few-shot learning, in the paper's order."""
 
@@ -53,7 +45,5 @@ def warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -
     found, published = f"{images:,} images", f"{known:,}"
     if known_classes is not None:
         found, published = f"{found} of {classes:,} classes", f"{published} of {known_classes:,}"
-    warnings.warn(
-        f"{name} ({split}): {found}, but {published} were published: results are not comparable, download it again",
-        stacklevel=4,  # the caller of load_data, whose arguments are checked
-    )
+    reason = f"{found}, but {published} were published: results are not comparable, download it again"
+    warnings.warn(f"{name} ({split}): {reason}", stacklevel=4)  # the caller of load_data, which is checked

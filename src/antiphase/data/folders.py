@@ -20,11 +20,8 @@ _RARE_SUFFIX = re.compile(
 )
 _FEATURES = {"AVIF": "avif", "JPEG2000": "jpg_2000"}  # formats that Pillow may list and not be able to read
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
-_SPLIT_WORDS = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
-}
+_SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev")}
+_SPLIT_WORDS |= {"test": ("test", "testing")}
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -57,10 +54,8 @@ def split_named(word: str) -> str | None:
 def class_folder(name: str, folder: Path, split: str) -> FileImages:
     """List the images of ``folder``, one sub-folder per class, with classes and files sorted.
 
-    ``folder/train``, ``folder/val`` and ``folder/test``, also called ``Training``, ``valid``, ``validation``, ``dev``,
-    ``Testing``, are splits if they contain sub-folders. The classes are then those of all splits together, so that a
-    label has the same meaning in each. A folder without such splits has only the split ``test``, so that a model is
-    not tested on its training images.
+    Folders called train, val, test or a similar word are splits if they contain sub-folders; the classes are those of
+    all splits together. A folder without splits has only ``test``, so that a model is not tested on training images.
     """
     if not folder.is_dir():
         raise UserError(f"{name}: {folder} is not a folder: give one with a sub-folder for each class")
@@ -72,24 +67,18 @@ def class_folder(name: str, folder: Path, split: str) -> FileImages:
         raise UserError(f"{name}: {', '.join(parts)} name the same split twice: rename one of them")
     if not splits:
         if split != "test":
-            raise NoSuchSplit(
-                f"{name}: no {split} split in {folder}: move the class folders into {folder / 'train'} and "
-                f"{folder / 'test'}"
-            )
+            fix = f"move the class folders into {folder / 'train'} and {folder / 'test'}"
+            raise NoSuchSplit(f"{name}: no {split} split in {folder}: {fix}")
         images = list_classes(name, split, folder, below, list(map(printable, below)))
         _check_classes(name, images)
         return images
     split = choose_split(name, split, tuple(splits))
     classes = sorted({label for labels in inside.values() for label in labels})
     first, *others = parts
-    for other in (
-        [] if others else below
-    ):  # a single split next to others, such as the classes valid and invalid
+    for other in [] if others else below:  # a single split next to others, such as valid and invalid
         if (labels := sub_folders(folder / other)) and not set(labels) & set(classes):
-            raise UserError(
-                f"{name}: {first} and {other} have different sub-folders: if they are classes, rename {first}; if they "
-                "are splits, give one of them"
-            )
+            fix = f"if they are classes, rename {first}; if they are splits, give one of them"
+            raise UserError(f"{name}: {first} and {other} have different sub-folders: {fix}")
     return list_classes(name, split, splits[split], classes, list(map(printable, classes)))
 
 
@@ -137,9 +126,8 @@ def list_classes(
         labels += [label] * len(images)
     if left_out:
         counts = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items()))
-        warnings.warn(
-            f"{name}: left out files that Pillow cannot read, {counts}; convert them to PNG", stacklevel=2
-        )
+        reason = f"left out files that Pillow cannot read, {counts}; convert them to PNG"
+        warnings.warn(f"{name}: {reason}", stacklevel=2)
     if not files:
         raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
     return file_set(name, split, root, class_names, files, labels)
@@ -160,12 +148,10 @@ def missing_files(root: Path, files: Iterable[str]) -> list[str]:
 
 
 def refuse_missing(name: str, root: Path, files: Sequence[str], fix: str) -> None:
-    """Refuse a list of files of which some do not exist."""
+    """Raise UserError if some files do not exist."""
     if absent := missing_files(root, files):
-        raise UserError(
-            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {root}, the first is "
-            f"{absent[0]}: {fix}"
-        )
+        missing = f"{len(absent):,} of the {len(files):,} listed images are missing in {root}"
+        raise UserError(f"{name}: {missing}, the first is {absent[0]}: {fix}")
 
 
 def sub_folders(folder: Path) -> list[str]:
@@ -183,11 +169,7 @@ def _is_litter(folder: str) -> bool:
 def _images_below(
     source: str, root: Path, folder: str, listed: dict[tuple[int, int], str], left_out: Counter[str]
 ) -> Iterator[str]:
-    """Yield the visible image files at any depth below ``root/folder``, relative to ``root``.
-
-    Linked folders are followed; a folder that is reached twice is listed once. ``listed`` keeps the class of each, and
-    ``left_out`` counts files by suffix.
-    """
+    """Yield the visible image files at any depth below ``root/folder``, relative to ``root``."""
     for place, folders, names in os.walk(root / folder, onerror=_refuse, followlinks=True):
         identity = _identity(place)
         if (label := listed.get(identity)) is not None:

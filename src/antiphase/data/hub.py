@@ -9,16 +9,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub import errors as hub_errors
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from antiphase.data.archives import IMAGE_COLUMNS, members_by_key, read_index, regular, scan
 from antiphase.data.captions import row_pairs
@@ -29,14 +24,7 @@ from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError, first_line, one_line
 from antiphase.reading import parse_json
 
-OFFLINE = (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    OSError,
-    RuntimeError,
-)
+OFFLINE = (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, RuntimeError)
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
 
 _WDS_IMAGES = ("webp", "png", "jpg", "jpeg")
@@ -47,11 +35,7 @@ _NUMBER = re.compile(r"(^|[-_.])(\d+(-of-\d+)?|[0-9a-f]{8,})(?=$|[-_.])")  # of 
 
 @contextmanager
 def offline_at_once() -> Iterator[None]:
-    """Ask the hub, or only its cache if its host has no address; by itself its client retries for 20 seconds.
-
-    Raises:
-        OSError: there is no network, and the cache lacks the file.
-    """
+    """Ask the hub, or only its cache if its host has no address; by itself its client retries for 20 seconds."""
     host, asked_for = urlsplit(constants.ENDPOINT).hostname, constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = asked_for or not _has_address(host or "")
     try:
@@ -74,28 +58,18 @@ def _has_address(host: str) -> bool:
 
 
 def _local_or_hub(path: Path) -> Path:
-    """Return a local folder, or download ``USER/NAME`` from the hub and return its folder."""
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
     try:
         with offline_at_once():
             return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
     except OFFLINE as error:
-        raise UserError(
-            f"wds:{path}: not a local folder, and not available from the hub ({first_line(error)}): download it with "
-            f"network access: 'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
-        ) from None
+        where = f"not a local folder, and not available from the hub ({first_line(error)}): download it"
+        fix = f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
+        raise UserError(f"wds:{path}: {where} with network access: {fix}") from None
 
 
-class _Sample(NamedTuple):
-    """An image of a shard such as ``0.tar/s0000001.webp``, its shard and key, and the text that belongs to it."""
-
-    file: str
-    place: str
-    text: str
-
-
-def wds_images(path: Path, split: str) -> FileImages:
+def wds_images(place: Path, split: str) -> FileImages:
     """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
 
     ``path`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. Images
@@ -104,16 +78,15 @@ def wds_images(path: Path, split: str) -> FileImages:
 
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
     """
-    name, path = f"wds:{path}", _local_or_hub(path)
+    name, path = f"wds:{place}", _local_or_hub(place)
     split, samples = _samples(name, path, split, "cls")
     names = _lines(path / "classnames.txt")
     most = len(names) or MOST_CLASSES
     labels: list[int] = []
-    for sample in samples:
-        text = sample.text.strip()
-        if not re.fullmatch(_CLASS_NUMBER, text) or int(text) >= most:
+    for _, key, text in samples:
+        if not re.fullmatch(_CLASS_NUMBER, text.strip()) or int(text) >= most:
             expected = f"expected a class number from 0 to {most - 1}: correct it, or download the set again"
-            raise UserError(f"{name}: {sample.place}.cls contains {text[:80]!r}, {expected}")
+            raise UserError(f"{name}: {key}.cls contains {text.strip()[:80]!r}, {expected}")
         labels.append(int(text))
     names = names or list(map(str, range(max(labels) + 1)))
     listed = path / "zeroshot_classification_templates.txt"
@@ -122,16 +95,15 @@ def wds_images(path: Path, split: str) -> FileImages:
         if "{c}" not in template:
             raise UserError(f"{name}: template {template!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
-    files = [sample.file for sample in samples]
+    files = [file for file, *_ in samples]
     return file_set(name, split, path / split, names, files, labels, prompts if templates else None)
 
 
-def wds_pairs(path: Path, split: str) -> FilePairs:
+def wds_pairs(place: Path, split: str) -> FilePairs:
     """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
-    name, path = f"wds:{path}", _local_or_hub(path)
+    name, path = f"wds:{place}", _local_or_hub(place)
     split, samples = _samples(name, path, split, "txt")
-    lines = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
-    rows = [(sample.file, captions, None) for sample, captions in zip(samples, lines, strict=True)]
+    rows = [(file, tuple(filter(None, map(str.strip, text.splitlines()))), None) for file, _, text in samples]
     return row_pairs(name, split, path / split, rows)
 
 
@@ -140,15 +112,13 @@ def has_captions(path: Path) -> bool:
     return " ".join(_lines(_local_or_hub(path) / "dataset_type.txt")).lower() == "retrieval"
 
 
-def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[_Sample]]:
-    """Return the split's own name, and its samples in order."""
+def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return the split, and of each sample in order the image such as ``0.tar/s1.webp``, shard and key, and text."""
     splits = [part for part in SPLITS if (path / part / "nshards.txt").is_file()]
     if not splits:
-        raise UserError(
-            f"{name}: no nshards.txt in {path}/train, /val or /test: download one of the sets of "
-            "https://huggingface.co/clip-benchmark with 'hf download --repo-type dataset clip-benchmark/NAME "
-            f"--local-dir {path}'"
-        )
+        fix = f"'hf download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
+        where = f"no nshards.txt in {path}/train, /val or /test"
+        raise UserError(f"{name}: {where}: get a set of https://huggingface.co/clip-benchmark with {fix}")
     split = choose_split(name, split, splits)
     if has_captions(path) != (suffix == "txt"):
         kinds = "labels, not captions" if suffix == "txt" else "captions, not labels"
@@ -156,7 +126,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
         raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
-    samples: list[_Sample] = []
+    samples: list[tuple[str, str, str]] = []
     for number in range(int(shards)):
         tar = path / split / f"{number}.tar"
         index = read_index(tar)
@@ -169,7 +139,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
                 member = index[kinds[suffix]]
                 file.seek(member.offset)
                 text = file.read(member.size).decode(errors="replace")
-                samples.append(_Sample(f"{tar.name}/{image}", f"{tar.name}/{key}", text))
+                samples.append((f"{tar.name}/{image}", f"{tar.name}/{key}", text))
     if not samples:
         raise UserError(f"{name} ({split}): no images in its {shards} shards: download them again")
     return split, samples
@@ -186,31 +156,27 @@ def _lines(path: Path) -> list[str]:
     return list(filter(None, map(str.strip, lines)))
 
 
-def parquet_images(pattern: str, split: str) -> FileImages:
+def parquet_images(path: str, split: str) -> FileImages:
     """List the images of Parquet files with a column ``image`` (or ``img``) of ``{bytes, path}`` and one ``label``.
 
-    The pattern is a file, a folder or a glob. The name of a file, or of its folders, tells its split: ``train``,
-    ``test``, ``validation`` (``val``). If no file names one, all are ``test``; otherwise those that name none, such as
-    ``extra``, are left out with a warning. Class names come from the hub's own metadata, or are the numbers.
-
-    Source: Hugging Face ``datasets``, features ``Image`` and ``ClassLabel`` in the schema's key ``huggingface``.
+    The pattern is a file, a folder or a glob. The name of a file, or of its folders, tells its split. If no file names
+    one, all are ``test``; otherwise those that name none, such as ``extra``, are left out with a warning. Class names
+    come from the hub's metadata (``datasets``, feature ``ClassLabel``), or are the numbers.
     """
-    name, place = f"parquet:{pattern}", Path(pattern).expanduser()
+    name, place = f"parquet:{path}", Path(path).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
     paths = sorted(filter(Path.is_file, [place] if place.is_file() else below))
     if not paths:
-        raise UserError(
-            f"{name}: no such file; give a Parquet file, a folder with Parquet files or a pattern such as "
-            "parquet:data/test-*.parquet"
-        )
+        expected = "a Parquet file, a folder with Parquet files or a pattern such as data/test-*.parquet"
+        raise UserError(f"{name}: no such file; give {expected}")
     split, paths = _of_split(name, split, paths)
     root = Path(os.path.commonpath([path.resolve().parent for path in paths]))
     files: list[str] = []
     labels: list[int] = []
-    for path in paths:
-        numbers = _labels(name, path)
+    for file in paths:
+        numbers = _labels(name, file)
         labels += numbers
-        prefix = path.resolve().relative_to(root).as_posix()
+        prefix = file.resolve().relative_to(root).as_posix()
         files += [f"{prefix}/{row}" for row in range(len(numbers))]
     if not files:
         raise UserError(f"{name} ({split}): no rows; download the files again")
@@ -272,10 +238,8 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
     split = choose_split(name, split, [part for part in SPLITS if part in groups])
     first, *others = groups[split].values()
     if others:
-        raise UserError(
-            f"{name} ({split}): {len(others) + 1} configurations or splits, {_listed(groups[split])}; give one, such "
-            f"as parquet:{first[0].parent}"
-        )
+        several = f"{len(others) + 1} configurations or splits, {_listed(groups[split])}"
+        raise UserError(f"{name} ({split}): {several}; give one, such as parquet:{first[0].parent}")
     return split, first
 
 

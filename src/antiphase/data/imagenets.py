@@ -18,19 +18,15 @@ WNID = re.compile(r"n\d{8}")
 
 
 _V2_FOLDER = "imagenetv2-matched-frequency-format-val"
+_V2_PAGE = "imagenetv2-matched-frequency.tar.gz of https://huggingface.co/datasets/vaishaal/ImageNetV2"
+_SKETCH_FOLDERS = ("sketch", "imagenet-sketch", "imagenet-sketch/sketch")
+_SKETCH_PAGE = "ImageNet-Sketch.zip of https://github.com/HaohanWang/ImageNet-Sketch"
 # possible folders below the data folder, the archive's own first; and where to download it
 _VARIANTS = {
-    "imagenet-v2": (
-        (_V2_FOLDER, f"imagenet-v2/{_V2_FOLDER}", "imagenet-v2"),
-        "imagenetv2-matched-frequency.tar.gz of https://huggingface.co/datasets/vaishaal/ImageNetV2 "
-        "(https://imagenetv2.org)",
-    ),
+    "imagenet-v2": ((_V2_FOLDER, f"imagenet-v2/{_V2_FOLDER}", "imagenet-v2"), _V2_PAGE),
     "imagenet-a": (("imagenet-a",), "imagenet-a.tar of https://github.com/hendrycks/natural-adv-examples"),
     "imagenet-r": (("imagenet-r",), "imagenet-r.tar of https://github.com/hendrycks/imagenet-r"),
-    "imagenet-sketch": (
-        ("sketch", "imagenet-sketch", "imagenet-sketch/sketch"),
-        "ImageNet-Sketch.zip of https://github.com/HaohanWang/ImageNet-Sketch",
-    ),
+    "imagenet-sketch": (_SKETCH_FOLDERS, _SKETCH_PAGE),
 }
 _NUMBERED = ("imagenet-v2",)  # with class folders named by index in place of wnid
 
@@ -52,10 +48,8 @@ def imagenet(split: str, root: Path) -> FileImages:
     """
     folder = root if any(sub_folders(root / part) for part in ("train", "val")) else root / "imagenet"
     if not sub_folders(folder / split):
-        raise UserError(
-            f"imagenet has no class folders in {folder / split}: sign up at https://image-net.org/download.php and "
-            f"unpack it as {folder / split}/<wnid>/*.JPEG, or set ANTIPHASE_DATA to another folder"
-        )
+        fix = f"sign up at https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG"
+        raise UserError(f"imagenet has no class folders in {folder / split}: {fix}, or set ANTIPHASE_DATA")
     images = class_folder("imagenet", folder, split)
     names = prompt_names()
     return images.altered(class_names=tuple(names.get(wnid, wnid) for wnid in images.class_names))
@@ -72,30 +66,28 @@ def imagenet_variant(name: str, split: str, root: Path) -> FileImages:
     Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
     """
     split = choose_split(name, "test" if split == "val" else split, ("test",))
-    below, page = _VARIANTS[name]
+    top, page = _VARIANTS[name]
     pattern = re.compile(r"\d+" if name in _NUMBERED else r"n\d+")  # not the archive's top folder
-    places = [root / place for place in below]
+    places = [root / place for place in top]
     folder = next((place for place in places if any(map(pattern.fullmatch, sub_folders(place)))), None)
     if folder is None:
-        several = " or ".join(map(str, places))
-        raise UserError(
-            f"{name} has no class folders in {several}: unpack {page} in {root}, or set ANTIPHASE_DATA"
-        )
-    wnids = variant_wnids(name)
-    labels = list(map(str, range(CLASSES))) if name in _NUMBERED else wnids
+        several, fix = " or ".join(map(str, places)), f"unpack {page} in {root}, or set ANTIPHASE_DATA"
+        raise UserError(f"{name} has no class folders in {several}: {fix}")
+    wnids, numbered = variant_wnids(name), name in _NUMBERED
+    labels = list(map(str, range(CLASSES))) if numbered else wnids
     # match by number, since sorting folder names as text would put 10 before 2; numbers may have leading zeros
-    folders = [
-        (str(int(entry)) if name in _NUMBERED and entry.isdecimal() else entry, entry)
-        for entry in sub_folders(folder)
+    below = sub_folders(folder)
+    keys = [str(int(entry)) if numbered and entry.isdecimal() else entry for entry in below]
+    entries = dict(zip(keys, below, strict=True))
+    odd = [
+        entry for key, entry in zip(keys, below, strict=True) if key not in labels or entries[key] != entry
     ]
-    entries = dict(folders)
-    odd = [entry for label, entry in folders if label not in labels or entries[label] != entry]
     absent = [label for label in labels if label not in entries]
-    if odd:
-        fault = f"has a folder {odd[0]} of no class, or of one that has another folder"
-        raise UserError(f"{name}: {folder} {fault}: unpack {page} again")
-    if absent:
-        fault = f"lacks {len(absent):,} of {len(labels):,} class folders, the first is {absent[0]}"
+    fault = (
+        f"lacks {len(absent):,} of {len(labels):,} class folders, the first is {absent[0]}" if absent else ""
+    )
+    if odd or fault:
+        fault = f"has a folder {odd[0]} of no class, or of one that has another folder" if odd else fault
         raise UserError(f"{name}: {folder} {fault}: unpack {page} again")
     names = [prompt_names()[wnid] for wnid in wnids]
     return list_classes(name, split, folder, [entries[label] for label in labels], names)
@@ -116,10 +108,8 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
         )
         notes = annotations.read_text().splitlines() if split == "val" else []
     except OSError as error:
-        raise UserError(
-            f"tiny-imagenet: {error.filename} is missing: unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in "
-            f"{root}, or set ANTIPHASE_DATA to another folder"
-        ) from error
+        fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"
+        raise UserError(f"tiny-imagenet: {error.filename} is missing: {fix}") from error
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
@@ -171,11 +161,8 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word)]
     if odd or not any(map(str.isalpha, "".join(words))):
-        warnings.warn(
-            f"class names {shown(', '.join(odd or words))} are no words, but prompts are made of them; if they "
-            "only number the classes, give names",
-            stacklevel=3,
-        )
+        reason = "are no words, but prompts are made of them; if they only number the classes, give names"
+        warnings.warn(f"class names {shown(', '.join(odd or words))} {reason}", stacklevel=3)
     return words
 
 

@@ -4,6 +4,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -21,6 +22,15 @@ from antiphase.files import digest, printable
 from antiphase.progress import progress_bar
 
 _OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
+
+
+@contextmanager
+def still_there(name: str) -> Iterator[None]:
+    """Turn the OSError of a file of the data set ``name`` that was removed into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: {error.filename} was removed after it was listed") from error
 
 
 class Samples(ABC):
@@ -57,9 +67,8 @@ class ImageSet(Samples):
     """Labelled images with stable ids.
 
     Attributes:
-        name: the source's name, as given to ``load_data``.
+        name: as given to ``load_data``.
         split: the split's own name, such as ``"train"``.
-        class_names: one name for each label.
         ids: position of each sample in the full split; kept by subsets, and used as keys of random streams.
         labels: indices into ``class_names``.
         skipped: unreadable files that were left out.
@@ -77,10 +86,8 @@ class ImageSet(Samples):
     def __post_init__(self) -> None:
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
-            raise UserError(
-                f"{self.name} ({self.split}): label {outside[0]}: expected 0 to {len(self.class_names) - 1}; "
-                "the data are damaged, download them again"
-            )
+            expected = f"expected 0 to {len(self.class_names) - 1}; the data are damaged, download them again"
+            raise UserError(f"{self.name} ({self.split}): label {outside[0]}: {expected}")
 
     @property
     @abstractmethod
@@ -94,10 +101,8 @@ class ImageSet(Samples):
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.image_shape))
         skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
-        return (
-            f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images of {shape}, "
-            f"{len(self.class_names):,} classes{skipped}>"
-        )
+        counts = f"{len(self):,} images of {shape}, {len(self.class_names):,} classes{skipped}"
+        return f"<{type(self).__name__} {self.name} ({self.split}): {counts}>"
 
     def batches(
         self, size: int
@@ -109,19 +114,11 @@ class ImageSet(Samples):
             yield self.ids[rows], self.images(rows), self.labels[rows]
 
     def subset(self, limit: int | None, seed: int | None = None) -> Self:
-        """Return at most ``limit`` samples in their own order.
-
-        Args:
-            limit: number of samples, at least 1; None: all.
-            seed: None: the first ``limit`` samples; otherwise the first ``limit`` of the seed's permutation, so that
-                a larger limit contains a smaller one.
-        """
+        """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
         if limit is None:
             return self
         if limit < 1:
             raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
-        if seed is not None and seed < 0:
-            raise UserError(f"seed {seed}: expected an integer of at least 0")
         order = np.arange(len(self)) if seed is None else np.random.default_rng(seed).permutation(len(self))
         return self.take(torch.from_numpy(np.sort(order[:limit])))
 
@@ -130,11 +127,7 @@ class ImageSet(Samples):
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayImages(ImageSet):
-    """Images held in memory.
-
-    Attributes:
-        pixels: uint8 in 0..255, or float32 in [0, 1].
-    """
+    """Images held in memory; ``pixels`` are uint8 in 0..255, or float32 in [0, 1]."""
 
     pixels: UInt8[Tensor, "samples c h w"] | Float[Tensor, "samples c h w"]
 
@@ -209,30 +202,23 @@ class FileImages(ImageSet):
     def fingerprint(self) -> str:
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
         kind = f"files {describe_transform(self.square or Square(self.image_size), self.channels)}"
-        try:
+        with still_there(self.name):
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
-        except OSError as error:
-            raise UserError(f"{self.name}: {error.filename} was removed after it was listed") from error
         return digest(kind, *names, little_endian(self.labels), little_endian(self.ids))
 
     def without_unreadable(self, *, progress: bool = True) -> "FileImages":
-        """Decode every file once and return the set without unreadable files, which are listed in ``skipped``.
-
-        The other samples keep their ids.
-        """
-        good: list[int] = []
-        bad: list[str] = []
+        """Decode every file once and return the set without unreadable files, which are listed in ``skipped``."""
+        readable: list[bool] = []
         with progress_bar(f"Checking {self.name}", len(self), progress) as advance:
-            for row, readable in enumerate(in_threads(self._readable, range(len(self)))):
-                if readable:
-                    good.append(row)
-                else:
-                    bad.append(printable(self.files[row]))
+            for outcome in in_threads(self._readable, range(len(self))):
+                readable.append(outcome)
                 advance(1)
-        if not good:
+        if not any(readable):
             first = self.files[0]
             raise UserError(f"{self.name}: none of its {len(self)} images can be read, the first is {first}")
-        return self.take(good).altered(skipped=(*self.skipped, *bad))
+        bad = (printable(file) for file, good in zip(self.files, readable, strict=True) if not good)
+        rows = [row for row, good in enumerate(readable) if good]
+        return self.take(rows).altered(skipped=(*self.skipped, *bad))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
         return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
@@ -253,7 +239,7 @@ def array_set(
     labels: Tensor | np.ndarray,
     ids: Tensor | None = None,
 ) -> ArrayImages:
-    """Return a full split in memory; ids are counted from 0 unless given."""
+    """Return images in memory; ids are counted from 0 unless given."""
     return ArrayImages(
         name=name,
         split=split,
@@ -289,7 +275,7 @@ def file_set(
 
 
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
-    """Return ``positions`` as an index tensor; masks, floats and positions outside 0..length-1 are refused."""
+    """Return ``positions`` as an index tensor; no masks, floats and positions outside 0..length-1."""
     index = torch.as_tensor(positions)
     if index.numel() == 0:
         return torch.empty(0, dtype=torch.int64)

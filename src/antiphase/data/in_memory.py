@@ -1,5 +1,6 @@
 """Images of your own: NumPy arrays and tensors, data sets and loaders of torch, and ``.npz`` files."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -119,9 +120,7 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
         several = set(map(dataset_class_names, data.datasets))
         if len(several - {None}) > 1:
             both = " and ".join(map(shown, sorted(filter(None, several))[:2]))
-            raise UserError(
-                f"ConcatDataset: parts of different classes, {both}; expected one, or class_names="
-            )
+            raise UserError(f"ConcatDataset: parts of different classes, {both}; expected one")
         return several.pop() if len(several) == 1 else None
     if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
         return None
@@ -157,9 +156,8 @@ def npz_images(path: str, split: str) -> ArrayImages:
     """
     name = f"npz:{printable(path)}"
     try:
-        with regular(Path(path).expanduser()).open(
-            "rb"
-        ) as raw:  # NumPy itself would leave a damaged file open
+        # NumPy itself would leave a damaged file open
+        with regular(Path(path).expanduser()).open("rb") as raw:
             archive = np.load(raw, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise UserError(f"{name}: holds one array; expected images and labels, by numpy.savez")
@@ -186,20 +184,14 @@ def _by_split(name: str, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the names of images and labels of each split in an archive."""
     known = set(keys)
     pairs: dict[str, tuple[str, str]] = {}
-    for images, labels in _NAMES:
-        for split in SPLITS:
-            for pair in (
-                (f"{split}_{images}", f"{split}_{labels}"),
-                (f"{images}_{split}", f"{labels}_{split}"),
-            ):
-                if known.issuperset(pair):
-                    pairs.setdefault(split, pair)
-        if known.issuperset((images, labels)):
-            pairs.setdefault("test", (images, labels))
+    patterns = [(split, pattern) for split in SPLITS for pattern in (f"{split}_{{}}", f"{{}}_{split}")]
+    for names, (split, pattern) in itertools.product(_NAMES, [*patterns, ("test", "{}")]):
+        images, labels = map(pattern.format, names)
+        if {images, labels} <= known:
+            pairs.setdefault(split, (images, labels))
     if not pairs:
-        raise UserError(
-            f"{name}: has the arrays {', '.join(sorted(known)) or 'none'}; expected images, labels"
-        )
+        arrays = ", ".join(sorted(known)) or "none"
+        raise UserError(f"{name}: has the arrays {arrays}; expected images, labels")
     return pairs
 
 
@@ -268,9 +260,7 @@ def checked_pixels(name: str, images: Any) -> Tensor:
     pixels = pixels if whole else pixels.float()
     low, high = (float(value) for value in torch.aminmax(pixels))
     if high == 1 if whole else not (low >= 0 and high <= 1):
-        expected = (
-            "0..255: multiply them by 255" if whole else "[0, 1]: divide bytes by 255, and do not normalise"
-        )
+        expected = "0..255: multiply by 255" if whole else "[0, 1]: divide bytes by 255, and do not normalise"
         raise UserError(f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected {expected}")
     return pixels
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -16,20 +16,20 @@ from antiphase.data.captions import table_rows
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import emoji_pairs
 from antiphase.data.folders import data_root
+from antiphase.data.images import still_there
 from antiphase.data.pairs import ArrayPairs
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
 
 PATTERNS = (
-    "Orientation and Direction",
-    "Presence of Specific Features",
-    "State and Condition",
-    "Quantity and Count",
-    "Positional and Relational Context",
-    "Color and Appearance",
-    "Structural Characteristics",
-    "Texts",
+    *(
+        "Orientation and Direction",
+        "Presence of Specific Features",
+        "State and Condition",
+        "Quantity and Count",
+    ),
+    *("Positional and Relational Context", "Color and Appearance", "Structural Characteristics", "Texts"),
     "Viewpoint and Perspective",
 )
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""
@@ -41,23 +41,11 @@ EMOJI_MMVP = "emoji-mmvp"
 _IMAGES = "MLLM_VLM Images"
 _HEADER = ("Question ID", "Type", "Statement")
 _EMOJI_PAIRS = 15  # per pattern, as in MMVP-VLM
-# pattern; name of the second emoji from that of the first; which names are those of a first one
-_EMOJI_RULES: tuple[tuple[str, Callable[[str], str], Callable[[str], object]], ...] = (
-    (
-        "Facing right",
-        lambda name: re.sub(r"( \S+ skin tone)?$", r" facing right\1", name, count=1),
-        lambda name: "facing right" not in name,
-    ),
-    (
-        "Skin tone",
-        lambda name: name.replace("light skin tone", "dark skin tone"),
-        lambda name: re.search(r"(?<!medium-)light skin tone", name),
-    ),
-    (
-        "Woman or man",
-        lambda name: re.sub(r"\bwoman\b", "man", name),
-        lambda name: re.search(r"\bwoman\b", name),
-    ),
+# pattern; what the name of a first emoji matches; what in it is replaced in the name of the second, and by what
+_EMOJI_RULES = (
+    ("Facing right", r"^(?!.*facing right)", r"( \S+ skin tone)?$", r" facing right\1"),
+    ("Skin tone", r"(?<!medium-)light skin tone", "light skin tone", "dark skin tone"),
+    ("Woman or man", r"\bwoman\b", r"\bwoman\b", "man"),
 )
 
 
@@ -67,9 +55,7 @@ class MmvpSet:
     """Pairs of images with one statement each; a pair is correct if both statements match their own image.
 
     Attributes:
-        name: name of the set.
         patterns: index into ``pattern_names`` of each pair.
-        pattern_names: names of the visual patterns.
         statements: the first is true only of the pair's first image, the second only of its second.
         files: the two images, relative to ``root``.
         question_ids: odd and even number of the two questions, used to join answers.
@@ -94,14 +80,12 @@ class MmvpSet:
     def fingerprint(self) -> str:
         """Return the SHA-256 of file names and sizes, statements, patterns and question numbers."""
         rows = zip(self.patterns, self.question_ids, self.files, self.statements, strict=True)
-        told: list[str] = []
-        try:
+        parts: list[str] = []
+        with still_there(self.name):
             for pattern, numbers, files, statements in rows:
                 sizes = [str((self.root / file).stat().st_size) for file in files]
-                told += [self.pattern_names[pattern], *map(str, numbers), *files, *sizes, *statements]
-        except OSError as error:
-            raise UserError(f"{self.name}: {error.filename} was removed after the set was read") from error
-        return digest("mmvp", *told)
+                parts += [self.pattern_names[pattern], *map(str, numbers), *files, *sizes, *statements]
+        return digest("mmvp", *parts)
 
 
 def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
@@ -119,41 +103,26 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     folder = data_root() / "MMVP_VLM" if root is None else root
     table = folder / "Questions.csv"
     if not table.is_file():
-        raise UserError(
-            f"mmvp: no {table}: download it with 'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' "
-            "(https://huggingface.co/datasets/MMVP/MMVP_VLM), or give another folder"
-        )
+        fix = f"'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' (huggingface.co)"
+        raise UserError(f"mmvp: no {table}: download it with {fix}, or give another folder")
     rows = table_rows(table)
     if len(rows) < 3 or rows[0][1][0].isdecimal() or len(rows) % 2 == 0:
         raise UserError(f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair")
     types: dict[str, int] = {}
-    patterns: list[int] = []
-    statements: list[tuple[str, str]] = []
-    files: list[tuple[str, str]] = []
-    numbers: list[tuple[int, int]] = []
+    pairs: dict[tuple[int, int], tuple[int, tuple[str, str], tuple[str, str]]] = {}
     for (line, first), (next_line, second) in zip(rows[1::2], rows[2::2], strict=True):
         for row in (first, second):
             if len(row) != len(_HEADER) or not all(row) or not row[0].isdecimal():
                 raise UserError(f"line {line} or {next_line} of {table}: expected number, type and statement")
         pair = int(first[0]), int(second[0])
-        if pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or first[1] != second[1] or pair in numbers:
-            raise UserError(
-                f"lines {line} and {next_line} of {table}: expected an odd question and the next one, of one type and "
-                "once: sort or correct the rows"
-            )
-        numbers.append(pair)
-        patterns.append(types.setdefault(first[1], len(types)))
-        statements.append((first[2], second[2]))
-        files.append((_image(folder, first[1], pair[0]), _image(folder, first[1], pair[1])))
-    return MmvpSet(
-        name=name,
-        patterns=tuple(patterns),
-        pattern_names=PATTERNS if len(types) == len(PATTERNS) else tuple(types),
-        statements=tuple(statements),
-        files=tuple(files),
-        question_ids=tuple(numbers),
-        root=folder,
-    )
+        if pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or first[1] != second[1] or pair in pairs:
+            expected = "expected an odd question and the next one, of one type and once"
+            raise UserError(f"lines {line} and {next_line} of {table}: {expected}: sort or correct the rows")
+        images = _image(folder, first[1], pair[0]), _image(folder, first[1], pair[1])
+        pairs[pair] = types.setdefault(first[1], len(types)), (first[2], second[2]), images
+    patterns, statements, files = zip(*pairs.values(), strict=True)
+    names = PATTERNS if len(types) == len(PATTERNS) else tuple(types)
+    return MmvpSet(name, patterns, names, statements, files, tuple(pairs), folder)
 
 
 def _image(folder: Path, kind: str, number: int) -> str:
@@ -189,7 +158,10 @@ def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
 def _emoji_questions(pairs: ArrayPairs) -> Iterator[tuple[str, int]]:
     """Yield the pattern and the position of the emoji of each question."""
     rows = {names[0]: row for row, names in enumerate(pairs.captions)}
-    for pattern, other, is_first in _EMOJI_RULES:
-        both = [(name, other(name)) for name in rows if is_first(name) and other(name) in rows]
+    for pattern, first, replaced, other in _EMOJI_RULES:
+        # the empty end of a name matches once more behind a skin tone
+        count = int(pattern == "Facing right")
+        both = [(name, re.sub(replaced, other, name, count=count)) for name in rows if re.search(first, name)]
+        both = [names for names in both if names[1] in rows]
         for two in sorted(both, key=lambda names: key(EMOJI_MMVP, pattern, *names))[:_EMOJI_PAIRS]:
             yield from ((pattern, rows[name]) for name in two)

@@ -83,11 +83,7 @@ def run_lengths(mask: Bool[np.ndarray, "height width"]) -> tuple[int, ...]:
 
 
 def region_of(segmentation: Any, height: int, width: int) -> Region:
-    """Return the region of an annotation of COCO.
-
-    Raises:
-        ValueError: it is neither a list of polygons nor uncompressed run lengths of the image.
-    """
+    """Return the region of an annotation of COCO: polygons, or uncompressed run lengths of the image."""
     if isinstance(segmentation, dict):
         counts = segmentation["counts"]
         if not isinstance(counts, list) or segmentation["size"] != [height, width]:

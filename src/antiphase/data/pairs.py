@@ -14,7 +14,7 @@ from torch import Tensor
 from antiphase.arguments import validated
 from antiphase.data.archives import changed, file_size
 from antiphase.data.decoding import Square, decode_whole, in_threads
-from antiphase.data.images import FileImages, ImageSet, Samples, little_endian
+from antiphase.data.images import FileImages, ImageSet, Samples, little_endian, still_there
 from antiphase.data.objects import ImageObjects
 from antiphase.errors import UserError
 from antiphase.files import digest
@@ -23,21 +23,13 @@ from antiphase.streams import generator
 
 @dataclass(frozen=True)
 class PairBatch:
-    """One process's share of a batch, decoded but not resized.
-
-    Attributes:
-        ids: stable id of each sample, which keys its augmentation.
-        images: RGB images, each at its own size.
-        captions: all captions of each image.
-        size: samples in the whole batch over all processes, including bad ones.
-        bad: one line for each unusable sample since the last batch.
-    """
+    """One process's share of a batch: ids (which key the augmentation), RGB images at their own size, all captions."""
 
     ids: Int64[Tensor, " share"]
     images: list[UInt8[Tensor, "3 height width"]]
     captions: list[tuple[str, ...]]
-    size: int
-    bad: tuple[str, ...] = ()
+    size: int  # samples in the whole batch over all processes, including bad ones
+    bad: tuple[str, ...] = ()  # one line for each unusable sample since the last batch
 
 
 class PairSource(Protocol):
@@ -63,14 +55,11 @@ class PairSource(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
-    """Images with captions and stable ids, with random access; ``load_pairs`` opens them.
-
-    Attributes are those of :class:`~antiphase.data.ImageSet`, but:
+    """Images with captions and stable ids, with random access, like :class:`~antiphase.data.ImageSet`.
 
     Attributes:
         captions: at least one per image; tasks with one caption per image use the first.
-        labels: indices into ``class_names``; None if the source has no classes.
-        skipped: one line for each sample that was left out.
+        labels: None if the source has no classes.
         objects: what is seen where in each image; None if the source does not say.
     """
 
@@ -88,8 +77,9 @@ class PairSet(Samples):
         if len(self.captions) != len(self.ids):
             raise UserError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
         if not len(self.ids):
-            name = f"{self.name} ({self.split})"
-            raise UserError(f"{name}: no pairs found; expected at least one captioned image")
+            raise UserError(
+                f"{self.name} ({self.split}): no pairs found; expected at least one captioned image"
+            )
 
     @abstractmethod
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
@@ -110,8 +100,9 @@ class PairSet(Samples):
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches per epoch; remaining samples are not used in that epoch."""
         if not 1 <= batch_size <= len(self):
-            expected = f"expected 1 to {len(self)}, the number of pairs in {self.name}"
-            raise UserError(f"batch size {batch_size}: {expected}")
+            raise UserError(
+                f"batch size {batch_size}: expected 1 to {len(self)}, the number of pairs in {self.name}"
+            )
         return len(self) // batch_size
 
     def batches(
@@ -189,17 +180,14 @@ def _size(file: Path) -> int | str:
 
 
 def content_key(data: ImageSet | PairSet) -> str:
-    """Return a key of the images for caches on this machine.
+    """Return a key of the images for caches on this machine: the fingerprint, and modification times of files.
 
-    For files it combines the fingerprint with the modification times, because the fingerprint (names and sizes) does
-    not distinguish a folder of bitmaps from a corrupted copy.
+    Names and sizes do not distinguish a folder of bitmaps from a corrupted copy.
     """
     if not isinstance(data, FileImages | FilePairs):
         return data.fingerprint()
-    try:
+    with still_there(data.name):
         times = [str(changed(data.root / file)) for file in data.files]
-    except OSError as error:
-        raise UserError(f"{data.name}: {error.filename} was removed after the set was listed") from error
     return digest(data.fingerprint(), *times)
 
 

@@ -4,7 +4,6 @@ import hashlib
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,79 +15,37 @@ from antiphase.errors import UserError, one_line
 SPLIT_FILE = "antiphase-split.csv"
 _TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
 # class names used by CLIP's authors (data/prompts.md of openai/CLIP) where they differ from the folder names
-_CALTECH_NAMES = {
-    "BACKGROUND_Google": "background",
-    "Faces": "off-center face",
-    "Faces_easy": "centered face",
-    "Leopards": "leopard",
-    "Motorbikes": "motorbike",
-    "airplanes": "airplane",
-    "car_side": "side of a car",
-    "cougar_body": "body of a cougar cat",
-    "cougar_face": "face of a cougar cat",
-    "crocodile_head": "head of a crocodile",
-    "flamingo_head": "head of a flamingo",
-    "snoopy": "snoopy (cartoon beagle)",
-    "yin_yang": "yin and yang symbol",
-}
+_NAMED = """
+BACKGROUND_Google=background, Faces=off-center face, Faces_easy=centered face, Leopards=leopard, Motorbikes=motorbike,
+airplanes=airplane, car_side=side of a car, cougar_body=body of a cougar cat, cougar_face=face of a cougar cat,
+crocodile_head=head of a crocodile, flamingo_head=head of a flamingo, snoopy=snoopy (cartoon beagle),
+yin_yang=yin and yang symbol"""
+_CALTECH_NAMES = dict(pair.strip().split("=") for pair in _NAMED.split(","))
 _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 _ROBOTS = "https://www.robots.ox.ac.uk/~vgg/data"
 
 
-# class of torchvision, its arguments besides the split, its folder, and advice if the download fails
-_SETS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "food101": (
-        "Food101",
-        {},
-        "food-101",
-        "unpack food-101.tar.gz of https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/ in {root}",
-    ),
-    "sun397": (
-        "SUN397",
-        {},
-        "SUN397",
-        "unpack SUN397.tar.gz of https://vision.princeton.edu/projects/2010/SUN/ in {root}",
-    ),
-    "aircraft": (
-        "FGVCAircraft",
-        {"annotation_level": "variant"},
-        "fgvc-aircraft-2013b",
-        f"unpack fgvc-aircraft-2013b.tar.gz of {_ROBOTS}/fgvc-aircraft/ in {{root}}",
-    ),
-    "dtd": (
-        "DTD",
-        {"partition": 1},
-        "dtd/dtd",
-        f"unpack dtd-r1.0.1.tar.gz of {_ROBOTS}/dtd/ in {{root}}/dtd",
-    ),
-    "pets": (
-        "OxfordIIITPet",
-        {},
-        "oxford-iiit-pet",
-        f"unpack images.tar.gz and annotations.tar.gz of {_ROBOTS}/pets/ in {{root}}/oxford-iiit-pet",
-    ),
-    "flowers102": (
-        "Flowers102",
-        {},
-        "flowers-102",
-        f"unpack 102flowers.tgz, imagelabels.mat and setid.mat of {_ROBOTS}/flowers/102/ in {{root}}/flowers-102",
-    ),
+# by name: class of torchvision, its folder, the archives and their page if the download fails
+_FOOD = "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/"
+_AIRCRAFT, _FLOWERS = "fgvc-aircraft-2013b", "102flowers.tgz, imagelabels.mat and setid.mat"
+_SETS = {
+    "food101": ("Food101", "food-101", "food-101.tar.gz", _FOOD),
+    "sun397": ("SUN397", "SUN397", "SUN397.tar.gz", "https://vision.princeton.edu/projects/2010/SUN/"),
+    "aircraft": ("FGVCAircraft", _AIRCRAFT, f"{_AIRCRAFT}.tar.gz", f"{_ROBOTS}/fgvc-aircraft/"),
+    "dtd": ("DTD", "dtd/dtd", "dtd-r1.0.1.tar.gz", f"{_ROBOTS}/dtd/"),
+    "pets": ("OxfordIIITPet", "oxford-iiit-pet", "images.tar.gz and annotations.tar.gz", f"{_ROBOTS}/pets/"),
+    "flowers102": ("Flowers102", "flowers-102", _FLOWERS, f"{_ROBOTS}/flowers/102/"),
 }
-
 _TWO, _THREE = ("train", "test"), ("train", "val", "test")
+_SUN = "SUN397, RGB, 397 classes of scenes, partition 1 (downloaded, but for the partition's lists)"
+_CALTECH = "Caltech-101, RGB, 102 classes with the background, 30 images of each to train on (downloaded)"
 PROBE_FILE_SETS = {
     "food101": ("Food-101, RGB, 101 classes of dishes (downloaded)", _TWO),
-    "sun397": (
-        "SUN397, RGB, 397 classes of scenes, partition 1 (downloaded, but for the partition's lists)",
-        _TWO,
-    ),
+    "sun397": (_SUN, _TWO),
     "aircraft": ("FGVC-Aircraft, RGB, 100 variants of aircraft (downloaded)", _THREE),
     "dtd": ("Describable Textures, RGB, 47 classes, partition 1 (downloaded)", _THREE),
     "pets": ("Oxford-IIIT Pet, RGB, 37 breeds (downloaded)", _TWO),
-    "caltech101": (
-        "Caltech-101, RGB, 102 classes with the background, 30 images of each to train on (downloaded)",
-        _TWO,
-    ),
+    "caltech101": (_CALTECH, _TWO),
     "flowers102": ("Oxford Flowers, RGB, 102 classes (downloaded)", _THREE),
 }
 """One-line description and splits of each probe set that consists of files."""
@@ -104,8 +61,9 @@ def probe_set(name: str, split: str, root: Path) -> FileImages:
     """
     if name == "caltech101":
         return caltech101(split, root)
-    dataset, options, below, advice = _SETS[name]
-    folder, fix = root / below, advice.format(root=root)
+    dataset, below, archives, page = _SETS[name]
+    folder = root / below
+    fix = f"unpack {archives} of {page} as {folder}"
     try:
         if name == "sun397":
             files, labels, classes = _sun397(root, split)
@@ -113,16 +71,15 @@ def probe_set(name: str, split: str, root: Path) -> FileImages:
             from torchvision import datasets
 
             theirs = "trainval" if (name, split) == ("pets", "train") else split
-            data = getattr(datasets, dataset)(root, split=theirs, download=True, **options)
+            # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1
+            data = getattr(datasets, dataset)(root, split=theirs, download=True)
             files = data._images if name == "pets" else data._image_files
             labels, classes = data._labels, data.classes
     except UserError:
         raise
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, tarfile.TarError) as error:
-        raise UserError(
-            f"{name} ({split}) is missing or incomplete in {folder}, and the download failed ({one_line(error)}): "
-            f"{fix}, or set ANTIPHASE_DATA to another folder"
-        ) from error
+        fault = f"missing or incomplete in {folder}, and the download failed ({one_line(error)})"
+        raise UserError(f"{name} ({split}) is {fault}: {fix}, or set ANTIPHASE_DATA") from error
     files = [Path(file).relative_to(folder).as_posix() for file in files]
     if not files:
         raise UserError(f"{name} ({split}): its list in {folder} is empty: {fix}")
@@ -147,10 +104,8 @@ def _sun397(root: Path, split: str) -> tuple[list[Path], list[int], list[str]]:
     for line, file in files.items():
         label = "/".join(Path(file).parts[1:-1])  # a/abbey/sun_x.jpg: without the initial letter
         if label not in classes:
-            raise UserError(
-                f"sun397: line {line} of {partition}, {file!r}: expected a class of {folder / 'ClassName.txt'}: unzip "
-                f"{_SUN_PARTITIONS} again"
-            )
+            expected = f"expected a class of {folder / 'ClassName.txt'}: unzip {_SUN_PARTITIONS} again"
+            raise UserError(f"sun397: line {line} of {partition}, {file!r}: {expected}")
         labels.append(classes.index(label))
     names = [label.replace("/", " ") for label in classes]
     return [folder / file for file in files.values()], labels, names
@@ -197,10 +152,8 @@ def read_split(manifest: Path, files: Sequence[str]) -> dict[str, str]:
     splits: dict[str, str] = {}
     for number, row in rows:
         if len(row) != 2 or row[0] not in known or row[0] in splits or row[1] not in _TWO:
-            raise UserError(
-                f"line {number} of {manifest}, {','.join(row)}: expected an image in {manifest.parent} that no other "
-                "line has, and train or test: correct it"
-            )
+            expected = f"an image in {manifest.parent} that no other line has, and train or test"
+            raise UserError(f"line {number} of {manifest}, {','.join(row)}: expected {expected}")
         splits[row[0]] = row[1]
     absent = [file for file in files if file not in splits]
     if absent:
@@ -219,9 +172,8 @@ def _caltech101_folder(root: Path) -> Path:
     try:
         Caltech101(root, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"caltech101: not found in {places[0]}, and the download failed ({one_line(error)}): unpack "
-            "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02, and 101_ObjectCategories.tar.gz in "
-            f"it, in {places[0].parent}, or set ANTIPHASE_DATA to another folder"
-        ) from error
+        fault = f"not found in {places[0]}, and the download failed ({one_line(error)})"
+        page = "https://data.caltech.edu/records/mzrjq-6wc02"
+        fix = f"unpack caltech-101.zip from {page}, and 101_ObjectCategories.tar.gz in it, in"
+        raise UserError(f"caltech101: {fault}: {fix} {places[0].parent}, or set ANTIPHASE_DATA") from error
     return places[0]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -28,6 +28,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, TAR_BLOCK, members_by_key, split_dotted
 from antiphase.data.decoding import decode_whole, in_threads
 from antiphase.data.folders import data_root
+from antiphase.data.images import still_there
 from antiphase.data.pairs import PairBatch
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
@@ -50,12 +51,10 @@ BUFFER = 1000  # samples
 _READ_AHEAD = 4  # steps
 _LANES = (8, 4, 2, 1)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # first bytes of gzip, bzip2, xz
-_LEAST_BYTES = 4 * TAR_BLOCK  # of a sample: image and caption, each with a header
 _READ_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """One tar file."""
 
     name: str  # its base name, with as many parent folders as needed to be unique
@@ -63,8 +62,7 @@ class Shard:
     local: bool  # whether it is a path
 
 
-@dataclass(frozen=True, slots=True)
-class RawSample:
+class RawSample(NamedTuple):
     """An encoded image with its caption: shard, common prefix of its members, suffix of the image, bytes, text."""
 
     shard: str
@@ -75,7 +73,7 @@ class RawSample:
 
 
 class _StoppedError(Exception):
-    """Reading was stopped because the consumer has finished."""
+    """The consumer has finished."""
 
 
 @final
@@ -92,8 +90,6 @@ class ShardStream:
     Sources: img2dataset (https://github.com/rom1504/img2dataset) for the layout; webdataset to read it.
 
     Attributes:
-        name: as given to ``load_pairs``.
-        shards: the tar files in order.
         samples: samples per epoch.
         lanes: number of lanes, at most the number of shards; affects the batches.
         buffer: size of each lane's shuffle buffer, in samples; affects the batches.
@@ -115,15 +111,13 @@ class ShardStream:
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches per epoch."""
         if not 1 <= batch_size <= self.samples:
-            raise UserError(
-                f"batch size {batch_size}: expected 1 to {self.samples}, the samples of {self.name}"
-            )
+            expected = f"expected 1 to {self.samples}, the samples of {self.name}"
+            raise UserError(f"batch size {batch_size}: {expected}")
         if batch_size % self.lanes:
-            near = max(batch_size // self.lanes, 1) * self.lanes
-            raise UserError(
-                f"batch size {batch_size}: expected a multiple of {self.lanes}, the lanes of {self.name}: use {near}, "
-                f"or --lanes {_divisor(batch_size, self.lanes)}"
-            )
+            expected = f"expected a multiple of {self.lanes}, the lanes of {self.name}"
+            fix = f"use {max(batch_size // self.lanes, 1) * self.lanes}"
+            fix += f", or --lanes {_divisor(batch_size, self.lanes)}"
+            raise UserError(f"batch size {batch_size}: {expected}: {fix}")
         return self.samples // batch_size
 
     def batches(
@@ -135,27 +129,22 @@ class ShardStream:
         smaller by one, and unusable entries of the shards, which are replaced by the next sample.
         """
         steps = self.steps_per_epoch(batch_size)
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of {world} processes: expected 0 to {world - 1}")
         if self.lanes % world:
-            raise UserError(
-                f"{self.name}: {world} processes cannot share {self.lanes} lanes evenly: use "
-                f"{_divisor(self.lanes, world)} processes, or --lanes with a multiple of {world} that divides the "
-                f"batch size {batch_size} and is at most {len(self.shards)}, the number of shards"
-            )
+            lanes = f"a multiple of {world} that divides the batch size {batch_size} and is at most"
+            fix = f"use {_divisor(self.lanes, world)} processes, or --lanes with {lanes} {len(self.shards)}"
+            fix += ", the number of shards"
+            raise UserError(f"{self.name}: {world} processes cannot share {self.lanes} lanes evenly: {fix}")
         numbers = range(rank, self.lanes, world)
         return self._batches(numbers, batch_size, range(min(first, steps), steps), seed, epoch)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the shards' names and sizes (or URLs), samples, lanes and buffer."""
-        try:
-            told = [
+        with still_there(self.name):
+            lines = [
                 f"{Path(shard.place).stat().st_size} {shard.name}" if shard.local else shard.place
                 for shard in self.shards
             ]
-        except OSError as error:
-            raise UserError(f"{self.name}: {error.filename} was removed after it was listed") from error
-        return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *told)
+        return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *lines)
 
     def _batches(
         self, numbers: range, batch_size: int, steps: range, seed: int, epoch: int
@@ -173,23 +162,19 @@ class ShardStream:
         while outcomes := list(itertools.islice(decoded, size * len(numbers))):
             good = [(sample, pixels) for sample, pixels in outcomes if isinstance(pixels, Tensor)]
             bad = bad_of_steps.popleft() + [line for _, line in outcomes if isinstance(line, str)]
+            ids = [key("shard", sample.shard, sample.key) for sample, _ in good]
             yield PairBatch(
-                ids=torch.tensor(
-                    [key("shard", sample.shard, sample.key) for sample, _ in good], dtype=torch.int64
-                ),
-                images=[pixels for _, pixels in good],
-                captions=[(sample.caption,) for sample, _ in good],
-                size=batch_size,
-                bad=tuple(bad),
+                torch.tensor(ids, dtype=torch.int64),
+                [pixels for _, pixels in good],
+                [(sample.caption,) for sample, _ in good],
+                batch_size,
+                tuple(bad),
             )
 
     def _read_ahead(
         self, numbers: range, size: int, steps: range, seed: int, epoch: int
     ) -> Generator[tuple[list[RawSample], list[str]], None, None]:
-        """Yield samples and unusable entries of each step, lane by lane, while a thread reads the next few steps.
-
-        One thread serves all lanes; one per lane was no faster because of Python's lock.
-        """
+        """Yield samples and unusable entries of each step, lane by lane, while one thread reads the next few steps."""
         stop = threading.Event()
         bad: list[str] = []
         lanes = [self._lane(number, seed, epoch, bad, stop) for number in numbers]
@@ -238,11 +223,9 @@ class ShardStream:
                 empty = False
                 yield sample
             if empty:
-                reason = f"; {bad[-1]}" if bad else ""
-                raise UserError(
-                    f"{self.name}: lane {number} has no usable sample in its {len(shards)} shards, the first is "
-                    f"{shards[0].name}{reason}: repair or remove these shards, or use fewer lanes"
-                )
+                reason = f"the first is {shards[0].name}" + (f"; {bad[-1]}" if bad else "")
+                fault = f"lane {number} has no usable sample in its {len(shards)} shards, {reason}"
+                raise UserError(f"{self.name}: {fault}: repair or remove these shards, or use fewer lanes")
 
 
 def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
@@ -260,7 +243,7 @@ def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator)
 
 
 def open_shards(
-    patterns: str | Sequence[str],
+    pattern: str,
     *,
     samples: int | None = None,
     lanes: int | None = None,
@@ -273,9 +256,7 @@ def open_shards(
     If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` the largest of 1, 2, 4 and 8
     that is at most the number of shards. ``progress`` shows a bar on stderr while samples are counted.
     """
-    shards = find_shards(patterns, data_root(root))
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    name = f"shards:{listed[0]}" + (f" and {len(listed) - 1} more" if len(listed) > 1 else "")
+    name, shards = f"shards:{pattern}", find_shards(pattern, data_root(root))
     if samples is None:
         samples = count_samples(name, shards, data_root(root), progress=progress)
     if lanes is None:
@@ -299,10 +280,7 @@ def _divisor(whole: int, most: int) -> int:
 
 
 def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSample]:
-    """Yield a shard's samples in order; ``report`` gets one line for each thing that is skipped.
-
-    Samples without an image or a caption are skipped, as is everything after damaged data; no exception is raised.
-    """
+    """Yield a shard's usable samples up to damaged data; ``report`` gets one line for each thing that is skipped."""
     damage: list[str] = []
 
     def note(error: Exception) -> bool:
@@ -351,17 +329,13 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
 
 
 def _samples(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the key and the members of each sample."""
     members = {suffix: content for suffix, content in group.items() if not suffix.startswith("__")}
     for name, kinds in split_dotted(group["__key__"], members).items():
         yield name.encode(errors="surrogateescape").decode(errors="replace"), kinds
 
 
 class _TarStream:
-    """A byte stream that checks the end of a tar file: zero blocks, followed by nothing.
-
-    Python's tarfile takes a truncated file or an invalid header for the end.
-    """
+    """A byte stream that checks that a tar file ends in zero blocks; tarfile takes a damaged header for the end."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -418,38 +392,30 @@ def _reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def find_shards(patterns: str | Sequence[str], root: Path | None = None) -> tuple[Shard, ...]:
-    """Return the shards of one or more patterns in order.
+def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
+    """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    Patterns have braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a folder (all its
-    ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL. Relative paths are searched for in the working
-    directory; if it has none of them, in the data folder ``root``.
+    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL. Relative
+    paths are searched for in the working directory; if it has none of them, in the data folder ``root``.
     """
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    shown = ", ".join(map(repr, listed))
-    places: list[str] = []
-    for pattern in listed:
-        try:
-            places += expand_urls(pattern)
-        except (AssertionError, ValueError) as error:  # unset variable, unbalanced braces
-            raise UserError(f"shards {pattern!r}: {error}: correct the pattern") from error
+    try:
+        places = expand_urls(pattern)
+    except (AssertionError, ValueError) as error:  # unset variable, unbalanced braces
+        raise UserError(f"shards {pattern!r}: {error}: correct the pattern") from error
     existing, missing = _existing(places, Path())
     if root is not None and not any(local for _, local in existing):
         existing, missing = _existing(places, root)
-    advice = how_to_get(listed[0], str(root or "."))
+    advice = how_to_get(pattern, str(root or "."))
     if not existing:
         relative = any(_is_local(place) and not Path(place).expanduser().is_absolute() for place in places)
         where = f" in {Path.cwd()} or {root}" if relative and root is not None else ""
-        expected = (
-            "expected tar files in img2dataset's layout, such as 'shards:/data/cc3m/{00000..00331}.tar'"
-        )
-        raise UserError(f"no shard matches {shown}{where}: {advice or expected}")
+        expected = "expected tar files of img2dataset, such as 'shards:/data/cc3m/{00000..00331}.tar'"
+        raise UserError(f"no shard matches {pattern!r}{where}: {advice or expected}")
     if missing:
-        raise UserError(
-            f"{len(missing)} of the {len(existing) + len(missing)} shards of {shown} are missing, the first is "
-            f"{missing[0]}: {advice or 'correct the pattern, or download them'}"
-        )
-    names = _names([place for place, _ in existing], shown)
+        fault = f"{len(missing)} of the {len(existing) + len(missing)} shards of {pattern!r} are missing"
+        fix = advice or "correct the pattern, or download them"
+        raise UserError(f"{fault}, the first is {missing[0]}: {fix}")
+    names = _names([place for place, _ in existing], pattern)
     return tuple(Shard(name, *shard) for name, shard in zip(names, existing, strict=True))
 
 
@@ -458,16 +424,12 @@ def how_to_get(pattern: str, root: str) -> str | None:
 
     The shorter side is resized to 224 pixels (DiffCLIP, Section 4.1); img2dataset's default adds a border instead.
 
-    Source: img2dataset's ``dataset_examples/cc3m.md`` and ``cc12m.md``.
-
     >>> how_to_get("cc3m/{00000..00331}.tar", "data").partition(";")[0]
     'to get CC3M, save the links of https://ai.google.com/research/ConceptualCaptions/download as cc3m.tsv'
     """
-    source = f"shards:{pattern}"
-    if source not in _LINKS:
+    if (source := f"shards:{pattern}") not in _LINKS:
         return None
-    page, columns = _LINKS[source]
-    title, name = TITLES[source], TITLES[source].lower()
+    (page, columns), title, name = _LINKS[source], TITLES[source], TITLES[source].lower()
     return (
         f"to get {title}, save the links of {page} as {name}.tsv; then sed -i '1s/^/{columns}\\n/' {name}.tsv; "
         f"img2dataset --url_list {name}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
@@ -500,21 +462,18 @@ def _is_local(place: str) -> bool:
         return False
     if scheme in ("", "file") or Path(place).exists():
         return True
-    raise UserError(
-        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' that writes the file"
-    )
+    raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' that writes it")
 
 
-def _names(places: list[str], shown: str) -> list[str]:
+def _names(places: list[str], pattern: str) -> list[str]:
     """Return the shortest unique suffixes of the paths."""
     ends = [_tar_path(place).split("/") for place in places]
     for depth in range(1, max(map(len, ends)) + 1):
         names = ["/".join(end[-depth:]) for end in ends]
         if len(set(names)) == len(names):
             return names
-    twice = [place for place in places if places.count(place) > 1]
-    if twice:
-        raise UserError(f"shards of {shown}: duplicate {twice[0]}: give each shard once")
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise UserError(f"shards of {pattern!r}: duplicate {twice[0]}: give each shard once")
     return places
 
 
@@ -532,14 +491,10 @@ def _tar_path(place: str) -> str:
 def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: bool = True) -> int:
     """Return the number of samples in local shards.
 
-    It is read from img2dataset's ``NNNNN_stats.json`` next to each shard (``successes``), otherwise from webdataset's
-    ``sizes.json`` in its folder (shard name to count), otherwise the members of the tar file are counted. Counts are
-    cached in ``root/shards`` by size and modification time.
-
-    Sources: img2dataset (https://github.com/rom1504/img2dataset), ``logger.write_stats``; webdataset.
+    It is read from img2dataset's ``NNNNN_stats.json`` (``successes``), or webdataset's ``sizes.json`` (shard name to
+    count), or the members are counted, and ``root/shards`` keeps the count.
     """
-    remote = [shard.name for shard in shards if not shard.local]
-    if remote:
+    if remote := [shard.name for shard in shards if not shard.local]:
         unknown = f"the number of samples in {remote[0]} is unknown, because it is remote"
         raise UserError(f"{name}: {unknown}: give the total of all shards with --samples")
     total = 0
@@ -550,9 +505,7 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
         count = stats.get("successes", folder_counts(path.parent).get(path.name))
         if count is None:
             uncounted.setdefault(path.parent, []).append(path)
-        else:
-            _check_room(name, path, count)
-            total += count
+        total += count or 0
     tars = sum(map(len, uncounted.values()))
     with progress_bar("Counting samples", tars, progress and bool(tars)) as advance:
         for folder, paths in uncounted.items():
@@ -574,19 +527,6 @@ def _read_counts(path: Path, field: str | None) -> dict[str, int]:
     if any(type(count) is not int or count < 0 for count in counts.values()):
         raise UserError(f"{path}: a count is not a non-negative integer; {fix}")
     return counts
-
-
-def _check_room(name: str, path: Path, count: int) -> None:
-    """Refuse a count that is too large for the size of the shard, since an epoch would repeat its samples."""
-    with path.open("rb") as file:
-        if file.read(8).startswith(_COMPRESSED):
-            return
-    room = path.stat().st_size // _LEAST_BYTES
-    if count > room:
-        raise UserError(
-            f"{name}: {count:,} samples stated for {path.name}, but its size allows at most {room:,}: correct or "
-            f"delete {path.stem}_stats.json or sizes.json, or give the total of all shards with --samples"
-        )
 
 
 def _counted(folder: Path, paths: Sequence[Path], root: Path, advance: Callable[[float], None]) -> int:

@@ -17,18 +17,8 @@ from antiphase.data.images import ArrayImages, array_set
 from antiphase.errors import UserError, one_line
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-FASHION_MNIST_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
+FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
 RANDOM_IMAGES = 1000
 SPECIMEN_FILE = "fashion-mnist-test-1000.png"
 SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
@@ -69,25 +59,18 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
         try:
             FashionMNIST(root, train=split == "train", download=True)
         except (RuntimeError, OSError) as error:
-            raise UserError(
-                f"fashion-mnist: not found in {DEBIAN_FASHION_MNIST} or {folder}, and the download failed "
-                f"({one_line(error)}): apt-get install dataset-fashion-mnist"
-            ) from error
+            where = f"not found in {DEBIAN_FASHION_MNIST} or {folder}, and the download failed"
+            fix = "apt-get install dataset-fashion-mnist"
+            raise UserError(f"fashion-mnist: {where} ({one_line(error)}): {fix}") from error
     images, labels = (read_idx(folder / name) for name in names)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise UserError(
-            f"{folder / names[0]}: images of shape {list(images.shape)} do not match labels of shape "
-            f"{list(labels.shape)}: delete both files and download them again"
-        )
+        shapes = f"images of shape {list(images.shape)} do not match labels of shape {list(labels.shape)}"
+        raise UserError(f"{folder / names[0]}: {shapes}: delete both files and download them again")
     return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images[:, None], labels)
 
 
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
-    """Read a gzip-compressed IDX file of unsigned bytes, the format of the MNIST family.
-
-    Layout: two zero bytes, the type code 8, the number of axes, the length of each axis as a big-endian 32-bit
-    number, then the bytes, last axis fastest.
-    """
+    """Read a gzip-compressed IDX file of unsigned bytes: 0, 0, 8, number of axes, big-endian lengths, the bytes."""
     try:
         content = bytearray(gzip.decompress(path.read_bytes()))
         if content[:3] != b"\0\0\x08":
@@ -109,8 +92,8 @@ def specimen_images(path: Path | None = None) -> ArrayImages:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
             pixels = np.array(image).reshape(-1, 1, 28, 28)
     except (OSError, SyntaxError, KeyError, ValueError) as error:
-        reason = f"{path} is not a valid file of specimen images ({error})"
-        raise UserError(f"{reason}: reinstall antiphase") from error
+        fault = f"is not a valid file of specimen images ({error})"
+        raise UserError(f"{path} {fault}: reinstall antiphase") from error
     labels, ids = torch.tensor(notes["labels"]), torch.tensor(notes["ids"])
     return array_set("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, pixels, labels, ids)
 
@@ -126,11 +109,9 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
     try:
         data = dataset(root, train=split == "train", download=True)
     except (RuntimeError, OSError, EOFError) as error:
-        raise UserError(
-            f"{name}: missing or incomplete in {root / dataset.base_folder}, and the download failed "
-            f"({one_line(error)}): put {dataset.filename} from https://www.cs.toronto.edu/~kriz/cifar.html into "
-            f"{root}, or set ANTIPHASE_DATA to another folder"
-        ) from error
+        where = f"missing or incomplete in {root / dataset.base_folder}, and the download failed"
+        fix = f"put {dataset.filename} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
+        raise UserError(f"{name}: {where} ({one_line(error)}): {fix}, or set ANTIPHASE_DATA") from error
     class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
     pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
     return array_set(name, split, class_names, pixels, torch.tensor(data.targets))
@@ -141,20 +122,18 @@ def random_images(
     image_size: int | None,
     channels: int | None,
     num_classes: int | None,
-    count: int | None,
+    limit: int | None,
     seed: int | None,
 ) -> ArrayImages:
     """Return images of independent uniform 8-bit noise with uniform labels, for smoke tests.
 
-    The splits are different draws; a smaller ``count`` (1,000 unless given) is a prefix of a larger one.
+    The splits are different draws; a smaller ``limit`` (1,000 unless given) is a prefix of a larger one.
     """
     if image_size is None or channels is None or num_classes is None:
         shape = f"image_size={image_size}, channels={channels}, num_classes={num_classes}"
         raise UserError(f"data source 'random' has no default shape: expected all three of {shape}")
-    count = RANDOM_IMAGES if count is None else count
-    stream = [seed or 0, ("train", "test").index(split)]
-    noise = np.random.default_rng([*stream, 0])
-    classes = np.random.default_rng([*stream, 1])
+    count, stream = limit or RANDOM_IMAGES, [seed or 0, ("train", "test").index(split)]
+    noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)
     labels = classes.integers(0, num_classes, size=count, dtype=np.int64)
     return array_set("random", split, list(map(str, range(num_classes))), pixels, labels)

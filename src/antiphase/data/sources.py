@@ -1,6 +1,7 @@
 """Sources of images and of image–caption pairs by name, and the functions that load them."""
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,39 +23,9 @@ from antiphase.errors import UserError, shown
 from antiphase.files import printable
 
 T = TypeVar("T")
-_KINDS = {  # of sources that read a file, by its suffix
-    ".npz": ("npz",),
-    ".parquet": ("parquet",),
-    ".csv": ("csv",),
-    ".tsv": ("csv",),
-    ".json": ("karpathy", "llava"),
-    ".tar": ("shards",),
-}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a caller asked of a source; ``path`` follows the colon of ``name``. A source uses what applies to it."""
-
-    name: str
-    split: str
-    root: Path
-    image_size: int | None = None
-    channels: int | None = None
-    num_classes: int | None = None
-    limit: int | None = None
-    seed: int | None = None
-    samples: int | None = None
-    lanes: int | None = None
-    progress: bool = True
-
-    @property
-    def path(self) -> str:
-        return self.name.partition(":")[2]
-
-    @property
-    def place(self) -> Path:
-        return Path(self.path).expanduser()
+# sources that read a file, by its suffix
+_KINDS = {".npz": "npz", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".tar": "shards"}
+_KINDS |= {".json": "karpathy llava"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +34,10 @@ class Source:
 
     Attributes:
         description: what it is, in one line.
-        load: returns what was asked for.
-        splits: splits of images; None if ``load`` decides.
+        function: returns the data. Its parameters are any of ``name``, ``split``, ``root`` (the data folder), ``path``
+            (what follows the colon of the name), ``place`` (that as a path), and the arguments of ``load_data`` or
+            ``load_pairs``.
+        splits: splits of images; None if ``function`` decides.
         image_size: height and width in pixels, of files the size that they are resized to by default.
         channels: of the images.
         classes: number of classes; None if only reading tells.
@@ -72,12 +45,23 @@ class Source:
     """
 
     description: str
-    load: Callable[[Request], Any]
+    function: Callable[..., Any]
     splits: tuple[str, ...] | None = ("train", "test")
     image_size: int = 224
     channels: int = 3
     classes: int | None = None
     train_images: int | None = None
+
+    def load(self, name: str, split: str, root: str | os.PathLike[str] | None, **settings: Any) -> Any:
+        known = {
+            "name": name,
+            "split": split,
+            "root": data_root(root),
+            "path": name.partition(":")[2],
+        } | settings
+        known["place"] = Path(known["path"]).expanduser()
+        parameters = inspect.signature(self.function).parameters
+        return self.function(**{name: known[name] for name in parameters if name in known})
 
 
 def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
@@ -89,127 +73,85 @@ def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
     return FileImages(root=pairs.root, files=pairs.files, image_size=224, channels=3, **fields)
 
 
-def _emoji_images(ask: Request) -> ImageSet:
-    return _labelled(emoji.emoji_pairs(ask.name, ask.split, ask.root), ask.name)
+def _emoji_images(name: str, split: str, root: Path) -> ImageSet:
+    return _labelled(emoji.emoji_pairs(name, split, root), name)
 
 
-def _random(ask: Request) -> ImageSet:
-    shape = ask.image_size, ask.channels, ask.num_classes
-    return small_sets.random_images(ask.split, *shape, ask.limit, ask.seed)
+def _coco_images(split: str, root: Path) -> ImageSet:  # as the robustness paper's CLIPs are attacked
+    return _labelled(captions.coco_single_label(root / "coco", split), "coco")
 
 
-def _in_root(function: Callable[..., T]) -> Callable[[Request], T]:
-    """Return what loads a data set that is always at the same place of the data folder."""
-    return lambda ask: function(split=ask.split, root=ask.root)
+def _folder(path: str, place: Path, split: str) -> ImageSet:
+    return class_folder(f"folder:{printable(path)}", place, split)
 
 
-def _named(function: Callable[..., T]) -> Callable[[Request], T]:
-    """Return what loads one of several such data sets."""
-    return lambda ask: function(ask.name, split=ask.split, root=ask.root)
-
-
-_VAL = ("train", "val")
+_TWO, _VAL = ("train", "test"), ("train", "val")
 _SOURCES = {
     "digits": Source(
-        "scikit-learn's 1,797 digits, 8×8 grey, 10 classes",
-        lambda ask: small_sets.digits(ask.split),
-        image_size=8,
-        channels=1,
-        classes=10,
-        train_images=1_438,
+        "scikit-learn's 1,797 digits, 8×8 grey, 10 classes", small_sets.digits, _TWO, 8, 1, 10, 1_438
     ),
     "fashion-mnist": Source(
         "Fashion-MNIST, 28×28 grey, 10 classes (Debian's dataset-fashion-mnist, else downloaded)",
-        _in_root(small_sets.fashion_mnist),
-        image_size=28,
-        channels=1,
-        classes=10,
-        train_images=60_000,
+        *(small_sets.fashion_mnist, _TWO, 28, 1, 10, 60_000),
     ),
     "specimen-fashion-mnist": Source(
         "1,000 Fashion-MNIST test images that ship with antiphase",
-        lambda ask: small_sets.specimen_images(),
-        splits=("test",),
-        image_size=28,
-        channels=1,
-        classes=10,
+        *(lambda: small_sets.specimen_images(), ("test",), 28, 1, 10),
     ),
     **{
         f"cifar{classes}": Source(
             f"CIFAR-{classes}, 32×32 RGB, {classes} classes (downloaded)",
-            _named(small_sets.cifar),
-            image_size=32,
-            classes=classes,
-            train_images=50_000,
+            *(small_sets.cifar, _TWO, 32, 3, classes, 50_000),
         )
         for classes in (10, 100)
     },
     "tiny-imagenet": Source(
         "Tiny ImageNet, 64×64 RGB, 200 classes, unpacked below the data folder",
-        _in_root(imagenets.tiny_imagenet),
-        splits=_VAL,
-        image_size=64,
-        classes=200,
-        train_images=100_000,
+        *(imagenets.tiny_imagenet, _VAL, 64, 3, 200, 100_000),
     ),
     "imagenet": Source(
         "ImageNet-1k, RGB, 1,000 classes, in {train,val}/<wnid> below the data folder",
-        _in_root(imagenets.imagenet),
-        splits=_VAL,
-        classes=1_000,
-        train_images=1_281_167,
+        *(imagenets.imagenet, _VAL, 224, 3, 1_000, 1_281_167),
     ),
     **{
-        name: Source(description, _named(imagenets.imagenet_variant), splits=None)
+        name: Source(description, imagenets.imagenet_variant, None)
         for name, description in imagenets.IMAGENET_VARIANTS.items()
     },
     **{
-        name: Source(description, _named(probe_sets.probe_set), splits=splits)
+        name: Source(description, probe_sets.probe_set, splits)
         for name, (description, splits) in probe_sets.PROBE_FILE_SETS.items()
     },
     "openmoji": Source(
         "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (the extra openmoji)",
-        _emoji_images,
-        image_size=64,
-        classes=9,
-        train_images=3_362,
+        *(_emoji_images, _TWO, 64, 3, 9, 3_362),
     ),
     "noto-emoji": Source(
         "the same emoji by another artist: Noto Color Emoji, from Debian's fonts-noto-color-emoji",
-        _emoji_images,
-        image_size=64,
-        classes=9,
+        *(_emoji_images, _TWO, 64, 3, 9),
     ),
-    "coco": Source(  # as the robustness paper's CLIPs are attacked
+    "coco": Source(
         "COCO, RGB, 80 classes, an image under the class of its largest object, below the data folder's coco/",
-        lambda ask: _labelled(captions.coco_single_label(ask.root / "coco", ask.split), "coco"),
-        splits=_VAL,
-        classes=80,
+        *(_coco_images, _VAL, 224, 3, 80),
     ),
     "folder:PATH": Source(
         "any folder with a sub-folder for each class, or such folders in PATH/train, PATH/val, PATH/test",
-        lambda ask: class_folder(f"folder:{printable(ask.path)}", ask.place, ask.split),
-        splits=None,
+        *(_folder, None),
     ),
     "wds:PATH": Source(
         "a classification set of the hub's clip-benchmark/wds_*, PATH is their name on the hub or a local folder",
-        lambda ask: hub.wds_images(ask.place, ask.split),
-        splits=None,
+        *(hub.wds_images, None),
     ),
     "npz:FILE": Source(
         "a NumPy archive with the arrays images and labels, also one pair for each split: train_images, test_labels",
-        lambda ask: in_memory.npz_images(ask.path, ask.split),
-        splits=None,
+        *(in_memory.npz_images, None),
     ),
     "parquet:PATTERN": Source(
         "Parquet files in the layout of the hub's image data sets: a file, a folder or a pattern",
-        lambda ask: hub.parquet_images(ask.path, ask.split),
-        splits=None,
+        *(hub.parquet_images, None),
     ),
     "random": Source(
         "uniform noise and random labels, for smoke runs; needs image_size, channels and num_classes",
-        _random,
-        classes=10,
+        *(small_sets.random_images, _TWO, 224, 3, 10),
     ),
 }
 
@@ -217,29 +159,23 @@ SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES
 """Name of each source of images and what it is, in one line."""
 
 
-def _named_emoji(ask: Request) -> PairSet:
-    return emoji.emoji_pairs(ask.name, ask.split, ask.root, ask.progress)
-
-
-def _shards(ask: Request) -> ShardStream:
-    if ask.split != "train":
-        raise UserError(
-            f"{ask.name} has no split {ask.split!r}: shards are for training only; for evaluation use one of coco, "
-            "karpathy:JSON, csv:PATH"
-        )
-    return open_shards(ask.path, samples=ask.samples, lanes=ask.lanes, root=ask.root, progress=ask.progress)
+def _shards(
+    name: str, split: str, path: str, root: Path, samples: int | None, lanes: int | None, progress: bool
+) -> ShardStream:
+    if split != "train":
+        expected = "shards are for training only; else use one of coco, karpathy:JSON, csv:PATH"
+        raise UserError(f"{name} has no split {split!r}: {expected}")
+    return open_shards(path, samples=samples, lanes=lanes, root=root, progress=progress)
 
 
 _PAIR_SOURCES = {
-    "openmoji": Source("OpenMoji's emoji with their names", _named_emoji),
-    "noto-emoji": Source("the emoji of the Noto font with their names", _named_emoji),
+    "openmoji": Source("OpenMoji's emoji with their names", emoji.emoji_pairs),
+    "noto-emoji": Source("the emoji of the Noto font with their names", emoji.emoji_pairs),
     "emoji-scenes": Source(
-        "two emoji of OpenMoji in each image, with their names and masks",
-        lambda ask: emoji.emoji_scenes(ask.split, ask.root, ask.progress),
+        "two emoji of OpenMoji in each image, with their names and masks", emoji.emoji_scenes
     ),
     "emoji-objects": Source(
-        "scenes of two to four common objects, with their names and masks",
-        lambda ask: emoji.emoji_objects(ask.split, ask.root, ask.progress),
+        "scenes of two to four common objects, with their names and masks", emoji.emoji_objects
     ),
     "shards:PATTERN": Source(
         "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
@@ -248,31 +184,27 @@ _PAIR_SOURCES = {
     ),
     "coco": Source(
         "COCO 2014 or 2017 with five captions per image, unpacked below the data folder",
-        _in_root(captions.coco_captions),
+        captions.coco_captions,
     ),
     "coco-single-label": Source(
         "COCO labelled with one of 80 classes per image, that of its largest object",
-        _in_root(captions.coco_single_label),
+        captions.coco_single_label,
     ),
     "coco-objects": Source(
-        "COCO's images of at least two categories, with the masks of the two largest",
-        _in_root(captions.coco_objects),
+        "COCO's images of at least two categories, with the masks of the two largest", captions.coco_objects
     ),
-    **{
-        name: Source(description, _named(captions.karpathy_set))
-        for name, description in captions.KARPATHY_SETS.items()
-    },
+    **{name: Source(text, captions.karpathy_set) for name, text in captions.KARPATHY_SETS.items()},
     "karpathy:JSON": Source(
         "Karpathy's splits of COCO or Flickr, JSON is his dataset_coco.json, dataset_flickr30k.json or similar",
-        lambda ask: captions.karpathy(ask.place, ask.root, ask.split),
+        captions.karpathy,
     ),
     "wds:PATH": Source(
         "a retrieval set of CLIP_benchmark, PATH is its name on the hub (clip-benchmark/wds_*) or a local folder",
-        lambda ask: hub.wds_pairs(ask.place, ask.split),
+        hub.wds_pairs,
     ),
     "csv:PATH": Source(
         "image files and captions listed in a CSV or TSV, PATH, with columns image and caption",
-        lambda ask: captions.csv_pairs(ask.place, ask.split),
+        captions.csv_pairs,
     ),
 }
 
@@ -299,7 +231,7 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
     hint += f" one of {', '.join(sources)}"
     if "folder" in keys and name and os.path.isdir(os.path.expanduser(name)):
         hint = f"for that folder of images say 'folder:{name}'"
-    for suited in _KINDS.get(Path(name).suffix.lower(), ()) if ":" not in name else ():
+    for suited in _KINDS.get(Path(name).suffix.lower(), "").split() if ":" not in name else ():
         if suited in keys:
             hint = f"for that file use '{suited}:{name}'"
     raise UserError(f"unknown {what} {shown(name)}: {hint}")
@@ -333,12 +265,11 @@ def load_data(
     """Return the images of a named source, or images of your own.
 
     Args:
-        source: one of ``SOURCES``, such as ``folder:PATH`` with a path in the place of PATH; or an array or tensor of
-            images ``(images, channels, height, width)``, uint8 or floating point in [0, 1], alone or in a pair with
-            its labels; or a map-style ``Dataset`` or a ``DataLoader`` of torch, which is read into memory; or an
-            ``ImageSet``.
+        source: one of ``SOURCES``, with a path in the place of PATH; an array or tensor of images ``(images, channels,
+            height, width)``, uint8 or floating point in [0, 1], alone or in a pair with its labels; a map-style
+            ``Dataset`` or a ``DataLoader`` of torch, which is read into memory; or an ``ImageSet``.
         labels: class numbers from 0 of an array or tensor of images.
-        class_names: names of the classes of your own images. If not given: the data set's ``classes``, or the numbers.
+        class_names: of your own images; else the data set's ``classes``, or the numbers.
         split: ``train``, ``test`` or ``val``; ``test`` means ``val`` where that is what is held out.
         image_size: height and width in pixels. Image files are resized to it (224, Tiny ImageNet 64, unless
             given); arrays are not resized, so for them it must be their own.
@@ -351,8 +282,7 @@ def load_data(
         progress: show a bar on stderr while files are checked.
 
     Raises:
-        UserError: the source is unknown, missing or invalid, or range, layout or type of the images are not as
-            expected; the message says how to fix it.
+        UserError: the source is unknown, missing or invalid, or the images are not as expected.
 
     >>> images = load_data("digits", limit=3)
     >>> images.image_shape, images.ids.tolist()
@@ -366,8 +296,8 @@ def load_data(
         facts = source_of(source)
         if facts.splits is not None:
             split = choose_split(source, split, facts.splits)
-        ask = Request(source, split, data_root(root), image_size, channels, num_classes, limit, seed)
-        images = facts.load(ask)
+        shape = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
+        images = facts.load(source, split, root, **shape, limit=limit, seed=seed)
         if isinstance(images, FileImages):
             images = images.altered(image_size=image_size or facts.image_size, channels=channels or 3)
         warn_of_other_counts(source, images.split, len(images), len(images.class_names))
@@ -376,10 +306,9 @@ def load_data(
     shape = images.image_shape
     expected = (channels or shape[0], image_size or shape[1], image_size or shape[2])
     if expected != shape:
-        raise UserError(
-            f"{images.name} has images of shape {shape} (channels, height, width), not {expected}, and arrays are not "
-            f"resized: use image_size {shape[1]} and channels {shape[0]}, or other data"
-        )
+        reason = f"(channels, height, width), not {expected}, and arrays are not resized"
+        fix = f"use image_size {shape[1]} and channels {shape[0]}, or other data"
+        raise UserError(f"{images.name} has images of shape {shape} {reason}: {fix}")
     if num_classes not in (None, len(images.class_names)):
         raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
     images = images.subset(limit, seed)
@@ -393,7 +322,6 @@ def load_data(
 def _own_images(
     source: Any, labels: Any, class_names: Sequence[str] | None, limit: int | None, seed: int | None
 ) -> ImageSet:
-    """Return images that are not named: arrays, data sets and loaders."""
     if isinstance(source, ImageSet | Dataset | DataLoader) and labels is not None:
         raise UserError(f"labels: {shown(source)} has its own; leave them out")
     if isinstance(source, ImageSet):
@@ -406,10 +334,8 @@ def _own_images(
         return in_memory.array_images("array", source, labels, class_names=class_names)
     if isinstance(source, DataLoader) or (isinstance(source, Dataset) and hasattr(source, "__len__")):
         return in_memory.dataset_images(source, limit, seed, class_names)
-    raise UserError(
-        f"data {shown(source)}: expected the name of a source, such as 'digits' or 'folder:PATH', or images: an array, "
-        "a tensor, a map-style Dataset or a DataLoader"
-    )
+    expected = "the name of a source, such as 'digits' or 'folder:PATH', or images: an array, a tensor"
+    raise UserError(f"data {shown(source)}: expected {expected}, a map-style Dataset or a DataLoader")
 
 
 @validated
@@ -427,16 +353,12 @@ def load_pairs(
 
     Args:
         name: one of ``PAIR_SOURCES``, with a path in place of PATTERN, JSON or PATH.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if a source has only that. Shards have only
-            ``train``.
+        split: ``train``, ``val`` or ``test``, which means ``val`` if a source has only that. Shards have ``train``.
         limit: load only the first ``limit`` pairs; not for shards.
         root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
         samples: samples per epoch of shards; None: count them. Only for shards.
         lanes: lanes of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
         progress: show a progress bar on stderr while data are counted or prepared.
-
-    Raises:
-        UserError: for an unknown source or split, missing or damaged data, or an argument out of range.
     """
     source = find_named(name, _PAIR_SOURCES, "source of pairs")
     streamed = name.startswith("shards:")
@@ -446,8 +368,7 @@ def load_pairs(
         raise UserError(f"{name}: --samples only applies to shards; leave it out, or use --limit {samples}")
     if not streamed and lanes is not None:
         raise UserError(f"{name}: --lanes only applies to shards; leave out --lanes {lanes}")
-    ask = Request(name, split, data_root(root), samples=samples, lanes=lanes, progress=progress)
-    pairs = source.load(ask)
+    pairs = source.load(name, split, root, samples=samples, lanes=lanes, progress=progress)
     if streamed:
         return pairs
     warn_of_other_counts(name, pairs.split, len(pairs) + len(pairs.skipped))

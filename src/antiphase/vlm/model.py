@@ -1,8 +1,7 @@
 """A small vision-language model: image tower, projector, causal language model."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -37,9 +36,6 @@ class Projector(nn.Module):
         count: number of tokens of an image, a square.
         language_width: width of the language model's embeddings.
         merge: side of the squares of tokens that become one; divides the side of the grid.
-
-    Raises:
-        UserError: if ``merge`` does not divide the side of the grid.
     """
 
     def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
@@ -73,9 +69,6 @@ class Projector(nn.Module):
         Args:
             batches: tokens of some images, and the mean word embedding of the caption of each.
             norm: root mean square distance of the captions' words from their mean.
-
-        Raises:
-            UserError: if the projector is not linear, or all captions have the same words.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
@@ -98,10 +91,8 @@ class Projector(nn.Module):
         count = images * self.count
         mean, mean_word = tokens_sum / count, words_sum / images
         if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
-            raise UserError(
-                "projector-start captions: all captions have the same words; expected different ones, or "
-                "--projector-start default"
-            )
+            fix = "expected different ones, or --projector-start default"
+            raise UserError(f"projector-start captions: all captions have the same words; {fix}")
         covariance = squares / count - mean.outer(mean)
         common = products / count - mean.outer(mean_word)
         ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
@@ -137,7 +128,7 @@ class VisionLanguageModel(nn.Module):
         projector: from the tower's width to the language model's.
         language: a causal language model of transformers.
         tokenizer: its tokenizer, a fast one.
-        style: conversation format, see :class:`~antiphase.vlm.Prompt`; None: by the tokenizer.
+        style: see :class:`~antiphase.vlm.Prompt`.
     """
 
     def __init__(
@@ -171,16 +162,13 @@ class VisionLanguageModel(nn.Module):
         labels: Ids | None = None,
         attention_mask: Bool[Tensor, "batch length"] | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
-        """Replace the id ``IMAGE`` of each row by the image's positions.
+        """Replace the id ``IMAGE`` of each row by the image's positions, and return embeddings, labels and mask.
 
         Args:
             images: one for each row, in [0, 1]; those of rows without ``IMAGE`` are not used. None: no row has one.
             input_ids: token ids, ``IMAGE`` at most once in each row.
-            labels: ``IGNORED`` where a token is no target.
+            labels: ``IGNORED`` where a token is no target, as in what is returned at the image's positions.
             attention_mask: False for padding, on the right.
-
-        Returns:
-            Embeddings, labels (``IGNORED`` at the image's positions) and mask, padded on the right.
         """
         place = input_ids == IMAGE
         has_image = place.any(1)
@@ -196,13 +184,11 @@ class VisionLanguageModel(nn.Module):
         columns = [at if image else None for at, image in zip(columns, has_image.tolist(), strict=True)]
 
         def insert(rows: Tensor, parts: Tensor) -> Tensor:
-            several = zip(rows, parts, columns, strict=True)
-            return torch.stack(
-                [
-                    torch.cat([row, part[1:]] if at is None else [row[:at], part, row[at + 1 :]])
-                    for row, part, at in several
-                ]
+            pieces = (
+                [row, part[1:]] if at is None else [row[:at], part, row[at + 1 :]]
+                for row, part, at in zip(rows, parts, columns, strict=True)
             )
+            return torch.stack(list(map(torch.cat, pieces)))
 
         used = insert(mask, has_image[:, None].expand(-1, count))
         if labels is not None:
@@ -228,23 +214,15 @@ class VisionLanguageModel(nn.Module):
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
         """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
 
-        The language model's own settings of generation, such as a repetition penalty, have no effect.
-        Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
-        batch but for rounding.
-
-        Raises:
-            UserError: if there are not as many questions as images, or a question is empty.
+        The language model's own settings of generation, such as a repetition penalty, have no effect. Prompts of equal
+        length are answered together, so that an answer does not depend on the batch but for rounding.
         """
         return self._generated(images, questions, max_new_tokens)[0]
 
     def answer(
         self, images: Images, questions: Sequence[str], max_new_tokens: int = 32
     ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
-        """Answer as :meth:`generate`; return also the logits of no and yes as the first token.
-
-        Raises:
-            UserError: as :meth:`generate`, or if no and yes begin with the same token.
-        """
+        """Answer as :meth:`generate`; return also the logits of no and yes as the first token."""
         texts, scores = self._generated(images, questions, max_new_tokens)
         columns = torch.tensor([self.prompt.first_ids(question, ANSWERS) for question in questions])
         return texts, scores.gather(1, columns.to(scores.device)).float()
@@ -276,46 +254,27 @@ class VisionLanguageModel(nn.Module):
         config = GenerationConfig(
             do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=self.ends, pad_token_id=end
         )
-        first: list[Tensor] = []
+        steps: list[Tensor] = []
 
-        def keep_first(ids: Tensor, scores: Tensor) -> Tensor:
-            if not first:
-                first.append(scores)
+        def keep(ids: Tensor, scores: Tensor) -> Tensor:
+            steps.append(scores)
             return scores
 
-        with _generating_by(self.language, config):
-            new = self.language.generate(
-                inputs_embeds=embedded,
-                attention_mask=mask,
-                generation_config=config,
-                logits_processor=[keep_first],
-            )
-        return new, first[0]
+        settings = {"generation_config": config, "logits_processor": [keep]}
+        # transformers fills in what the settings leave out from the model's own
+        own, self.language.generation_config = self.language.generation_config, config
+        try:
+            new = self.language.generate(inputs_embeds=embedded, attention_mask=mask, **settings)
+        finally:
+            self.language.generation_config = own
+        return new, steps[0]
 
     def answer_logits(self, images: Images, questions: str | Sequence[str]) -> Float[Tensor, "batch 2"]:
-        """Return the logits of no and yes as the first answer token, as :class:`~antiphase.vlm.YesNo` does.
-
-        Args:
-            images: in [0, 1].
-            questions: one for all images, or one for each.
-
-        Raises:
-            UserError: if there are not as many questions as images, or a question is empty.
-        """
+        """Return the logits of no and yes as the first token of the answers to one question, or to one for each."""
         several = [questions] * len(images) if isinstance(questions, str) else questions
         different = list(dict.fromkeys(_one_each(several, len(images))))
         which = torch.tensor([different.index(question) for question in several])
         return YesNo(self, different)(images, which)
-
-
-@contextmanager
-def _generating_by(language: Any, config: Any) -> Iterator[None]:
-    """Let a language model generate by these settings alone: transformers fills in what they leave out from its own."""
-    own, language.generation_config = language.generation_config, config
-    try:
-        yield
-    finally:
-        language.generation_config = own
 
 
 def _one_each(questions: Sequence[str], count: int) -> list[str]:
@@ -336,9 +295,6 @@ class YesNo(nn.Module):
     Args:
         vlm: the model; put into evaluation mode.
         questions: one question, or several different ones.
-
-    Raises:
-        UserError: if there is no question, or one is empty.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
@@ -363,27 +319,16 @@ class YesNo(nn.Module):
     def forward(
         self, images: Images, which: Int64[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch 2"]:
-        """Return the logits of no and yes, differentiable in the images.
-
-        Args:
-            images: in [0, 1].
-            which: of each image, the position of its question; None if there is but one.
-
-        Raises:
-            UserError: if ``which`` is missing, or is not one position for each image.
-        """
+        """Return the logits of no and yes; ``which`` is the position of each image's question (None: there is one)."""
         count = len(self.questions)
         if which is None:
             if count > 1:
-                raise UserError(
-                    f"{count} questions: expected the position of each image's, as the attack's context"
-                )
+                raise UserError(f"{count} questions: expected the position of each image's, as context")
             which = torch.zeros(len(images), dtype=torch.int64)
         fits = which.dtype == torch.int64 and which.shape == (len(images),)
         if not fits or not bool(((which >= 0) & (which < count)).all()):
-            raise UserError(
-                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
-            )
+            expected = f"an int64 from 0 to {count - 1} for each image"
+            raise UserError(f"which {shown(which.tolist())}: expected {expected}")
         device, which = images.device, which.cpu()
         mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]
         embedded, _, used = self.vlm.embed(

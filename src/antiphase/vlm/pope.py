@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import polars as pl
@@ -17,12 +17,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase.data.captions import row_pairs
 from antiphase.data.conversations import ASK
 from antiphase.data.decoding import Square
 from antiphase.data.emoji import emoji_objects, with_article
 from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet
-from antiphase.data.pairs import FilePairs, PairSet, model_images
+from antiphase.data.pairs import PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
@@ -112,8 +113,8 @@ def pope_questions(
 ) -> dict[str, list[PopeQuestion]]:
     """Make the three sets of questions for labelled images by POPE's rules.
 
-    Images with at least three labels are drawn. Each gets that many pairs of questions: about the next object in
-    the order of its labels, answer yes, and about an object that is not there, answer no. The absent object is
+    Images with at least three labels are drawn. Each gets three pairs of questions: about the next object in the order
+    of its labels, answer yes, and about an object that is not there, answer no. The absent object is
 
     - *random*: drawn from all objects of the drawn images;
     - *popular*: the most frequent one over the drawn images;
@@ -126,15 +127,10 @@ def pope_questions(
         labelled: objects of each image by its name.
         images: how many images.
         seed: of the draws.
-
-    Raises:
-        UserError: fewer images have enough objects, or too few objects are left to ask about.
     """
     able = [name for name, objects in labelled.items() if len(objects) >= OBJECTS]
     if len(able) < images:
-        raise UserError(
-            f"POPE of {images} images: {len(able)} have {OBJECTS} objects or more; expected as many as are asked for"
-        )
+        raise UserError(f"POPE of {images} images: {len(able)} have {OBJECTS} objects or more; ask for fewer")
     order = torch.randperm(len(able), generator=generator(seed, "pope", "images"))[:images].tolist()
     chosen = {able[position]: list(labelled[able[position]]) for position in order}
     frequency = Counter(name for objects in chosen.values() for name in objects)
@@ -149,12 +145,9 @@ def pope_questions(
             for present in objects[:OBJECTS]:
                 free = [name for name in frequency if name not in used]
                 if not free:
-                    raise UserError(
-                        f"POPE: {image} shows all {len(frequency)} objects; expected some that it does not show"
-                    )
-                counts = {"random": Counter(), "popular": frequency, "adversarial": together[present]}[
-                    sampling
-                ]
+                    expected = "expected some that it does not show"
+                    raise UserError(f"POPE: {image} shows all {len(frequency)} objects; {expected}")
+                counts = {"popular": frequency, "adversarial": together[present]}.get(sampling, Counter())
                 drawn = free[key(seed, "pope", sampling, image, present) % len(free)]
                 absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
                 used.add(absent)
@@ -165,13 +158,7 @@ def pope_questions(
 
 
 def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
-    """Return POPE's three sets of questions about 500 of the 1,000 test scenes of ``emoji-objects``.
-
-    The drawings are cached below the data folder ``root``.
-
-    Raises:
-        UserError: if a package that draws the objects is missing.
-    """
+    """Return POPE's three sets of questions about 500 of the 1,000 test scenes of ``emoji-objects``."""
     scenes = emoji_objects("test", root, progress)
     assert scenes.objects is not None
     labelled = {
@@ -190,16 +177,8 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     """Read POPE's published files and find the images of COCO's validation split of 2014.
 
     A file has a JSON object on each line, with ``question_id``, ``image``, ``text`` and ``label`` ("yes" or "no").
-
-    Args:
-        folder: with ``coco_pope_random.json``, ``_popular`` and ``_adversarial`` (any of them, and any word in the
-            place of ``coco``); None: ``pope`` below the data folder. The images are in it, or in COCO's folder below
-            the data folder.
-        name: of the set in tables.
-
-    Raises:
-        UserError: files or images are missing, the files are of several sets or contradict each other, or naming the
-            line that is invalid.
+    ``folder`` has ``coco_pope_random.json``, ``_popular`` and ``_adversarial`` (any of them, and any word in the place
+    of ``coco``); None: ``pope`` below the data folder. The images are in it, or in COCO's folder below the data folder.
     """
     place = data_root() / "pope" if folder is None else folder
     files = [
@@ -207,14 +186,11 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     ]
     sets = sorted({f"{file.name.rpartition('pope_')[0]}pope" for _, file in files})
     if len(sets) > 1:
-        raise UserError(
-            f"pope: {place} has files of {len(sets)} sets of questions, {', '.join(sets)}: give a folder for each"
-        )
+        several = f"files of {len(sets)} sets of questions, {', '.join(sets)}"
+        raise UserError(f"pope: {place} has {several}: give a folder for each")
     if not sets:
-        raise UserError(
-            f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder ({POPE_PAGE}), "
-            "or give another folder, pope:PATH"
-        )
+        fix = f"download POPE's three files into that folder ({POPE_PAGE}), or give another folder, pope:PATH"
+        raise UserError(f"pope: no {place / 'coco_pope_random.json'}: {fix}")
     answers: dict[tuple[str, str], bool] = {}
     questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
     names = tuple(dict.fromkeys(question.image for question in questions))
@@ -222,14 +198,10 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     root = next((one for one in places if not missing_files(one, names)), None)
     if root is None:
         absent = missing_files(places[-1], names)
-        raise UserError(
-            f"pope: {places[-2] / absent[0]} is missing, as are {len(absent) - 1:,} more of {len(names):,} images: "
-            f"unpack COCO's val2014 there, or put the images into {place}"
-        )
-    captions = tuple((image,) for image in names)
-    pictures = FilePairs(
-        name=name, split="val", ids=torch.arange(len(names)), captions=captions, root=root, files=names
-    )
+        fault = f"is missing, as are {len(absent) - 1:,} more of {len(names):,} images"
+        fix = f"unpack COCO's val2014 there, or put the images into {place}"
+        raise UserError(f"pope: {places[-2] / absent[0]} {fault}: {fix}")
+    pictures = row_pairs(name, "val", root, [(image, (image,), None) for image in names])
     return PopeSet(name=name, pictures=pictures, names=names, questions=tuple(questions))
 
 
@@ -241,54 +213,40 @@ def _read(file: Path, sampling: str, answers: dict[tuple[str, str], bool]) -> li
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file} ({error}): give an existing, readable file of POPE") from error
     for number, line in enumerate(lines, 1):
-        where = f"line {number} of {file}"
         if not line.strip():
             continue
         try:
-            index, image, text, label = _fields(parse_json(line))
+            record = parse_json(line)
+            index, image, text, label = (record[name] for name in ("question_id", "image", "text", "label"))
+            if [type(index), type(image), type(text)] != [int, str, str]:
+                raise TypeError("not of the expected types")
         except (ValueError, KeyError, TypeError) as error:
-            expected = "question_id, image, text, label"
-            raise UserError(f"{where}: expected JSON with {expected} ({error}): download it again") from error
-        if label not in ("yes", "no"):
-            raise UserError(f"{where}: label {label!r}: expected yes or no: download it again")
+            fault = f"expected JSON with question_id, image, text, label ({error})"
+            raise UserError(f"line {number} of {file}: {fault}: download it again") from error
+        fault = "" if label in ("yes", "no") else f"label {label!r}: expected yes or no"
         if index in questions:
-            raise UserError(f"{where}: duplicate question_id {index}: download it again")
-        yes = label == "yes"
-        if answers.setdefault((image, text), yes) != yes:
-            raise UserError(f"{where}: {text!r} of {image} is answered both yes and no: correct it")
-        questions[index] = PopeQuestion(sampling, index, image, text, yes)
+            fault = f"duplicate question_id {index}"
+        elif not fault and answers.setdefault((image, text), label == "yes") != (label == "yes"):
+            fault = f"{text!r} of {image} is answered both yes and no"
+        if fault:
+            raise UserError(f"line {number} of {file}: {fault}: correct it, or download it again")
+        questions[index] = PopeQuestion(sampling, index, image, text, label == "yes")
     if not questions:
         raise UserError(f"{file} has no questions: download it again")
     return list(questions.values())
 
 
-def _fields(record: Any) -> tuple[int, str, str, Any]:
-    index, image, text, label = (record[name] for name in ("question_id", "image", "text", "label"))
-    if not (isinstance(index, int) and isinstance(image, str) and isinstance(text, str)):
-        raise TypeError("not of the expected types")
-    return index, image, text, label
-
-
 @final
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AskedImages(ImageSet):
-    """Pairs of an image and a question, each once, as a set of the classes no and yes; label 1 where yes is right.
-
-    Attributes:
-        pictures: the images, decoded on demand.
-        square: the model's preprocessing.
-        questions: the different questions.
-        which: of each pair, the position of its question.
-        places: of each pair, the position of its image.
-        samplings: of each pair, those of POPE that ask it.
-    """
+    """Pairs of an image and a question, each once, as a set of the classes no and yes; label 1 where yes is right."""
 
     pictures: PairSet
-    square: Square
-    questions: tuple[str, ...]
-    which: Int64[Tensor, " n"]
-    places: Int64[Tensor, " n"]
-    samplings: tuple[tuple[str, ...], ...]
+    square: Square  # the model's preprocessing
+    questions: tuple[str, ...]  # different ones
+    which: Int64[Tensor, " n"]  # of each pair, the position of its question
+    places: Int64[Tensor, " n"]  # of each pair, the position of its image
+    samplings: tuple[tuple[str, ...], ...]  # of each pair, those of POPE that ask it
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -314,10 +272,7 @@ class AskedImages(ImageSet):
 
 
 def asked_images(pope: PopeSet, square: Square) -> AskedImages:
-    """Return every pair of image and question of a set once, for a model's preprocessing ``square``.
-
-    The id of a pair depends on the image's name and the question alone.
-    """
+    """Return every pair of image and question once; its id depends on the image's name and the question alone."""
     asking: dict[tuple[str, str], list[PopeQuestion]] = {}
     for question in pope.questions:
         asking.setdefault((question.image, question.text), []).append(question)
@@ -341,9 +296,7 @@ def asked_images(pope: PopeSet, square: Square) -> AskedImages:
 def says_yes(answer: str) -> bool:
     """Return whether POPE's script counts an answer as yes: everything that does not deny.
 
-    It keeps the text before the first full stop, drops the commas, splits at single spaces, and looks for the words
-    ``No``, ``no`` and ``not``. So "NO" and "No!" count as yes, as does every answer about something else; see
-    :func:`is_parsed`.
+    It looks for ``No``, ``no`` and ``not`` before the first full stop. So "NO" and "No!" count as yes.
 
     >>> [says_yes(answer) for answer in ("No, there is not.", "Yes. There is no doubt.", "NO", "")]
     [False, True, True, True]
@@ -376,15 +329,9 @@ def answer_columns(rows: pl.DataFrame) -> pl.DataFrame:
 def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]]:
     """Return POPE's metrics, each as a value for every question whose mean is the metric.
 
-    Precision, recall, F1 and AUC are no means of questions, so that their values are linearised
-    (:func:`~antiphase.statistics.intervals.ratio_values`). What is undefined is left out, such as the precision of a
-    model that never says yes.
-
-    Args:
-        rows: as the task ``pope`` measures them.
-
-    Returns:
-        By name: accuracy, precision, recall, F1, AUC (of the probability of yes), yes and unparsed (shares).
+    They are accuracy, precision, recall, F1, AUC (of the probability of yes), yes and unparsed (shares), but for those
+    that are undefined. Precision, recall, F1 and AUC are linearised
+    (:func:`~antiphase.statistics.intervals.ratio_values`).
     """
     said, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
     both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
@@ -409,7 +356,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     pope = source.test
     assert isinstance(pope, PopeSet)
     position, asked = pope.position(), pope.asked()
-    found = answer_all(
+    words = answer_all(
         model,
         pope.pictures,
         [(position[image], text) for image, text in asked],
@@ -419,25 +366,19 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
         first_token=True,
         title=f"{card_of(model).name}: questions of {pope.name}" if store.progress else "",
     )
-    answers = dict(zip(asked, found, strict=True))
+    answers = dict(zip(asked, words, strict=True))
     ids = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
     frames = []
     for sampling in SAMPLINGS:
-        questions = [question for question in pope.questions if question.sampling == sampling]
-        if questions:
-            said = [answers[question.image, question.text] for question in questions]
-            pairs = list(zip(questions, said, strict=True))
-            frames.append(
-                outcome_rows(
-                    setting=sampling,
-                    seed=0,
-                    unit=[question.number for question in questions],
-                    group=[ids[question.image] for question in questions],
-                    prediction=[_prediction(answer.text) for answer in said],
-                    rank=[int((answer.yes > 0.5) != question.yes) for question, answer in pairs],
-                    score=[answer.yes for answer in said],
-                )
-            )
+        pairs = [(one, answers[one.image, one.text]) for one in pope.questions if one.sampling == sampling]
+        columns = {
+            "unit": [question.number for question, _ in pairs],
+            "group": [ids[question.image] for question, _ in pairs],
+            "prediction": [_prediction(answer.text) for _, answer in pairs],
+            "rank": [int((answer.yes > 0.5) != question.yes) for question, answer in pairs],
+            "score": [answer.yes for _, answer in pairs],
+        }
+        frames += [outcome_rows(setting=sampling, seed=0, **columns)] if pairs else []
     return pl.concat(frames)
 
 

@@ -46,11 +46,8 @@ class Prompt:
     (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
 
     Args:
-        tokenizer: a fast tokenizer of transformers.
+        tokenizer: a fast tokenizer of transformers, with an end-of-sequence token.
         style: ``chat`` or ``llava``; None: ``chat`` if the tokenizer has a chat template.
-
-    Raises:
-        UserError: if the tokenizer is not a fast one, has no end-of-sequence token, or no chat template for ``chat``.
     """
 
     def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
@@ -79,11 +76,7 @@ class Prompt:
         return self._tokenised([(_PLACE, False), (f"{caption.strip()}\n", True)], image=True, special=True)
 
     def first_ids(self, question: str, answers: Sequence[str]) -> list[int]:
-        """Return the first token's id of each of several answers to a question about an image.
-
-        Raises:
-            UserError: if two answers begin with the same token.
-        """
+        """Return the first token's id of each answer to a question; UserError if two begin with the same token."""
         whole = [self.conversation([(question, answer)]) for answer in answers]
         first = [int(ids[labels != IGNORED][0]) for ids, labels in whole]
         if len(set(first)) < len(first):
@@ -115,9 +108,9 @@ class Prompt:
             messages.append({"role": "assistant", "content": answer})
             after = self._rendered(messages, opened=False)
             if not before.startswith(written) or not after.startswith(before + answer):
+                fault = f"it changes earlier messages when there are {len(messages)}"
                 raise UserError(
-                    f"chat template: it changes earlier messages when there are {len(messages)}, so that answers "
-                    "cannot be found; use the format llava"
+                    f"chat template: {fault}, so that answers cannot be found; use the format llava"
                 )
             between, end, rest = after[len(before + answer) :].partition(self.tokenizer.eos_token)
             pieces += [(before[len(written) :], False), (answer + between + end, True), (rest, False)]

@@ -90,11 +90,7 @@ MERGE = {"diffclip": 1, "emoji": 2}
 
 
 def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
-    """Build the recipe of a stage; fields override those of the preset, a key of ``VLM_PRESETS``.
-
-    Raises:
-        UserError: naming the field that is out of range.
-    """
+    """Build the recipe of a stage; fields override those of the preset, a key of ``VLM_PRESETS``."""
     return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
 
 

@@ -28,20 +28,10 @@ Tokens = Float[Tensor, "batch tokens width"]
 
 
 class Tower(nn.Module):
-    """An image tower: from images in [0, 1] to tokens.
+    """An image tower: from images in [0, 1] to tokens, a square number ``count`` of vectors of ``width``.
 
-    Args:
-        visual: a vision transformer of ours, open_clip or transformers; its head and last block are not used.
-        square: resizes and crops an image to the tower's size.
-        reference: from what :func:`build_tower` builds it again, without its weights; ``kind`` is a key of ``_KINDS``.
-        normalize: normalises the images; None: the transformer does.
-
-    Attributes:
-        count: tokens of an image, a square number.
-        width: width of a token.
-
-    Raises:
-        UserError: if the tower is not a transformer of square patches.
+    ``visual`` is a vision transformer of ours, open_clip or transformers; its head and last block are not used.
+    :func:`build_tower` builds it again from ``reference``, without weights; ``kind`` in it is a key of ``_KINDS``.
     """
 
     def __init__(
@@ -101,11 +91,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any, Images], Tokens]]] = {
 
 @validated
 def image_tokens(model: nn.Module) -> Tower:
-    """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours.
-
-    Raises:
-        UserError: for a model of another kind.
-    """
+    """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours."""
     if isinstance(model, CLIP):
         return _our_tower(model.visual, model.config and model.config.vision, model.square)
     if isinstance(model, VisionTransformer):
@@ -123,10 +109,8 @@ def image_tokens(model: nn.Module) -> Tower:
         about = {"kind": "hf", "config": model.model.config.to_dict()}
         visual = model.model.vision_model
     else:
-        raise UserError(
-            f"{type(model).__name__} has no image tokens: expected a CLIP of train-clip, open_clip or transformers, a "
-            "released DiffCLIP, or a vision transformer of antiphase train"
-        )
+        expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
+        raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
     return Tower(visual, model.square, about | _preprocessing(model.normalize, model.square), model.normalize)
 
 

@@ -3,10 +3,9 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,33 +48,23 @@ def train_vlm(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train one stage and write a directory that :func:`~antiphase.vlm.load_vlm` takes.
+    """Train one stage, write a directory that :func:`~antiphase.vlm.load_vlm` takes, and return the log by epoch.
 
-    The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector,
-    and the adapters or the language model if they were trained). Calling it again resumes an interrupted run at the
-    step that was saved last, and returns the log of a finished one. Under torchrun the processes share every batch;
-    the gradient is that of the whole batch.
+    The directory has ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector, and what
+    else was trained). Calling it again resumes an interrupted run at the step that was saved last, and returns the log
+    of a finished one. Under torchrun the processes share every batch; the gradient is that of the whole batch.
 
     Args:
         recipe: model, data and hyperparameters.
         vlm: the model before training; changed in place.
         conversations: captions for stage 1, instructions for stage 2.
         out: output directory, created if missing.
-        part: samples of a process that pass through the model at a time, see :func:`accumulate`. Affects the result
-            only by rounding.
+        part: samples of a process that pass through the model at a time, see :func:`accumulate`; rounding only.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
         sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
             fit one device; implies checkpointing. Affects the result only by rounding.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
+        trackers: experiment trackers, by name or as accelerate's objects.
         progress: show a progress bar on stderr.
-
-    Returns:
-        The log, one entry per epoch.
-
-    Raises:
-        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, stage 2 is to
-            begin at captions, the language model has no known blocks to recompute, a single process is to be sharded,
-            an image is unreadable, or the loss is not finite.
     """
     written = recipe.model_dump(mode="json")
     if (log := loop.finished(written, out)) is not None:
@@ -85,10 +74,8 @@ def train_vlm(
     blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
     _check(recipe, len(conversations), accelerator.num_processes, sharded)
     if (checkpointing or sharded) and not blocks:
-        raise UserError(
-            f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
-            "--shard"
-        )
+        fault = f"no blocks of {type(vlm.language).__name__} are known"
+        raise UserError(f"checkpointing: {fault}; leave out --checkpointing and --shard")
     vlm.eval()  # without dropout, so that a step depends on nothing but its number
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
     trained = trained_parameters(vlm, recipe)
@@ -145,23 +132,18 @@ def train_vlm(
 
 
 def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
-    """Refuse what cannot be trained together."""
-    size = recipe.batch_size
+    size, projector = recipe.batch_size, recipe.model.projector
     if size % processes:
         raise UserError(f"batch size {size}: expected a multiple of {processes}, the number of processes")
     if conversations < size:
         raise UserError(f"batch size {size}: expected 1 to {conversations}, the number of conversations")
     if sharded and processes == 1:
-        raise UserError(
-            "shard: there is one process; start several with torchrun --nproc-per-node, or leave out --shard"
-        )
+        raise UserError("shard: there is one process; start several with torchrun, or leave out --shard")
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
-    if recipe.projector_start == "captions" and recipe.model.projector != "linear":
-        raise UserError(
-            f"projector {recipe.model.projector}: --projector-start captions expects a linear one; add "
-            "--projector-start default"
-        )
+    if recipe.projector_start == "captions" and projector != "linear":
+        expected = "--projector-start captions expects a linear one; add --projector-start default"
+        raise UserError(f"projector {projector}: {expected}")
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
@@ -222,19 +204,12 @@ def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, r
     vlm.projector.start_at_words(batches(), norm)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A conversation, ready for the model.
-
-    Attributes:
-        ids: token ids, with ``IMAGE`` in the image's place.
-        labels: ``IGNORED`` where a token is no target.
-        image: pixels in [0, 1] at the model's size; None without an image.
-    """
+class Sample(NamedTuple):
+    """A conversation, ready for the model, with ``IMAGE`` in the image's place and ``IGNORED`` where no target is."""
 
     ids: Int64[Tensor, " length"]
     labels: Int64[Tensor, " length"]
-    image: Float[Tensor, "3 height width"] | None
+    image: Float[Tensor, "3 height width"] | None  # in [0, 1] at the model's size
 
 
 def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, max_length: int) -> Sample:
@@ -242,9 +217,6 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
 
     The sample has no targets if the conversation is cut before its first answer, and no image if it is cut before the
     image; ``max_length`` counts the positions of the image too.
-
-    Raises:
-        UserError: for stage 1, if there is no image, or not one turn; if an image leaves no position for words.
     """
     image, turns = conversation.image, conversation.turns
     if stage == 1:
@@ -258,9 +230,8 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
-        raise UserError(
-            f"max_length {max_length}: an image alone takes {vlm.projector.count} positions; expected more"
-        )
+        fault = f"an image alone takes {vlm.projector.count} positions"
+        raise UserError(f"max_length {max_length}: {fault}; expected more")
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
         image = None
@@ -340,18 +311,9 @@ def accumulate(
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the trained parameters, and return this process's part of it.
 
-    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts.
-
-    Args:
-        model: loss of the model; parameters that are trained require a gradient. It may be sharded.
-        samples: this process's share of the batch.
-        accelerator: accelerator of the run.
-        precision: of the model's passes; bf16 where the device multiplies it.
-        part: samples that pass through the model at a time, those of like length together; None: all, and on a
-            processor ``_CPU_PART``.
-
-    Returns:
-        The sum over this process's targets, divided by the batch's mean number of targets in a process.
+    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts. What is returned
+    is the sum over this process's targets, divided by the batch's mean number of targets in a process. ``part`` samples
+    of like length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
     """
     device = accelerator.device
     mine = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)

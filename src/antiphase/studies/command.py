@@ -1,17 +1,13 @@
-"""``antiphase study``: what its commands print, and their examples."""
+"""``antiphase study …``: what its commands do and print."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 
-from antiphase.cli.app import app
-from antiphase.cli.command import Answer, command
-from antiphase.cli.groups import HelpGroup
+from antiphase.commands.command import Answer, Command
 from antiphase.errors import UserError
 from antiphase.studies.options import (
-    AnyStudyOptions,
     ClaimsOptions,
     ListOptions,
     NewOptions,
@@ -19,6 +15,7 @@ from antiphase.studies.options import (
     ReportOptions,
     RowsOptions,
     RunOptions,
+    StatusOptions,
     StudyOptions,
 )
 from antiphase.terminal import console, say
@@ -26,16 +23,8 @@ from antiphase.terminal import console, say
 if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
-study = typer.Typer(
-    cls=HelpGroup,
-    help="The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
-)
-app.add_typer(study, name="study")
 
-
-@command(study, ListOptions, "list")
-def list_(_: ListOptions) -> Answer:
-    """List the studies of both papers."""
+def _list_(_: ListOptions, __: str) -> Answer:
     from antiphase.studies.plan import known_studies
 
     table = Table(box=None, header_style="bold")
@@ -48,16 +37,7 @@ def list_(_: ListOptions) -> Answer:
     return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in found]
 
 
-@command(study, StudyOptions)
-def show(options: StudyOptions) -> Answer:
-    """Show a study: the paper's numbers, the settings, every cell, and how long the missing ones take.
-
-    **Examples**
-
-    antiphase study show table-1
-
-    antiphase study show figure-3a --profile paper
-    """
+def _show(options: StudyOptions, _: str) -> Answer:
     from antiphase.studies.paper_settings import shown_settings, text_of
     from antiphase.studies.plan import describe, select
     from antiphase.studies.results import costs
@@ -94,41 +74,13 @@ def show(options: StudyOptions) -> Answer:
     return found
 
 
-@command(study, RunOptions)
-def run(options: RunOptions) -> Answer:
-    """Run every cell of some studies that is not in the store yet.
+def _run(options: RunOptions, _: str) -> Answer:
+    from antiphase.studies.run import run as run_studies
 
-    The same command resumes a killed run; finished cells are not run again. Several runs may share one store.
-
-    **Examples**
-
-    antiphase study run table-1 --profile smoke
-
-    antiphase study run robustness --profile laptop --jobs 2
-
-    antiphase study run table-3 --profile paper --dry-run
-
-    antiphase study run my-study.py --seeds 5
-
-    torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
-
-    antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
-    """
-    from antiphase.studies.run import run
-
-    return run(options, say, lambda line: say(line, err=True))
+    return run_studies(options, say, lambda line: say(line, err=True))
 
 
-@command(study, AnyStudyOptions)
-def status(options: AnyStudyOptions) -> Answer:
-    """Show for each study how many cells are done, running or damaged.
-
-    **Examples**
-
-    antiphase study status
-
-    antiphase study status robustness --profile paper
-    """
+def _status(options: StatusOptions, _: str) -> Answer:
     from antiphase.progress import duration
     from antiphase.studies.plan import select
 
@@ -161,16 +113,7 @@ def status(options: AnyStudyOptions) -> Answer:
     return found
 
 
-@command(study, RowsOptions)
-def rows(options: RowsOptions) -> Answer:
-    """Print or export the rows that a study is drawn from: one for each image, layer, head or seed.
-
-    **Examples**
-
-    antiphase study rows table-1 --profile smoke
-
-    antiphase study rows figure-2a --table attack --out asr.csv
-    """
+def _rows(options: RowsOptions, _: str) -> Answer:
     from antiphase.studies.results import chosen_rows, plain_rows, shown_rows, write_rows
 
     found = chosen_rows(options)
@@ -183,22 +126,7 @@ def rows(options: RowsOptions) -> Answer:
     return {key: plain_rows(frame) for key, frame in found.items()}
 
 
-@command(study, ClaimsOptions)
-def claims(options: ClaimsOptions) -> Answer:
-    """Print every claim with its verdict: holds, contradicted, absent, undecided, or not run (yet).
-
-    An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
-
-    Under the profile smoke no claim is judged.
-
-    **Examples**
-
-    antiphase study claims
-
-    antiphase study claims robustness --json
-
-    antiphase study claims --into docs/findings.md
-    """
+def _claims(options: ClaimsOptions, _: str) -> Answer:
     from antiphase.studies.plan import reading
     from antiphase.studies.report.site import plain_claims, replace_claims
     from antiphase.studies.report.tables import console_claims
@@ -215,18 +143,7 @@ def claims(options: ClaimsOptions) -> Answer:
     return [plain_claims(result) for result in results]
 
 
-@command(study, PackOptions)
-def pack(options: PackOptions) -> Answer:
-    """Add the rows of finished cells to a directory of small Parquet files, without checkpoints.
-
-    Rows that are there already stay. Several machines may add to one directory; to merge two, pack one into the other.
-
-    **Examples**
-
-    antiphase study pack robustness
-
-    antiphase study pack all --rows other/results --to results
-    """
+def _pack(options: PackOptions, _: str) -> Answer:
     from antiphase.studies.results import pack_studies
 
     found = {}
@@ -244,18 +161,7 @@ def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
         )
 
 
-@command(study, ReportOptions)
-def report(options: ReportOptions) -> Answer:
-    """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
-
-    **Examples**
-
-    antiphase study report
-
-    antiphase study report robustness --profile paper --out site --markdown findings.md
-
-    antiphase study report --rows results --markdown docs/findings.md --readme README.md
-    """
+def _report(options: ReportOptions, _: str) -> Answer:
     from antiphase.studies.plan import reading
     from antiphase.studies.report.site import replace_findings, write_findings, write_site
     from antiphase.studies.results import results_of
@@ -274,18 +180,23 @@ def report(options: ReportOptions) -> Answer:
     return written
 
 
-@command(study, NewOptions)
-def new(options: NewOptions) -> Answer:
-    """Write the file of a study of your own, ready to run and to be edited: your model, data, attack.
-
-    **Examples**
-
-    antiphase study new my-study
-
-    antiphase study run my-study.py --profile smoke
-    """
+def _new(options: NewOptions, _: str) -> Answer:
     from antiphase.studies.plan import write_study
 
     path = str(write_study(options.name))
     say(path)
     return {"file": path}
+
+
+COMMANDS = {
+    "study list": Command("study list", ListOptions, "antiphase.studies.command:_list_"),
+    "study show": Command("study show", StudyOptions, "antiphase.studies.command:_show"),
+    "study run": Command("study run", RunOptions, "antiphase.studies.command:_run"),
+    "study status": Command("study status", StatusOptions, "antiphase.studies.command:_status"),
+    "study rows": Command("study rows", RowsOptions, "antiphase.studies.command:_rows"),
+    "study claims": Command("study claims", ClaimsOptions, "antiphase.studies.command:_claims"),
+    "study pack": Command("study pack", PackOptions, "antiphase.studies.command:_pack"),
+    "study report": Command("study report", ReportOptions, "antiphase.studies.command:_report"),
+    "study new": Command("study new", NewOptions, "antiphase.studies.command:_new"),
+}
+"""The commands of the group ``study``."""

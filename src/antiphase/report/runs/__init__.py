@@ -1,1 +1,0 @@
-"""The pages, tables and figures of one run directory."""

@@ -1,1 +1,0 @@
-"""What one command does and leaves on disk: every row is stored before anything is drawn from it."""
