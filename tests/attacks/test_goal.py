@@ -82,7 +82,7 @@ def test_goal_does_not_depend_on_the_batch(linear):
         (lambda m, x: pgd(m, x, None, goal=torch.ones(12)), r"goal of shape \(12,\) and torch\.float32"),
         (lambda m, x: pgd(m, x, None, goal=torch.arange(3)), r"goal of shape \(3,\)"),
         (lambda m, x: pgd(m, x, torch.zeros(12).long(), goal=1), "goal and labels"),
-        (lambda m, x: apgd(m, x, None, targets=2, goal=1), "goal and targets 2"),
+        (lambda m, x: apgd(m, x, None, targets=2, goal=1), "goal and targets"),
         (lambda m, x: autoattack(m, x, None, goal=1), "goal: not for ensembles and sweeps"),
         (lambda m, x: sweep(pgd, m, x, None, Threat(), [0.1], goal=1), "goal: not for ensembles and sweeps"),
     ],

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from antiphase.attacks import Threat, objectives
 from antiphase.attacks.catalogue import find_attack, settings_of
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.attacks.square import bump, rescales, square, window_size, windows
+from antiphase.attacks.square import bump, square, window_size, windows
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 from tests.attacks.toys import Coarse, Linear, images, least, network
@@ -431,7 +431,6 @@ def test_a_short_search_spreads_its_window_sizes_over_its_queries():
     same(short[None], short[True])
     assert not torch.equal(short[None].adversarial, short[False].adversarial)
     assert short[None].settings["rescale_schedule"]
-    assert (rescales(4_999, None), rescales(5_000, None), rescales(60, False)) == (True, False, False)
 
 
 def test_rows_of_a_rescaled_schedule_have_another_name_than_those_before():

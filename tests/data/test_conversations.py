@@ -175,7 +175,7 @@ def test_shards_have_the_conversations_of_the_same_records_in_llava_s_layout(sha
     [
         ("shards:none.tar", (), "no shard matches 'none.tar'"),
         ("shards:https://host/0.tar", (), "https://host/0.tar is remote; download it"),
-        ("shards:x.tar", (), "no conversations in its 1 shards; expected KEY.json"),
+        ("shards:x.tar", (), "no conversations in 1 shards; expected KEY.json"),
         ("shards:x.tar", (("1.png", b"x"),), "1 has no .json"),
         ("shards:x.tar", (("1.json", b"{"),), "1.json is not valid JSON"),
         ("shards:x.tar", (("1.json", "a"),), "record 0: no id or no conversations"),

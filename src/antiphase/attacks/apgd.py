@@ -1,6 +1,5 @@
 """Auto-PGD: projected gradient ascent with an adaptive step size."""
 
-import math
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -16,7 +15,6 @@ from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOp
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, steepest
-from antiphase.errors import UserError
 
 _SHORT = {"cross_entropy": "ce", "dlr": "dlr", "margin": "margin", "cosine": "cosine"}
 
@@ -62,12 +60,8 @@ def apgd(
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
         budgets: one ε per sample, at most the threat's.
-
-    Raises:
-        UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
-    if threat.eps == math.inf:
-        raise UserError("eps inf: APGD needs a finite ε; use FAB to minimise the perturbation")
+    threat.refuse_infinite("APGD")
     loss = objective or ("dlr" if targets else "cross_entropy")
     search = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
     return run_search(model, images, labels, threat, search, run, budgets)
@@ -113,9 +107,7 @@ class _Apgd:
         short = _SHORT[self.objective] if isinstance(self.objective, str) else "custom"
         self.name = f"apgd-t-{short}".removesuffix("-dlr") if self.targets else f"apgd-{short}"
         after = checkpoints(self.steps)
-        self.interval = torch.zeros(
-            self.steps + 1, dtype=torch.int64
-        )  # steps before each checkpoint; 0 elsewhere
+        self.interval = torch.zeros(self.steps + 1, dtype=torch.int64)  # steps before a checkpoint; else 0
         self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))
 
     def start(self, rows: Rows) -> None:

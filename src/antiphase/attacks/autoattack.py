@@ -52,9 +52,6 @@ def autoattack(
         steps: steps of APGD and FAB, at least 1.
         queries: queries of Square, at least 1.
         targets: target classes of APGD-T and FAB-T, at most the number of other classes.
-
-    Raises:
-        UserError: The version is unknown, the number of classes does not suit it, or an image is out of range.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
     return unchecked(sweep)(ensemble, model, images, labels, threat, [threat.eps], nested="off", **run)[0]
@@ -63,11 +60,7 @@ def autoattack(
 def autoattack_ensemble(
     version: str = "standard", steps: int = 100, queries: int = 5000, targets: int = 9
 ) -> Ensemble:
-    """Return the stages of :func:`autoattack`.
-
-    Raises:
-        UserError: for an unknown version.
-    """
+    """Return the stages of :func:`autoattack`."""
     if version not in _LEAST_CLASSES:
         raise UserError(f"AutoAttack version {version!r}: expected one of {', '.join(_LEAST_CLASSES)}")
     restarts = 5 if version == "plus" else 1
@@ -97,9 +90,8 @@ def _stages(**settings: Any) -> Ensemble:
     ensemble = autoattack_ensemble(**settings)
     for setting in ("queries", "targets"):
         if setting in settings and not any(setting in stage.settings for stage in ensemble.stages):
-            raise UserError(
-                f"{setting} {settings[setting]!r}: no stage of {ensemble.name} takes it; expected another version"
-            )
+            none = f"no stage of {ensemble.name} takes it; expected another version"
+            raise UserError(f"{setting} {settings[setting]!r}: {none}")
     return ensemble
 
 

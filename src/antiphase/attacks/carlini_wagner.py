@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
-from antiphase.attacks.catalogue import AttackSpec
+from antiphase.attacks.catalogue import AttackSpec, Settings, passes_by_steps
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Flags, Images, Labels, Numbers, Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import margin, targeted_margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Threat, per_row, row_norm
+from antiphase.attacks.threat import Flags, Numbers, Threat, per_row, row_norm
 from antiphase.errors import UserError
 
 # Scale of clean pixels in tanh space. Adam moves all coordinates of w by similar amounts, and tanh is flat near ±1: at
@@ -76,18 +76,14 @@ def carlini_wagner(
         confidence: κ in units of the logits, at least 0.
         abort_early: end runs that make no progress.
         **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
-
-    Raises:
-        UserError: The norm is not l2, or a parameter or image is out of range.
     """
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")
     run.setdefault("early_stop", math.isfinite(threat.eps))
     if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"
-    search = _CarliniWagner(
-        threat, steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early
-    )
+    settings = (steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early)
+    search = _CarliniWagner(threat, *settings)
     return run_search(model, images, labels, threat, search, run)
 
 
@@ -150,9 +146,8 @@ class _CarliniWagner:
         rows["done"] = rows["trial"] == self.search_steps
 
     def _margin(self, logits: Tensor, rows: Rows) -> Numbers:
-        if self.targets:
-            return targeted_margin(logits, rows["label"], rows["target"])
-        return margin(logits, rows["label"])
+        label = rows["label"]
+        return targeted_margin(logits, label, rows["target"]) if self.targets else margin(logits, label)
 
     def _judge(self, rows: Rows, square: Numbers, hinge: Numbers, adversarial: Flags) -> Flags:
         """Record the loss and whether c is sufficient; return the rows whose run has ended."""
@@ -198,14 +193,9 @@ class _CarliniWagner:
 
     def _start_run(self, rows: Rows, which: Flags) -> None:
         """Reset the state of Adam."""
-        fresh = {
-            "first_moment": torch.zeros_like(rows["w"]),
-            "second_moment": torch.zeros_like(rows["w"]),
-            "t": torch.zeros_like(rows["label"]),
-            "enough": torch.zeros_like(rows["found"]),
-            "lowest": torch.full_like(rows["eps"], torch.inf),
-            "previous": torch.full_like(rows["eps"], torch.inf),
-        }
+        none, endless = torch.zeros_like(rows["w"]), torch.full_like(rows["eps"], torch.inf)
+        fresh = {"first_moment": none, "second_moment": none, "lowest": endless, "previous": endless}
+        fresh |= {"t": torch.zeros_like(rows["label"]), "enough": torch.zeros_like(rows["found"])}
         for name, values in fresh.items():
             rows.setdefault(name, values)
             rows.put(name, which, values)
@@ -216,9 +206,8 @@ def _tanh(w: Tensor) -> Tensor:
     return torch.tanh(w.double()).to(w.dtype)
 
 
-CARLINI_WAGNER = AttackSpec(
-    carlini_wagner,
-    "Carlini–Wagner",
-    nearest=True,
-    passes=lambda settings: float(settings["steps"] * settings["search_steps"] * (settings["targets"] or 1)),
-)
+def _passes(settings: Settings) -> float:
+    return passes_by_steps(settings) * settings["search_steps"]
+
+
+CARLINI_WAGNER = AttackSpec(carlini_wagner, "Carlini–Wagner", nearest=True, passes=_passes)

@@ -54,34 +54,20 @@ class AttackSpec:
 
 
 class Setting(NamedTuple):
-    """A setting of an attack, from the signature and docstring of its function.
+    """A setting of an attack, from the signature and docstring of its function."""
 
-    Attributes:
-        kind: int, float, bool, str, or the tuple of the texts that it may be.
-        default: its default; where that is None, what None means, if it is known.
-        help: one line.
-    """
-
-    kind: type | tuple[str, ...]
-    default: Any
+    kind: type | tuple[str, ...]  # int, float, bool, str, or the texts that it may be
+    default: Any  # where that is None, what None means, if it is known
     help: str
 
 
 def find_spec(name: str) -> AttackSpec:
-    """Return what is known about an attack.
-
-    Raises:
-        UserError: for an unknown name.
-    """
+    """Return what is known about an attack."""
     return find(ATTACKS, name, "attack")
 
 
 def find_attack(name: str, **settings: Any) -> Ensemble:
     """Return an attack as an ensemble, of one stage where it is a single attack; its settings are checked.
-
-    Args:
-        name: a key of ``antiphase.registry.ATTACKS``.
-        **settings: keyword arguments of the attack.
 
     Raises:
         UserError: for an unknown name, a setting that the attack does not have, or one that is out of range.
@@ -93,9 +79,8 @@ def find_attack(name: str, **settings: Any) -> Ensemble:
     known = keywords(spec.attack)
     for setting in settings:
         if setting not in known:
-            raise UserError(
-                f"attack {name!r} has no setting {setting!r}: expected {', '.join(known) or 'none'}"
-            )
+            wanted = f"expected {', '.join(known) or 'none'}"
+            raise UserError(f"attack {name!r} has no setting {setting!r}: {wanted}")
     settings = {setting: check_argument(spec.attack, setting, value) for setting, value in settings.items()}
     if spec.stages is not None:
         return spec.stages(**settings)
@@ -106,13 +91,10 @@ def find_attack(name: str, **settings: Any) -> Ensemble:
 def add_attack(name: str, attack: AttackFunction) -> None:
     """Register an attack of your own in this process; registering it again replaces it.
 
-    Args:
-        name: under which ``find_attack`` finds it.
-        attack: a function with the signature of :func:`~antiphase.attacks.pgd`; its own settings are keyword-only
-            arguments.
+    It has the signature of :func:`~antiphase.attacks.pgd`; its own settings are keyword-only arguments.
 
     Raises:
-        UserError: if the package has an attack of this name.
+        UserError: The package has an attack of this name.
     """
     if isinstance(ATTACKS.get(name), str):
         raise UserError(f"attack {name!r}: is one of the package's; give your own another name")
@@ -121,12 +103,9 @@ def add_attack(name: str, attack: AttackFunction) -> None:
 
 def keywords(attack: AttackFunction) -> dict[str, Any]:
     """Return the settings of an attack function with their defaults; None for one that must be given."""
-    return {
-        name: None if parameter.default is parameter.empty else parameter.default
-        for name, parameter in inspect.signature(attack).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-        and name != "budgets"  # an ε for each sample is no setting
-    }
+    parameters = inspect.signature(attack).parameters.values()
+    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "budgets"]
+    return {one.name: None if one.default is one.empty else one.default for one in own}
 
 
 def settings_of(stage: Stage) -> dict[str, Any]:
@@ -146,19 +125,15 @@ def passes_of(ensemble: Ensemble) -> float:
     >>> passes_of(find_attack("pgd", steps=50))
     50.0
     """
-    # the setting "passes" counts those for one answer of a randomised model
-    return sum(
-        find_spec(stage.name).passes(keywords(stage.attack) | stage.settings)
-        * stage.settings.get("passes", 1)
-        for stage in ensemble.stages
-    )
+    passes = 0.0
+    for stage in ensemble.stages:
+        once = find_spec(stage.name).passes(keywords(stage.attack) | stage.settings)
+        passes += once * stage.settings.get("passes", 1)  # those for one answer of a randomised model
+    return passes
 
 
 def attack_settings(name: str) -> dict[str, Setting]:
     """Return the settings of an attack, by name.
-
-    Raises:
-        UserError: for an unknown attack.
 
     >>> attack_settings("pgd")["steps"]
     Setting(kind=<class 'int'>, default=20, help='gradient steps, at least 1')
@@ -182,9 +157,6 @@ def attack_settings(name: str) -> dict[str, Setting]:
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings that texts ``NAME=VALUE`` give an attack, checked; fractions such as 1/255 are numbers.
 
-    Raises:
-        UserError: naming the value, what was expected, and for an unknown name the settings there are.
-
     >>> parse_settings("pgd", ["momentum=0.9", "random_start=no"])
     {'momentum': 0.9, 'random_start': False}
     """
@@ -197,9 +169,8 @@ def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:
         if not equals or setting not in known:
             said = f"attack {name!r} has no setting {setting!r}" if equals else f"setting {shown(text)}"
             raise UserError(f"{said}: expected NAME=VALUE with a NAME of {', '.join(known) or 'none'}")
-        settings[setting] = check_argument(
-            spec.attack, setting, _read(setting, value, _kinds(hints[setting]))
-        )
+        given = _read(setting, value, _kinds(hints[setting]))
+        settings[setting] = check_argument(spec.attack, setting, given)
     return settings
 
 
@@ -211,13 +182,9 @@ def _read(setting: str, text: str, kinds: list[Any]) -> Any:
                 return {"true": True, "yes": True, "false": False, "no": False}[text.lower()]
             if kind is None:
                 return {"none": None}[text.lower()]
-            return (
-                float(Fraction(text))
-                if kind is float and "/" in text
-                else kind(text)
-                if kind in (int, float)
-                else text
-            )
+            if kind is float:
+                return float(Fraction(text) if "/" in text else text)
+            return int(text) if kind is int else text
         except (KeyError, ValueError, ZeroDivisionError):
             continue
     words = {int: "an integer", float: "a number", bool: "true or false", None: "none"}

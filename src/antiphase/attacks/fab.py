@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Unpack
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from antiphase.arguments import Count, Must, Probability, at_least, validated
@@ -15,10 +15,9 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import targeted_margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Norm, Threat, per_row, random_point, row_norm
+from antiphase.attacks.threat import Bounds, Norm, Points, Threat, per_row, random_point, row_norm
 from antiphase.errors import UserError
 
-Points = Float[Tensor, "batch ..."]
 Values = Float64[Tensor, " batch"]
 
 MOST_CLASSES = 100  # untargeted FAB takes one backward pass per other class at every step
@@ -26,10 +25,7 @@ MOST_CLASSES = 100  # untargeted FAB takes one backward pass per other class at 
 # found: a fifth of all steps, at least 15 (dev/low-precision.md).
 _ROUGH = 0.8
 _LEAST_EXACT = 15
-_RESTART_SCALE: dict[Norm, float] = {
-    "linf": 0.3,
-    "l2": 1.0,
-}  # of random starts for an infinite ε: FAB's default
+_RESTART_SCALE = {"linf": 0.3, "l2": 1.0}  # of random starts for an infinite ε: FAB's default
 
 
 @validated
@@ -72,9 +68,6 @@ def fab(
         beta: β, in (0, 1).
         budgets: one ε per sample, at most the threat's.
         **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
-
-    Raises:
-        UserError: A parameter or image is out of range, or there are over 100 classes and no targets.
     """
     run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
@@ -83,9 +76,7 @@ def fab(
     return run_search(model, images, labels, threat, search, run, budgets)
 
 
-def step_onto_plane(
-    x: Points, value: Values, gradient: Points, norm: Norm, bounds: tuple[float, float]
-) -> Points:
+def step_onto_plane(x: Points, value: Values, gradient: Points, norm: Norm, bounds: Bounds) -> Points:
     """Return the shortest step d, in ``norm``, with value + ⟨gradient, d⟩ = 0 and x + d within the bounds.
 
     If no such step exists, every pixel goes to its bound. Otherwise pixel i moves against sign(value)·gᵢ by min(t·vᵢ,
@@ -162,7 +153,7 @@ class _Fab:
         if turns.any():
             rows.put("x", turns, rows["best"])
             rows.put("best", turns, rows["clean"])
-            rows.put("loss", turns, torch.full_like(rows["loss"], -torch.inf))
+            rows["loss"] = rows["loss"].masked_fill(turns, -torch.inf)
             rows["found"] = rows["found"] & ~turns
 
     def _towards(self, rows: Rows, value: Values, gradient: Points) -> Points:
@@ -185,10 +176,8 @@ class _Fab:
         self.classes = self.classes or oracle.logits(first["x"], first.get("context")).shape[1]
         classes = self.classes
         if classes > MOST_CLASSES:
-            raise UserError(
-                f"untargeted FAB on {classes} classes would need {classes - 1} backward passes a step: "
-                "use FAB-T, targets=9"
-            )
+            needs = f"untargeted FAB on {classes} classes would need {classes - 1} backward passes a step"
+            raise UserError(f"{needs}: use FAB-T, targets=9")
 
         def other(index: int) -> Loss:
             return lambda logits: targeted_margin(logits, rows["label"], index + (rows["label"] <= index))
@@ -201,8 +190,7 @@ def _nearest(
 ) -> tuple[Values, Points]:
     """Return each row's nearest plane as seen after a shift: its value there and its gradient."""
     moved = [value.double() + _inner(slope, shift) for value, slope in zip(values, gradients, strict=True)]
-    reach = [_reach(value, slope, norm) for value, slope in zip(moved, gradients, strict=True)]
-    chosen = torch.stack(reach, 1).argmin(1)
+    chosen = torch.stack([_reach(*plane, norm) for plane in zip(moved, gradients, strict=True)], 1).argmin(1)
     value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
     gradient = gradients[0]
     for index, slope in enumerate(gradients[1:], start=1):

@@ -14,16 +14,16 @@ from scipy import stats
 from antiphase.arguments import Probability, Share, validated
 from antiphase.errors import UserError
 
+Distances = Float[np.ndarray, " samples"]  # minimal adversarial distances, in units of the norm
+Successes = Bool[np.ndarray, " samples"]
+Steps = Float[np.ndarray, " steps"]
+
 
 @dataclass(frozen=True)
 class NormAt:
-    """The ε at which the attack success rate reaches a level, with its bootstrap interval.
+    """The smallest ε at which the ASR of ``n`` samples reaches a level, with its bootstrap interval from low to high.
 
-    Attributes:
-        level: attack success rate, in (0, 1].
-        eps: smallest ε with an ASR of at least ``level``; infinite if too few samples were broken.
-        low, high: ends of the interval.
-        n: number of samples.
+    It is infinite if too few samples were broken.
     """
 
     level: float
@@ -34,17 +34,11 @@ class NormAt:
 
 
 @validated
-def asr_by_eps(
-    distance: Float[np.ndarray, " samples"], success: Bool[np.ndarray, " samples"]
-) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
+def asr_by_eps(distance: Distances, success: Successes) -> tuple[Steps, Steps]:
     """Return ASR(ε) = #(samples broken at a distance of at most ε) / n as a step function.
 
-    Args:
-        distance: minimal adversarial distance of each sample, in units of the norm.
-        success: whether the sample was broken; other distances are ignored.
-
-    Returns:
-        The unique distances at which the ASR rises, in ascending order, and the ASR from there on.
+    It is given by the unique distances of broken samples, at which it rises, in ascending order, and the ASR from there
+    on.
 
     Raises:
         UserError: There are no samples, lengths differ, or the distance of a broken sample is negative or NaN.
@@ -59,8 +53,8 @@ def asr_by_eps(
 
 @validated
 def eps_at(
-    distance: Float[np.ndarray, " samples"],
-    success: Bool[np.ndarray, " samples"],
+    distance: Distances,
+    success: Successes,
     levels: Sequence[Share] = (0.5, 0.95, 1.0),
     confidence: Probability = 0.95,
 ) -> list[NormAt]:
@@ -72,15 +66,6 @@ def eps_at(
     observed, so it says little about other images.
 
     Source: B. Efron, *Bootstrap Methods: Another Look at the Jackknife*, 1979, Section 3 (the median).
-
-    Args:
-        distance: minimal adversarial distance of each sample, in units of the norm.
-        success: whether the sample was broken; other distances count as infinite.
-        levels: attack success rates, in (0, 1].
-        confidence: confidence level of the intervals, in (0, 1).
-
-    Raises:
-        UserError: As :func:`asr_by_eps`, or a level or the confidence is out of range.
 
     >>> broken = np.array([True] * 9 + [False])
     >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), broken, levels=(0.5, 0.9, 1.0))]
@@ -98,14 +83,11 @@ def eps_at(
     return rows
 
 
-def _ordered(
-    distance: Float[np.ndarray, " samples"], success: Bool[np.ndarray, " samples"]
-) -> Float[np.ndarray, " samples"]:
+def _ordered(distance: Distances, success: Successes) -> Distances:
     """Return the distances in ascending order, infinite for failed attacks."""
     if distance.shape != success.shape or distance.ndim != 1 or not distance.size:
-        raise UserError(
-            f"distances of shape {distance.shape} and successes of {success.shape}: expected one per sample"
-        )
+        shapes = f"distances of shape {distance.shape} and successes of {success.shape}"
+        raise UserError(f"{shapes}: expected one per sample")
     if not (distance[success] >= 0).all():
         raise UserError("negative or NaN distance of a broken sample: expected numbers of at least 0")
     return np.sort(np.where(success, distance, np.inf))

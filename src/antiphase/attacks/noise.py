@@ -1,6 +1,5 @@
 """Random noise within ε: the baseline for an attack."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
@@ -14,7 +13,6 @@ from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point
-from antiphase.errors import UserError
 from antiphase.streams import normal, sample_keys, uniform
 
 NoiseKind = Literal["uniform", "gaussian", "sign"]
@@ -43,8 +41,7 @@ def noise(
         kind: kind of noise.
         draws: draws per sample, at least 1; stops at the first that changes the prediction.
     """
-    if threat.eps == math.inf:
-        raise UserError("eps inf: noise needs a finite ε")
+    threat.refuse_infinite("noise", "")
     return run_search(model, images, labels, threat, _Noise(threat, kind, draws), run)
 
 
@@ -87,5 +84,5 @@ class _Noise:
 
 
 NOISE = AttackSpec(
-    noise, "Noise", black_box=True, control=None, passes=lambda settings: float(settings["draws"])
+    noise, "Noise", black_box=True, control=None, passes=lambda settings: settings["draws"] * 1.0
 )

@@ -11,15 +11,15 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import validated
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
+from antiphase.attacks.objectives import Logits
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Points, Threat
 from antiphase.errors import UserError
 from antiphase.modules import running
 
@@ -66,9 +66,6 @@ def run_foreign(
     Args:
         attack: function from (model, images, labels) to adversarial images of the same shape.
         threat: norm, ε and bounds that define success; they are not passed to the function.
-
-    Raises:
-        UserError: An argument does not fit, or the function does not return one image per sample.
     """
     if odd := [name for name in options if name not in _KNOWN]:
         raise UserError(f"option {odd[0]!r}: expected one of {', '.join(_KNOWN)}")
@@ -77,19 +74,14 @@ def run_foreign(
     search = _Foreign(attack, options.get("name") or _name(attack), threat)
     run: Any = {name: value for name, value in options.items() if name not in ("name", "settings")}
     result = run_search(model, images, labels, threat, search, run, settings=options.get("settings", {}))
-    limit = threat.eps + threat.slack(result.adversarial)
+    beyond = result.distance > threat.eps + threat.slack(result.adversarial)
     counts = {
         "held NaN or infinite pixels: they count as failed": search.unusable,
         f"left the bounds by up to {search.excess:.3g}: they were clipped to {threat.bounds}": search.clipped,
-        f"left ε = {threat.eps:g}: they count as failed": int(
-            (~result.success & (result.distance > limit)).sum()
-        ),
+        f"left ε = {threat.eps:g}: they count as failed": int((~result.success & beyond).sum()),
     }
-    said = [
-        f"{count} of {len(result)} images that {search.name} returned {what}"
-        for what, count in counts.items()
-        if count
-    ]
+    returned = f"of {len(result)} images that {search.name} returned"
+    said = [f"{count} {returned} {what}" for what, count in counts.items() if count]
     return replace(result, warnings=(*result.warnings, *said))
 
 
@@ -111,9 +103,6 @@ def run_foolbox(
 
     Args:
         attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
-
-    Raises:
-        UserError: As :func:`run_foreign`; foolbox is not installed, or norm or ε do not suit the attack.
     """
     foolbox = _library("foolbox")
     if not isinstance(attack, foolbox.Attack):
@@ -151,14 +140,10 @@ def run_torchattacks(
     Args:
         make: function from a model to the attack, such as ``lambda model: torchattacks.PGD(model, eps=8 / 255)``; its
             ε and norm must be the threat's.
-
-    Raises:
-        UserError: As :func:`run_foreign`; ``make`` is an attack, or the bounds are not (0, 1), as torchattacks assumes.
     """
     if tuple(threat.bounds) != (0.0, 1.0):
-        raise UserError(
-            f"bounds {threat.bounds}: expected (0, 1) for torchattacks; scale the images inside the model"
-        )
+        wanted = "expected (0, 1) for torchattacks; scale the images inside the model"
+        raise UserError(f"bounds {threat.bounds}: {wanted}")
     if hasattr(make, "set_model") and not isinstance(make, type):
         raise UserError(
             "make is an attack: expected a function such as lambda model: torchattacks.PGD(model)"
@@ -166,10 +151,9 @@ def run_torchattacks(
     sample = make(model)
     own: ForeignOptions = {"name": f"torchattacks-{_name(sample)}", "settings": _scalars(sample)}
 
-    def perturb(asked: nn.Module, clean: Tensor, label: Tensor) -> Tensor:
-        return make(asked)(clean, label)
-
-    return run_foreign(perturb, model, images, labels, threat, **(own | options))
+    return run_foreign(
+        lambda asked, *batch: make(asked)(*batch), model, images, labels, threat, **(own | options)
+    )
 
 
 @dataclass
@@ -221,14 +205,12 @@ class _Counter(nn.Module):
         """Stay in evaluation mode, as the model is for the whole attack."""
         return self
 
-    def forward(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, x: Points) -> Logits:
         given: tuple[Tensor, ...] = ()
         if self.context is not None:
             if len(x) != len(self.context) > 1:
-                raise UserError(
-                    f"the attack asks about {len(x)} of {len(self.context)} images, each with a context of its own: "
-                    "attack with batch_size=1"
-                )
+                asks = f"the attack asks about {len(x)} of {len(self.context)} images"
+                raise UserError(f"{asks}, each with a context of its own: attack with batch_size=1")
             given = (self.context.expand(len(x), *self.context.shape[1:]),)
         with running(self.model, x):
             logits = self.model(x.clone(), *given)  # which the model may write to
@@ -272,8 +254,5 @@ def _name(attack: Any) -> str:
 def _scalars(attack: Any) -> dict[str, Any]:
     """Return the parameters of an attack that are plain values."""
     plain = (bool, int, float, str, type(None))
-    return {
-        name: value
-        for name, value in vars(attack).items()
-        if isinstance(value, plain) and not name.startswith("_") and name != "attack"
-    }
+    own = {name: value for name, value in vars(attack).items() if isinstance(value, plain)}
+    return {name: value for name, value in own.items() if name[:1] != "_" and name != "attack"}

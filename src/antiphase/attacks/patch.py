@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Positive, validated
@@ -15,7 +15,7 @@ from antiphase.attacks.engine.search import Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Keys, Threat
 from antiphase.errors import UserError
 from antiphase.streams import sample_keys, uniform
 
@@ -49,20 +49,22 @@ def patch_pgd(
         step_size: α; ε/4 by default.
         restarts: random restarts per sample, each with another square, at least 1.
         objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
-
-    Raises:
-        UserError: The square is larger than the image, the norm is not linf, or a parameter or image is out of range.
     """
-    if images.ndim != 4 or not 1 <= width <= min(images.shape[2:]):
-        raise UserError(
-            f"patch width {width}: expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"
-        )
+    if not 1 <= width <= min(images.shape[2:]):
+        wanted = f"expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"
+        raise UserError(f"patch width {width}: {wanted}")
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
     alpha = threat.eps / 4 if step_size is None else step_size
     inner = PgdSearch(threat, steps, alpha, restarts=restarts, objective=objective, name=f"patch-{width}")
-    own = {"width": width, "steps": steps, "step_size": alpha, "restarts": restarts, "objective": objective}
-    return run_search(model, images, labels, threat, _PatchPgd(inner, width), run, settings=own)
+    settings = {
+        "width": width,
+        "steps": steps,
+        "step_size": alpha,
+        "restarts": restarts,
+        "objective": objective,
+    }
+    return run_search(model, images, labels, threat, _PatchPgd(inner, width), run, settings=settings)
 
 
 @dataclass
@@ -81,9 +83,7 @@ class _PatchPgd:
         self.inner.start(rows)
 
 
-def squares(
-    shape: torch.Size, width: int, keys: Int64[Tensor, " batch"]
-) -> Bool[Tensor, "batch 1 height width"]:
+def squares(shape: torch.Size, width: int, keys: Keys) -> Bool[Tensor, "batch 1 height width"]:
     """Return the indicator of one square per row, drawn uniformly within the image."""
     height, breadth = shape[2:]
     # a separate stream: the random start draws from that of the row

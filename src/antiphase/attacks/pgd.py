@@ -69,8 +69,7 @@ def pgd(
             (logits, labels) that returns one number per sample.
         **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
     """
-    if threat.eps == math.inf:
-        raise UserError("eps inf: PGD needs a finite ε; use FAB to minimise the perturbation")
+    threat.refuse_infinite("PGD")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
     alpha = threat.eps / 4 if step_size is None else step_size

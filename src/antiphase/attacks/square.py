@@ -16,8 +16,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Norm, Threat, per_row
-from antiphase.errors import UserError
+from antiphase.attacks.threat import Bounds, Keys, Norm, Numbers, Threat, per_row
 from antiphase.streams import sample_keys, uniform
 
 # When few rows are left, the batch is filled to this many images with later queries of each row, see _Square.step. On
@@ -40,9 +39,10 @@ _LEAST_UNIT = 1e-6  # a smaller ε is below the rounding error of a pixel
 
 Images = Float[Tensor, "batch channels height width"]
 Proposals = Float[Tensor, "batch ahead channels height width"]
-Keys = Int64[Tensor, " batch"]
 Queries = Int64[Tensor, "batch ahead"]  # numbers of queries
+Losses = Float[Tensor, "batch ahead"]
 Flags = Bool[Tensor, "batch ahead"]  # of queries
+Counts = Int64[Tensor, " batch"]
 
 
 @validated
@@ -93,22 +93,11 @@ def square(
             5,000 queries (AutoAttack's default number): otherwise a search of 1,000 queries ends before its windows are
             small, and breaks fewer samples. :func:`autoattack` never does so.
         budgets: one ε per sample, at most the threat's.
-
-    Raises:
-        UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
-    if threat.eps == math.inf:
-        raise UserError("eps inf: Square needs a finite ε; use FAB to minimise the perturbation")
-    if images.ndim != 4:
-        raise UserError(f"images of shape {tuple(images.shape)}: Square expects (samples, C, H, W)")
-    rescaled = rescales(queries, rescale_schedule)
+    threat.refuse_infinite("Square")
+    rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
     return run_search(model, images, labels, threat, search, run, budgets)
-
-
-def rescales(queries: int, asked: bool | None) -> bool:
-    """Return whether the schedule of window sizes is scaled to the number of queries."""
-    return queries < AUTOATTACK_QUERIES if asked is None else asked
 
 
 @dataclass
@@ -166,8 +155,12 @@ class _Square:
         asked, until = _full_batches(changes & (t < self.queries) & ~waits[:, None], rows["t"], until)
         rough, adversarial = self._answers(rows, x, asked, oracle.logits)
         loss = rough
-        if low:
-            near, rough, until = self._near(rows, asked, rough, adversarial, until)
+        if low:  # float32 decides on what is near
+            least = rows["rough"] - _REACH * rows["rounding"]
+            near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))
+            near[:, 0] |= waits
+            rough[:, 0] = torch.where(waits, rows["seen"], rough[:, 0])
+            until = torch.where(waits, 1, until)
             busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have further low-precision queries
             asked, until = _full_batches(near, rows["t"], until, _TOGETHER if busy else 0)
             loss, adversarial = self._answers(rows, x, asked, oracle.in_float32().logits)
@@ -191,24 +184,7 @@ class _Square:
         rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
 
-    def _near(
-        self,
-        rows: Rows,
-        asked: Flags,
-        rough: Float[Tensor, "batch ahead"],
-        adversarial: Flags,
-        until: Int64[Tensor, " batch"],
-    ) -> tuple[Flags, Float[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:
-        """Return the queries for float32 to decide, their low-precision losses, and how many queries they settle."""
-        waits, least = rows["waits"], rows["rough"] - _REACH * rows["rounding"]
-        near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))
-        near[:, 0] |= waits
-        rough[:, 0] = torch.where(waits, rows["seen"], rough[:, 0])
-        return near, rough, torch.where(waits, 1, until)
-
-    def _answers(
-        self, rows: Rows, x: Float[Tensor, "batch ahead ..."], asked: Flags, model: Classifier
-    ) -> tuple[Float[Tensor, "batch ahead"], Flags]:
+    def _answers(self, rows: Rows, x: Proposals, asked: Flags, model: Classifier) -> tuple[Losses, Flags]:
         """Return the losses and whether the prediction changes; −∞ and False for queries that were not evaluated."""
         loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
         adversarial = torch.zeros_like(asked)
@@ -220,13 +196,7 @@ class _Square:
             adversarial[asked] = logits.argmax(1) != label
         return loss, adversarial
 
-    def _learn(
-        self,
-        rows: Rows,
-        moved: Bool[Tensor, " batch"],
-        rough: Float[Tensor, " batch"],
-        loss: Float[Tensor, " batch"],
-    ) -> None:
+    def _learn(self, rows: Rows, moved: Tensor, rough: Numbers, loss: Numbers) -> None:
         """Record the low-precision losses of accepted proposals."""
         first = rows["rough"].isinf()
         error = torch.where(first, rough - loss, (rough - rows["rough"]) - (loss - rows["loss"])).abs()
@@ -253,9 +223,7 @@ class _Square:
         return x
 
 
-def _full_batches(
-    asked: Flags, t: Int64[Tensor, " batch"], until: Int64[Tensor, " batch"], least: int = 0
-) -> tuple[Flags, Int64[Tensor, " batch"]]:
+def _full_batches(asked: Flags, t: Counts, until: Counts, least: int = 0) -> tuple[Flags, Counts]:
     """Defer queries that would start another quantum, those of the most advanced rows first.
 
     All are deferred if they are fewer than ``least``. Return the remaining ones, and how many queries of each row they
@@ -272,8 +240,10 @@ def _full_batches(
 
 def _implied(settings: Settings) -> Settings:
     """Store with the rows that the schedule is rescaled: rows made before it was have other settings."""
-    rescaled = rescales(settings.get("queries", AUTOATTACK_QUERIES), settings.get("rescale_schedule"))
-    return {"rescale_schedule": True} if rescaled else {}
+    rescaled, queries = settings.get("rescale_schedule"), settings.get("queries", AUTOATTACK_QUERIES)
+    return (
+        {"rescale_schedule": True} if rescaled or (rescaled is None and queries < AUTOATTACK_QUERIES) else {}
+    )
 
 
 SQUARE = AttackSpec(
@@ -289,43 +259,31 @@ SQUARE = AttackSpec(
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of each level l, which cover a share p_init / 2^l of the image.
-
-    Attributes:
-        height, width: size in pixels at each level.
-        after: last iteration of each level except the final one.
-        bumps: the l2 change of a window, split along its rows and along its columns, padded with zeros.
-    """
+    """The windows of each level l, which cover a share p_init / 2^l of the image."""
 
     height: Int64[Tensor, " levels"]
     width: Int64[Tensor, " levels"]
-    after: Int64[Tensor, " halvings"]
-    bumps: Float[Tensor, "levels 2 tallest widest"]
+    after: Int64[Tensor, " halvings"]  # last iteration of each level except the final one
+    bumps: Float[
+        Tensor, "levels 2 tallest widest"
+    ]  # the l2 change, split along rows and columns, zeros around
 
 
 def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Images) -> Windows:
     """Return the windows for images like ``clean``, with their device and dtype."""
     height, width = clean.shape[2:]
-    sizes = [
-        window_size(p_init / 2**level, height, width, 1 if norm == "linf" else 3)
-        for level in range(len(_HALVINGS) + 1)
-    ]
+    least, levels = 1 if norm == "linf" else 3, range(len(_HALVINGS) + 1)
+    sizes = [window_size(p_init / 2**level, height, width, least) for level in levels]
     # iteration i belongs to a later level once ⌊i·10,000 / queries⌋ > b, which is i > ⌈(b + 1)·queries / 10,000⌉ − 1
     after = [-(-(b + 1) * queries // 10_000) - 1 for b in _HALVINGS] if rescale else list(_HALVINGS)
+    tall, wide = torch.tensor(sizes, device=clean.device).unbind(1)
     bumps = torch.zeros(0)
     if norm == "l2":
-        bumps = torch.zeros(
-            len(sizes), 2, max(h for h, _ in sizes), max(w for _, w in sizes), dtype=torch.float64
-        )
+        bumps = torch.zeros(len(sizes), 2, int(tall.max()), int(wide.max()), dtype=torch.float64)
         for level, (h, w) in enumerate(sizes):
             bumps[level, 0, :h, :w] = bump(h, w)
             bumps[level, 1, :h, :w] = bump(w, h).T
-    return Windows(
-        torch.tensor([h for h, _ in sizes], device=clean.device),
-        torch.tensor([w for _, w in sizes], device=clean.device),
-        torch.tensor(after, device=clean.device),
-        bumps.to(clean),
-    )
+    return Windows(tall, wide, torch.tensor(after, device=clean.device), bumps.to(clean))
 
 
 def window_size(share: float, height: int, width: int, least: int) -> tuple[int, int]:
@@ -351,8 +309,7 @@ def bump(height: int, width: int) -> Float64[Tensor, "height width"]:
     At distance d = max(|i − ⌊h/2⌋|, |j − ⌊w/2⌋|) from the centre of an h × w half, the pyramid is
     Σ_{m=d}^{n} 1/(m + 1)² with n = max(⌊h/2⌋, ⌊w/2⌋), normalised to length 1. A single row has only the lower half.
     """
-    halves = [_pyramid(height // 2, width), -_pyramid(height - height // 2, width)]
-    whole = torch.cat(halves)
+    whole = torch.cat([_pyramid(height // 2, width), -_pyramid(height - height // 2, width)])
     return whole / whole.square().sum().sqrt()
 
 
@@ -372,7 +329,7 @@ def first_linf(low: Images, high: Images, keys: Keys) -> Images:
     return torch.where(up, high, low)
 
 
-def first_l2(clean: Images, eps: Float[Tensor, " batch"], keys: Keys, bounds: tuple[float, float]) -> Images:
+def first_l2(clean: Images, eps: Numbers, keys: Keys, bounds: Bounds) -> Images:
     """Return a grid of 5 × 5 bumps of random direction and of random sign in each channel, of total length ε."""
     batch, channels, height, width = clean.shape
     (rows, tall, top), (columns, wide, left) = _tiling(height), _tiling(width)
@@ -405,13 +362,7 @@ def propose_linf(x: Images, low: Images, high: Images, keys: Keys, t: Queries, a
 
 
 def propose_l2(
-    x: Images,
-    clean: Images,
-    eps: Float[Tensor, " batch"],
-    keys: Keys,
-    t: Queries,
-    at: Windows,
-    bounds: tuple[float, float],
+    x: Images, clean: Images, eps: Numbers, keys: Keys, t: Queries, at: Windows, bounds: Bounds
 ) -> Proposals:
     """Return ``x`` with the change of window V moved to window W, for each query ``t``.
 
@@ -459,9 +410,7 @@ def propose_l2(
     return proposal.view(batch, ahead, channels, height, width)
 
 
-def _draw(
-    keys: Keys, t: Queries, count: int, at: Windows
-) -> tuple[Queries, Queries, Queries, Float[Tensor, "batch ahead count"]]:
+def _draw(keys: Keys, t: Queries, count: int, at: Windows) -> tuple[Queries, Queries, Queries, Tensor]:
     """Return each query's level, its window's height and width, and ``count`` numbers in [0, 1)."""
     draws = uniform(keys.repeat_interleave(t.shape[1]), count, (t * count).flatten())
     level = torch.bucketize(t - 1, at.after)  # iterations are counted from the first proposal

@@ -57,6 +57,11 @@ class Threat:
         if self.norm == "l2" and _LONGEST * whole < self.eps < math.inf:
             raise UserError(f"eps {self.eps:g}: expected at most {_LONGEST * whole:g} in norm 'l2'")
 
+    def refuse_infinite(self, who: str, instead: str = "; use FAB to minimise the perturbation") -> None:
+        """Refuse an infinite ε for an attack that needs a finite one."""
+        if math.isinf(self.eps):
+            raise UserError(f"eps inf: {who} needs a finite ε{instead}")
+
     def slack(self, adversarial: Points) -> Numbers | float:
         """Return the rounding error allowed on top of ε: ``tolerance`` times a sample's largest pixel if above 1."""
         if max(map(abs, self.bounds)) <= 1:

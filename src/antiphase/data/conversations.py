@@ -259,9 +259,7 @@ def shard_conversations(name: str, path: str, root: Path) -> LlavaRecords:
         record for tar in paths for record in _checked(list(_members(tar, folder)), tar, literal=False)
     ]
     if not records:
-        raise UserError(
-            f"{name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
-        )
+        raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
     return LlavaRecords(name, records, folder)
 
 

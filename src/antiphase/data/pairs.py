@@ -78,7 +78,7 @@ class PairSet(Samples):
             raise UserError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
         if not len(self.ids):
             raise UserError(
-                f"{self.name} ({self.split}): no pairs found; expected at least one captioned image"
+                f"{self.name} ({self.split}): no pairs found; expected at least one with a caption"
             )
 
     @abstractmethod

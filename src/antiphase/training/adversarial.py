@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, Device, Fields, NonNegative, Seed, Size, validated
 from antiphase.attacks.pgd import pgd
-from antiphase.attacks.threat import Threat, project, random_point, steepest
+from antiphase.attacks.threat import Keys, Threat, project, random_point, steepest
 from antiphase.data import ImageSet
 from antiphase.streams import key, sample_keys
 
@@ -97,24 +97,26 @@ class Adversary(Fields):
         return whole * eps / self.eps
 
 
-def start_keys(seed: int, sweep: int, ids: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+def start_keys(seed: int, sweep: int, ids: Keys) -> Keys:
     """Return the random stream of each sample in one pass over the data (``sweep``, from 0)."""
     return sample_keys(key(seed, "adversary", sweep), ids)
 
 
-class _Ball:
-    """The ball of each image in L∞ and [0, 1]; ``climb`` takes a step of sign(gradient) in it."""
-
-    def __init__(self, images: Images, adversary: Adversary, eps: float) -> None:
-        self.images, self.step_size = images, adversary.step_size_at(eps)
-        self.eps = torch.full((len(images),), eps, dtype=images.dtype, device=images.device)
-
-    def random_point(self, keys: Int64[Tensor, " batch"]) -> Images:
-        return random_point(self.images, self.eps, "linf", (0.0, 1.0), keys)
-
-    def climb(self, x: Images, gradient: Images) -> Images:
-        moved = x + self.step_size * steepest(gradient, "linf")
-        return project(moved, self.images, self.eps, "linf", (0.0, 1.0))
+def _ascend(
+    images: Images,
+    adversary: Adversary,
+    eps: float,
+    keys: Keys,
+    gradient: Callable[[Images], Images],
+    steps: int,
+) -> Images:
+    """Take steps of α·sign(gradient) within ‖x − images‖∞ ≤ ε and [0, 1] from a point drawn uniformly there."""
+    radius, alpha = images.new_full((len(images),), eps), adversary.step_size_at(eps)
+    x = random_point(images, radius, "linf", (0.0, 1.0), keys)
+    for _ in range(steps):
+        slope = gradient(x.requires_grad_(True))
+        x = project(x.detach() + alpha * steepest(slope, "linf"), images, radius, "linf", (0.0, 1.0))
+    return x
 
 
 def perturb(
@@ -123,30 +125,22 @@ def perturb(
     labels: Labels,
     adversary: Adversary,
     eps: float,
-    keys: Int64[Tensor, " batch"],
+    keys: Keys,
 ) -> Images:
     """Return the perturbed images of ``"pgd"`` or ``"fast"``.
 
     x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)) with x₀ uniform in the ball around x and Π the projection onto
-    ‖x' − x‖∞ ≤ ε and [0, 1]. Parameter gradients are not touched, and the model stays in training mode.
-
-    Source: as :class:`Adversary`.
-
-    Args:
-        logits: the model in the precision of training; returns float32 logits.
-        images: clean images in [0, 1].
-        labels: true classes.
-        adversary: variant, steps and step size.
-        eps: ε of this update, at most the adversary's, in units of the [0, 1] pixel range.
-        keys: random stream of each sample, see :func:`start_keys`; on the images' device.
+    ‖x' − x‖∞ ≤ ε and [0, 1]. Parameter gradients are not touched, and the model stays in training mode. ``logits`` is
+    the model in the precision of training, with float32 logits; ``eps`` is that of this update, and ``keys`` come from
+    :func:`start_keys`.
     """
-    ball = _Ball(images, adversary, eps)
-    x = ball.random_point(keys)
-    for _ in range(adversary.steps if adversary.variant == "pgd" else 1):
-        x.requires_grad_(True)
-        (gradient,) = torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)
-        x = ball.climb(x.detach(), gradient)
-    return x
+
+    def gradient(x: Images) -> Images:
+        return torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)[0]
+
+    return _ascend(
+        images, adversary, eps, keys, gradient, adversary.steps if adversary.variant == "pgd" else 1
+    )
 
 
 def replay(
@@ -155,38 +149,26 @@ def replay(
     images: Images,
     adversary: Adversary,
     eps: float,
-    keys: Int64[Tensor, " batch"],
+    keys: Keys,
     count: int,
 ) -> Float[Tensor, ""]:
-    """Replay a minibatch as in ``"free"`` and return the mean loss of the replays.
+    """Replay a minibatch ``count`` times as in ``"free"`` and return the mean loss of the replays.
 
-    x₀ is uniform in the ball. One backward pass of replay k gives both the parameter gradient at x_k and
-    x_{k+1} = Π(x_k + α·sign ∇ₓ loss). The update after the last replay is left to the caller.
-
-    Source: as :class:`Adversary`.
-
-    Args:
-        backward: runs the backward pass for given images and returns the loss without a graph.
-        update: updates the parameters and resets their gradients.
-        images: clean images in [0, 1].
-        adversary: gives the step size.
-        eps: ε of these updates, at most the adversary's, in units of the [0, 1] pixel range.
-        keys: random stream of each sample, see :func:`start_keys`; on the images' device.
-        count: number of replays, at least 1.
-
-    Raises:
-        RuntimeError: if ``backward`` does not set the images' gradient.
+    One backward pass of replay k gives both the parameter gradient at x_k and x_{k+1} = Π(x_k + α·sign ∇ₓ loss).
+    ``backward`` runs it for given images and returns the loss without a graph; ``update`` updates the parameters and
+    resets their gradients, but the update after the last replay is left to the caller.
     """
-    ball, losses = _Ball(images, adversary, eps), []
-    x = ball.random_point(keys)
-    for turn in range(count):
-        if turn:
+    losses: list[Tensor] = []
+
+    def gradient(x: Images) -> Images:
+        if losses:
             update()
-        x.requires_grad_(True)
         losses.append(backward(x))
         if x.grad is None:
             raise RuntimeError("the images have no gradient after backward: the loss must depend on them")
-        x = ball.climb(x.detach(), x.grad)
+        return x.grad
+
+    _ascend(images, adversary, eps, keys, gradient, count)
     return torch.stack(losses).mean()
 
 
@@ -205,26 +187,9 @@ def robust_accuracy(
     Uses at most 500 images (``data.subset(500, 0)``, since folders are sorted by class) and 10 L∞ steps of ε/4 from
     one random start, maximising the cross-entropy at the true label, in float32. Meant for monitoring: a stronger
     attack gives a lower value. The model is left in evaluation mode.
-
-    Args:
-        model: a classifier.
-        data: images with true labels.
-        eps: ε in units of the [0, 1] pixel range.
-        device: device of the model.
-        seed: random seed of the starting points.
-        batch_size: images per forward pass.
     """
     model.eval()
-    some, steps = data.subset(_EVALUATION_IMAGES, 0), _EVALUATION_STEPS
-    images = some.images(range(len(some))).to(device)
-    result = pgd(
-        model,
-        images,
-        some.labels,
-        Threat(eps=eps),
-        steps=steps,
-        seed=seed,
-        ids=some.ids,
-        batch_size=batch_size,
-    )
+    some = data.subset(_EVALUATION_IMAGES, 0)
+    images, how = some.images(range(len(some))).to(device), {"seed": seed, "batch_size": batch_size}
+    result = pgd(model, images, some.labels, Threat(eps=eps), steps=_EVALUATION_STEPS, ids=some.ids, **how)
     return int((~result.success).sum()) / len(some)

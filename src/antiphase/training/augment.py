@@ -40,12 +40,6 @@ def random_crops(
     Like torchvision's RandomResizedCrop: an area of ``scale`` times the image's, a log-uniform aspect ratio between
     3/4 and 4/3, ten attempts to fit it in, otherwise the largest central crop of an allowed ratio. Unlike there,
     pixels just outside the crop contribute to its border.
-
-    Args:
-        images: images of any size.
-        keys: random stream of each sample.
-        size: height and width of the result, in pixels.
-        scale: smallest and largest fraction of the area, in (0, 1].
     """
     draws = uniform(keys, 2 * _TRIES + 2).double()
     crops = []

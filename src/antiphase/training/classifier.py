@@ -45,26 +45,17 @@ def train_classifier(
     adversary with n replays sees n times fewer images.
 
     Args:
-        recipe: model, data and hyperparameters.
-        train: training images.
         validation: images on which accuracy is logged.
-        out: output directory, created if missing.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
-        progress: show a progress bar on stderr.
-
-    Returns:
-        The log, one entry per epoch.
+        trackers: experiment trackers, by name or as accelerate's objects.
 
     Raises:
-        UserError: if ``out`` contains a different run, the data do not match the model, or the loss is not finite.
+        UserError: ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
     out = Path(out)
     if train.image_shape != (shape := (recipe.model.in_channels, *2 * [recipe.model.image_size])):
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
-    if len(train.class_names) != recipe.model.num_classes:
-        raise UserError(
-            f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
-        )
+    if (count := len(train.class_names)) != (wanted := recipe.model.num_classes):
+        raise UserError(f"{train.name} has {count} classes; the model expects {wanted}")
     fields, names = recipe.model_dump(mode="json"), {checkpoints.CLASS_NAMES: list(train.class_names)}
     if (log := loop.finished(fields, out)) is not None:
         return log
@@ -123,17 +114,12 @@ def train_classifier(
             )
         return numbers | {"lambda": mean_lambdas(bare)}
 
-    task = loop.Task(
-        model,
-        optimizer,
-        digest(recipe.model_dump_json()),
-        recipe.epochs,
-        steps.per_epoch,
-        lambda step: learning_rate(recipe, steps.first_update(step), steps.batches),
-        backward,
-        evaluate,
-        track=track,
-    )
+    def rate(step: int) -> float:
+        return learning_rate(recipe, steps.first_update(step), steps.batches)
+
+    length = (recipe.epochs, steps.per_epoch)
+    identity = digest(recipe.model_dump_json())
+    task = loop.Task(model, optimizer, identity, *length, rate, backward, evaluate, track=track)
     metrics = loop.run(task, out, accelerator, progress=progress)
     loop.finish(bare, fields, out, accelerator, **names)
     if trackers:

@@ -54,22 +54,15 @@ def train_clip(
     of the whole batch.
 
     Args:
-        recipe: model, data and hyperparameters.
-        pairs: images with captions.
-        out: output directory, created if missing.
         evaluate: maps the model, in evaluation mode, to entries of the log at the end of an epoch.
         part: samples per pass through the towers (GradCache); None: the whole share of the process. Affects the
             result only by rounding.
         compiled: run the towers with torch.compile.
         checkpointing: recompute each block in the backward pass, to save memory.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
-        progress: show a progress bar on stderr.
-
-    Returns:
-        The log, one entry per epoch.
+        trackers: experiment trackers, by name or as accelerate's objects.
 
     Raises:
-        UserError: if ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
+        UserError: ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
             whole epoch) are unreadable, or the loss is not finite.
     """
     fields = recipe.model_dump(mode="json")
@@ -78,9 +71,8 @@ def train_clip(
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
     world = rank_and_count()[1]
     if recipe.batch_size % world:
-        raise UserError(
-            f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
-        )
+        wanted = f"expected a multiple of {world}, the number of processes"
+        raise UserError(f"batch size {recipe.batch_size}: {wanted}")
     model = build_clip(recipe.model, recipe.seed)
     accelerator, track = loop.start(fields, out, trackers)
     model.to(accelerator.device)
@@ -92,11 +84,9 @@ def train_clip(
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         share = stream.at(epoch, within)
+        how: Any = {"kind": recipe.loss, "precision": recipe.precision, "part": part}
         with outputs_only():  # of the image tower's last block, only the class token is used
-            loss = accumulate(
-                model, share, accelerator, kind=recipe.loss, precision=recipe.precision, part=part
-            )
-        return loss, share.size
+            return accumulate(model, share, accelerator, **how), share.size
 
     @torch.no_grad()
     def clamp_scale() -> None:
@@ -112,19 +102,12 @@ def train_clip(
         among = f" · λ {min(lambdas):.3f} to {max(lambdas):.3f}" if lambdas else ""
         return f" · scale {float(model.logit_scale.detach().exp()):.1f}{among}"
 
-    task = loop.Task(
-        model,
-        clip_optimizer(model, recipe),
-        digest(recipe.model_dump_json()),
-        recipe.epochs,
-        steps_per_epoch,
-        lambda step: clip_learning_rate(recipe, step, steps_per_epoch),
-        backward,
-        measure,
-        clamp_scale,
-        note,
-        track,
-    )
+    def rate(step: int) -> float:
+        return clip_learning_rate(recipe, step, steps_per_epoch)
+
+    start = (model, clip_optimizer(model, recipe), digest(recipe.model_dump_json()))
+    callbacks = (rate, backward, measure, clamp_scale, note, track)
+    task = loop.Task(*start, recipe.epochs, steps_per_epoch, *callbacks)
     metrics = loop.run(task, out, accelerator, progress=progress)
     loop.finish(model, fields, out, accelerator)
     accelerator.end_training()
@@ -168,20 +151,18 @@ class _Stream:
 
     def at(self, epoch: int, within: int) -> "Share":
         if self.next != (epoch, within):
-            size, seed = self.recipe.batch_size, self.recipe.seed
-            batches = self.pairs.batches(
-                size, seed=seed, epoch=epoch, first=within, rank=self.rank, world=self.world
-            )
+            place: Any = {"seed": self.recipe.seed, "epoch": epoch, "first": within}
+            batches = self.pairs.batches(self.recipe.batch_size, **place, rank=self.rank, world=self.world)
             self.shares = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
         share, bad = next(self.shares)
         self.next = (epoch, within + 1)
         self._note_bad(bad)
         self.unread = 0 if share.valid.any() else self.unread + len(share.valid)
         if self.unread >= self.patience:
-            raise UserError(
-                f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, training stopped; see "
-                f"{self.path}, and download the images again"
+            none = (
+                f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, training stopped"
             )
+            raise UserError(f"{none}; see {self.path}, and download the images again")
         return share
 
     def prepare(self, epoch: int, batch: PairBatch) -> "Share":
@@ -230,19 +211,14 @@ def feature_gradients(
     logit_bias: Number | None = None,
     kind: Kind = "clip",
 ) -> FeatureGradients:
-    """Compute the loss of a batch of embeddings and its gradients with respect to them.
+    """Compute the loss of a batch of embeddings, not normalised, and its gradients with respect to them.
 
     Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al.,
     *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache).
-
-    Args:
-        image: image embeddings, not normalised.
-        text: caption embeddings in the same order, not normalised.
-        logit_scale: natural logarithm of the factor on the cosines.
-        logit_bias: added to the logits; for ``"siglip"``.
-        kind: ``"clip"``: symmetric cross-entropy (CLIP, Figure 3); ``"siglip"``: X. Zhai et al., *Sigmoid
-            Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy with constant keys, as
-            SLIP's training code computes it on several devices, since its gather stops gradients.
+    ``logit_scale`` is the natural logarithm of the factor on the cosines. Kinds: ``"clip"``, symmetric cross-entropy
+    (CLIP, Figure 3); ``"siglip"``, X. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, ICCV 2023;
+    ``"slip_exact"``, cross-entropy with constant keys, as SLIP's training code computes it on several devices, since
+    its gather stops gradients.
     """
     inputs = [image, text, logit_scale, *([] if logit_bias is None else [logit_bias])]
     with torch.enable_grad():
@@ -271,21 +247,13 @@ def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor |
 
 @dataclass(frozen=True)
 class Share:
-    """One process's share of a batch.
-
-    Attributes:
-        images: 8-bit pixels at the model's size.
-        tokens: token ids of one caption per image.
-        valid: False for padding in place of an unreadable sample; all processes have shares of equal length.
-        keep: indices of the patches that are not dropped; None: all.
-        size: samples in the whole batch.
-    """
+    """One process's share of a batch; all processes have shares of equal length."""
 
     images: UInt8[Tensor, "share 3 height width"]
     tokens: Int64[Tensor, "share length"]
-    valid: Bool[Tensor, " share"]
-    keep: Int64[Tensor, "share kept"] | None
-    size: int
+    valid: Bool[Tensor, " share"]  # False for padding in place of an unreadable sample
+    keep: Int64[Tensor, "share kept"] | None  # indices of the patches that are not dropped
+    size: int  # samples in the whole batch
 
 
 def accumulate(
@@ -299,15 +267,7 @@ def accumulate(
        over the processes.
 
     The result does not depend on ``part`` or the number of processes, except for rounding. Memory is that of one part
-    plus all embeddings.
-
-    Args:
-        model: the model, not wrapped for distributed training.
-        share: this process's samples.
-        accelerator: accelerator of the run.
-        kind: the loss.
-        precision: precision of the towers.
-        part: samples per part; None: one part.
+    plus all embeddings. The model must not be wrapped for distributed training.
     """
     count, device = len(share.images), accelerator.device
     size = part or count

@@ -33,14 +33,10 @@ _DIVERGED = (
 
 @dataclass(frozen=True)
 class Task:
-    """Definition of a training run.
+    """Definition of a training run, with model and optimizer as prepared by the accelerator.
 
     Attributes:
-        model: the model as prepared by the accelerator.
-        optimizer: the optimizer as prepared by the accelerator.
         identity: digest of everything that affects the weights; a saved state with another identity is refused.
-        epochs: number of epochs.
-        steps_per_epoch: steps per epoch.
         learning_rate: learning rate of a step (from 0).
         backward: for (epoch, step in the epoch), accumulates the parameter gradients of the batch and returns this
             process's loss without a graph, and the number of images in the whole batch. The batch's loss is the mean
@@ -140,10 +136,6 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
     """Train to the end, resuming from the state file in ``out`` if there is one, and return the log.
 
     On the same machine, a resumed run gives bitwise the same weights as an uninterrupted one.
-
-    Raises:
-        UserError: if the loss or a weight is not finite (the last saved state is kept), or the saved state belongs to
-            another run.
     """
     path = out / STATE_FILE
     standing = _load(task, path) if path.exists() else _Standing()
@@ -197,9 +189,8 @@ def _check_together(standing: _Standing, path: Path, accelerator: Accelerator) -
         return
     steps: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
     if len(set(steps.tolist())) > 1:
-        raise UserError(
-            f"{path}: the processes resume from different steps {steps.tolist()}; use a folder shared by all of them"
-        )
+        where = f"{path}: the processes resume from different steps {steps.tolist()}"
+        raise UserError(f"{where}; use a folder shared by all of them")
 
 
 def _step(task: Task, epoch: int, within: int) -> tuple[Tensor, int]:
@@ -254,10 +245,8 @@ class _Saver:
         writes = self.accelerator.is_main_process
         due = writes and (began >= self.due or last)
         if self.sharded:  # every process helps to gather what the main one writes
-            vote: Any = self.accelerator.reduce(
-                torch.tensor(due, device=self.accelerator.device).float(), "sum"
-            )
-            due = bool(vote)
+            vote = torch.tensor(due, device=self.accelerator.device).float()
+            due = bool(self.accelerator.reduce(vote, "sum"))
         if not due:
             return
         model = self.accelerator.unwrap_model(self.task.model)
@@ -316,11 +305,7 @@ def _like(task: Task) -> Callable[[str], Tensor | None]:
 
 
 def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
-    """Return the log of a finished run in ``out``; None if there is no run or it is unfinished.
-
-    Raises:
-        UserError: if the run has a different recipe.
-    """
+    """Return the log of a finished run in ``out``; None if there is no run or it is unfinished."""
     if not (out / checkpoints.RECIPE_FILE).exists():
         return None
     held = checkpoints.read_recipe(out)

@@ -1,7 +1,7 @@
 """Recipes of training, of classifiers and dual encoders: every field that affects the weights, and no others."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -14,6 +14,11 @@ from antiphase.models.transformer import attention_of
 from antiphase.models.vit import VitConfig, configure
 from antiphase.precision import Precision, multiplies_bf16
 from antiphase.training.adversarial import Adversary
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 
 
 class Recipe(Fields):
@@ -29,14 +34,14 @@ class Recipe(Fields):
     model: VitConfig
     data: str
     data_fingerprint: str
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    epochs: int = Field(default=100, ge=1)
-    batch_size: int = Field(default=128, ge=1)
+    seed: Seed = 0
+    epochs: Count = 100
+    batch_size: Count = 128
     optimizer: Literal["adam", "adamw"] = "adam"
-    learning_rate: float = Field(default=5e-4, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    learning_rate: Positive = 5e-4
+    weight_decay: NonNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
-    warmup_epochs: float = Field(default=0.0, ge=0)
+    warmup_epochs: NonNegative = 0.0
     augment: Literal["none", "flip-crop"] = "none"
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
@@ -55,16 +60,8 @@ class Recipe(Fields):
 def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
     """Build the recipe of a ``vit`` or ``diffvit`` for given training images.
 
-    The model's sizes come from the preset for the image size, its normalisation from :func:`pixel_statistics`.
-
-    Args:
-        kind: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
-        images: training images.
-        model_fields: fields of the model's configuration that override the preset.
-        **fields: fields of the recipe.
-
-    Raises:
-        UserError: naming the field that is out of range.
+    The model's sizes come from the preset for the image size, overridden by ``model_fields``, its normalisation from
+    :func:`pixel_statistics`; ``kind`` is a key of ``antiphase.registry.VITS``.
     """
     channels, size, _ = images.image_shape
     mean, std = pixel_statistics(images)
@@ -80,9 +77,8 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        raise UserError(
-            f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
-        )
+        wanted = f"expected at most {epochs}, the number of epochs; lower it or train longer"
+        raise UserError(f"{name} {value:g}: {wanted}")
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -131,16 +127,16 @@ class ClipRecipe(Fields):
     model: ClipConfig
     data: str
     data_fingerprint: str
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    epochs: int = Field(default=40, ge=1)
+    seed: Seed = 0
+    epochs: Count = 40
     batch_size: int = Field(default=4096, ge=2)
-    learning_rate: float = Field(default=5e-4, gt=0)
-    warmup_epochs: float = Field(default=1.0, ge=0)
-    warmup_start: float = Field(default=1e-6, ge=0)
-    final_learning_rate: float = Field(default=1e-5, ge=0)
-    weight_decay: float = Field(default=0.5, ge=0)
+    learning_rate: Positive = 5e-4
+    warmup_epochs: NonNegative = 1.0
+    warmup_start: NonNegative = 1e-6
+    final_learning_rate: NonNegative = 1e-5
+    weight_decay: NonNegative = 0.5
     betas: tuple[float, float] = (0.9, 0.98)
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: Positive = 1e-8
     loss: Kind = "clip"
     crop: tuple[float, float] = (0.5, 1.0)
     captions: Literal["first", "any"] = "any"
@@ -149,37 +145,21 @@ class ClipRecipe(Fields):
     store: Literal["float32", "float16"] = "float32"
 
 
-# openmoji: tuned by hand on that set (dev/clip.md), the same for every variant
+# tuned by hand on that set (dev/clip.md), the same for every variant
+_OPENMOJI = dict(epochs=12, batch_size=256, learning_rate=1e-3, warmup_epochs=3.0, weight_decay=0.2)
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "diffclip": {"size": "b16", "recipe": {}},
-    "openmoji": {
-        "size": "small",
-        "recipe": {
-            "epochs": 12,
-            "batch_size": 256,
-            "learning_rate": 1e-3,
-            "warmup_epochs": 3.0,
-            "weight_decay": 0.2,
-        },
-    },
+    "openmoji": {"size": "small", "recipe": _OPENMOJI},
 }
 
 
 def make_clip_recipe(
     variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
 ) -> ClipRecipe:
-    """Build the recipe of a CLIP variant.
+    """Build the recipe of a CLIP variant, a key of ``antiphase.registry.CLIPS``.
 
-    Args:
-        variant: a key of ``antiphase.registry.CLIPS``, such as ``diffclip-depth`` (DiffCLIP*).
-        preset: ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop).
-        data: name of the training pairs.
-        fingerprint: fingerprint of the training pairs.
-        model_fields: arguments of :func:`~antiphase.models.clip.configure_clip` that override the preset.
-        **fields: fields of the recipe that override the preset.
-
-    Raises:
-        UserError: naming the field that is unknown or out of range.
+    The preset is ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop); ``model_fields``,
+    arguments of :func:`~antiphase.models.clip.configure_clip`, and ``fields`` override it.
     """
     own = find_clip(variant).fields
     if preset not in TRAINING_PRESETS:

@@ -36,9 +36,6 @@ def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe
 
     Single numbers, words and truth values of the recipe are sent once. A list, such as λ by layer, is sent as one
     number for each element: ``lambda/0``, ``lambda/1`` and so on.
-
-    Raises:
-        UserError: a tracker cannot be started, for example for want of a login.
     """
     if not trackers:
         return lambda numbers, step: None
@@ -47,9 +44,8 @@ def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe
         accelerator.init_trackers("antiphase", config)
     except Exception as error:  # each package has its own
         names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
-        raise UserError(
-            f"track {names}: cannot be started ({first_line(error)}); set it up or leave out --track"
-        ) from None
+        why = f"cannot be started ({first_line(error)}); set it up or leave out --track"
+        raise UserError(f"track {names}: {why}") from None
     return lambda numbers, step: accelerator.log(scalars(numbers), step)
 
 

@@ -42,9 +42,7 @@ class Projector(nn.Module):
         super().__init__()
         side = math.isqrt(count)
         if merge < 1 or side % merge:
-            raise UserError(
-                f"merge {merge}: expected a divisor of {side}, the side of the grid of image tokens"
-            )
+            raise UserError(f"merge {merge}: expected a divisor of {side}, the side of the grid of tokens")
         self.kind, self.merge, self.side = kind, merge, side
         first = nn.Linear(width * merge * merge, language_width)
         more = [nn.GELU(), nn.Linear(language_width, language_width)] if kind == "mlp2x" else []

@@ -110,7 +110,7 @@ class Prompt:
             if not before.startswith(written) or not after.startswith(before + answer):
                 fault = f"it changes earlier messages when there are {len(messages)}"
                 raise UserError(
-                    f"chat template: {fault}, so that answers cannot be found; use the format llava"
+                    f"chat template: {fault}, so that answers are not found; use the format llava"
                 )
             between, end, rest = after[len(before + answer) :].partition(self.tokenizer.eos_token)
             pieces += [(before[len(written) :], False), (answer + between + end, True), (rest, False)]

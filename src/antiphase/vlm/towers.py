@@ -96,9 +96,7 @@ def image_tokens(model: nn.Module) -> Tower:
         return _our_tower(model.visual, model.config and model.config.vision, model.square)
     if isinstance(model, VisionTransformer):
         if model.image_shape[0] != 3:
-            raise UserError(
-                f"tower {card_of(model).spec}: takes grey images; expected a tower of colour images"
-            )
+            raise UserError(f"tower {card_of(model).spec}: takes grey images; expected one of colour images")
         return _our_tower(model, model.config, Square(model.image_shape[1]))
     if isinstance(model, OpenClip):
         name = model.card.name.partition("/")[0]  # type: ignore[union-attr]
@@ -122,16 +120,14 @@ def build_tower(reference: dict[str, Any]) -> Tower:
             square = Square(config.image_size, reference["interpolation"])
             return _our_tower(build_vision(config), config, square)
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
-        square = Square(
-            **{field.name: reference[field.name] for field in fields(Square) if field.name in reference}
-        )
+        values = {field.name: reference[field.name] for field in fields(Square) if field.name in reference}
+        square = Square(**values)
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
+            quick = reference["quick_gelu"]
             with quiet_logging():
-                model = open_clip.create_model(
-                    reference["name"], pretrained=None, force_quick_gelu=reference["quick_gelu"]
-                )
+                model = open_clip.create_model(reference["name"], pretrained=None, force_quick_gelu=quick)
             return Tower(model.visual, square, reference, normalize)
         import transformers
 

@@ -222,9 +222,7 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     if stage == 1:
         if image is None or len(turns) != 1:
             has = "no image" if image is None else f"{len(turns)} turns"
-            raise UserError(
-                f"conversation {conversation.id}: {has}; stage 1 expects an image with one caption"
-            )
+            raise UserError(f"conversation {conversation.id}: {has}; stage 1 expects an image with one turn")
         ids, labels = vlm.prompt.caption(turns[0][1])
     else:
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)

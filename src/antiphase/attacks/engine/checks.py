@@ -29,16 +29,12 @@ def check_targets(targets: int | None, classes: int) -> None:
         raise UserError(f"targets {targets}: expected at most {classes - 1}, the number of other classes")
 
 
-def check_inputs(
-    images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, context: Tensor | None = None
-) -> Tensor:
-    """Check images, labels, ids and context; return the images, clipped where rounding took them beyond the bounds."""
+def check_inputs(images: Tensor, threat: Threat, ids: Tensor, context: Tensor | None = None) -> Tensor:
+    """Check images, ids and context; return the images, clipped where rounding took them beyond the bounds."""
     count = len(images)
     if images.ndim < 2 or not count or images.dtype not in _FLOATS:
-        raise UserError(f"images of {_kind(images)}: expected (samples, C, H, W) of float32 or float64")
-    for name, values in (("labels", labels), ("ids", ids)):
-        if values is not None and (values.shape != (count,) or values.is_floating_point()):
-            raise UserError(f"{name} of {_kind(values)}: expected one integer per sample, ({count},)")
+        kind = f"images of shape {tuple(images.shape)} and {images.dtype}"
+        raise UserError(f"{kind}: expected (samples, C, H, W) of float32 or float64")
     if len(ids.unique()) < count:
         raise UserError("duplicate ids: each sample needs its own, since its random draws are keyed by id")
     if context is not None and context.shape[:1] != (count,):
@@ -53,15 +49,8 @@ def check_inputs(
     return images if least <= low and high <= most else images.clamp(least, most)
 
 
-def _kind(values: Tensor) -> str:
-    return f"shape {tuple(values.shape)} and {values.dtype}"
-
-
-def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:
-    """Refuse the ε of each sample if there are not ``count`` of them, or one is below 0 or above the threat's."""
-    if budgets.shape != (count,) or budgets.dtype not in _FLOATS:
-        wanted = f"expected one ε per sample, ({count},), of float32 or float64"
-        raise UserError(f"budgets of {_kind(budgets)}: {wanted}")
+def check_budgets(budgets: Tensor, threat: Threat) -> None:
+    """Refuse budgets below 0 or above the threat's."""
     if math.isinf(threat.eps):
         raise UserError("budgets with an infinite ε: expected a finite ε, at least as large as each budget")
     # float32 may round up; written so that NaN is outside
@@ -83,16 +72,12 @@ def check_goal(
     }
     for name, other in others.items():
         if other is not None:
-            shown = f" {other}" if name == "targets" else ""
-            raise UserError(f"goal and {name}{shown}: they exclude each other; expected {name}=None")
-    goal, count = torch.as_tensor(run.goal).detach().cpu(), len(images)
-    if goal.dtype not in (torch.int64, torch.int32) or goal.shape not in ((), (count,)):
-        wanted = f"expected one class, or one integer per sample, ({count},)"
-        raise UserError(f"goal of {_kind(goal)}: {wanted}")
+            raise UserError(f"goal and {name}: they exclude each other; expected {name}=None")
+    goal = torch.as_tensor(run.goal).detach().cpu()
     clean, low, high = logits_of(model, images), int(goal.min()), int(goal.max())
     if not 0 <= low <= high < clean.shape[1]:
         raise UserError(f"goal from {low} to {high}: the model tells classes 0 to {clean.shape[1] - 1} apart")
-    return goal.long().expand(count).clone(), clean.argmax(1)
+    return goal.expand(len(images)).clone(), clean.argmax(1)
 
 
 def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None) -> list[str]:

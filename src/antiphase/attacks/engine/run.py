@@ -71,7 +71,7 @@ def run_search(
         clean = {"label": prediction, "clean_prediction": prediction}
         return replace(result, **clean, prediction=after, settings=settings)
     ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()
-    images = check_inputs(images, labels, threat, ids, run.context)
+    images = check_inputs(images, threat, ids, run.context)
     if settings is None:
         parameters: Any = fields(cast(Any, search))
         settings = {one.name: getattr(search, one.name) for one in parameters}
@@ -80,7 +80,7 @@ def run_search(
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
     else:
-        check_budgets(budgets, len(images), threat)
+        check_budgets(budgets, threat)
         settings["budgets"] = budgets.tolist()
     title = run.progress if isinstance(run.progress, str) else search.name
     with attacked(model, run.precision, run.compile, run.passes, images.device) as oracle:
