@@ -12,7 +12,6 @@ from antiphase import registry
 from antiphase.attacks.catalogue import find_attack
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, find
-from antiphase.studies.cells import Attack, Given
 from tests.commands.audits import attack_options
 
 ATTACK = '''
@@ -57,13 +56,6 @@ def test_an_attack_is_one_file_and_one_line(brighten):
     assert attack_options((0.1,), attack="brighten").minimal
     with pytest.raises(UserError, match=r"'brighten' has no setting 'width': expected steps, pull"):
         _ = attack_options((0.1,), attack="brighten", settings={"width": 3}).ensemble
-
-    model = Given(spec="specimen:vit-0")
-    work = {
-        name: Attack(model=model, data="digits", eps=(0.1,), attack=name, settings=settings).work()
-        for name, settings in {"brighten": {}, "pgd": {"steps": 21}}.items()
-    }
-    assert work["brighten"] == pytest.approx(work["pgd"])
 
 
 def test_the_command_line_offers_the_attack_and_the_report_names_it(

@@ -16,7 +16,7 @@ PLACES = {
     "look": "studies/cells/relevance.py",
     "align": "vlm/recipe.py",
     "tune": "vlm/recipe.py",
-    "answers": "runs/attack_pope.py",
+    "answers": "commands/audit/answers.py",
 }
 _HEAD = "| in the paper | here | study | status |\n|---|---|---|---|"
 

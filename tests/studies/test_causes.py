@@ -13,7 +13,7 @@ from antiphase.models import diffvit, vit
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.cells import TrainVit, Variant
 from antiphase.studies.context import Lab
-from antiphase.studies.own.causes.parts import (
+from antiphase.studies.own.asr_causes import (
     ANGLE,
     AT_LOSS,
     AT_MARGINS,
@@ -35,10 +35,11 @@ from antiphase.studies.own.causes.parts import (
     WIDER,
     ZERO,
     Measured,
+    claims,
+    draw,
     intervened,
     trained,
 )
-from antiphase.studies.own.causes.study import claims, draw
 from antiphase.studies.papers.robustness.bench import bench
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile

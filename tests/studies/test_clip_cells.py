@@ -94,7 +94,6 @@ def test_a_training_is_identified_by_what_is_not_at_its_default():
 def test_shards_need_not_be_there_to_be_planned():
     cell = TrainClip(variant="diffclip", data=CC12M, seed=2)
     assert described(cell)["fields"] == {"variant": "diffclip", "data": CC12M, "seed": 2}
-    assert cell.work() > 1e19
     assert cell.factors() == {
         "series": "DiffCLIP",
         "trained_on": CC12M,
@@ -248,7 +247,6 @@ def test_an_evaluation_is_identified_by_its_model_task_data_and_protocol(twins):
     }
     others = [dataclasses.replace(cell, **{name: value}) for name, value in fields.items()]
     assert len({identity(one) for one in [cell, *others]}) == 8
-    assert all(one.work() > 0 for one in others)
 
 
 @pytest.mark.parametrize(

@@ -254,14 +254,7 @@ def test_processes_of_torchrun_share_every_cell(store):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("seconds", None),
-        ("work", "x"),
-        ("versions", []),
-        ("hardware", 1),
-        ("warnings", [1]),
-        ("files", {"a": 1}),
-    ],
+    [("seconds", None), ("versions", []), ("hardware", 1), ("warnings", [1]), ("files", {"a": 1})],
 )
 def test_a_record_with_a_wrong_field_is_damage_and_the_cell_runs_again(store, field, value):
     cell = cells(1)[-1]

@@ -37,9 +37,6 @@ class Train(Cell):
     def factors(self):
         return {"training_seed": self.number}
 
-    def work(self):
-        return 1e9
-
     def run(self, lab, folder):
         time.sleep(self.seconds)
         if self.number < 0:
@@ -70,9 +67,6 @@ class Measure(Cell):
 
     def factors(self):
         return self.model.factors()
-
-    def work(self):
-        return 1e8
 
     def run(self, lab, folder):
         time.sleep(self.seconds)

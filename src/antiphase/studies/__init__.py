@@ -15,25 +15,11 @@ if TYPE_CHECKING:
 
 # by module, which is imported when one of its names is first used: the command line needs none
 _HOMES = {
-    # what a study is
     "spec": ("Cell", "Profile", "RowsByTable", "Study"),
-    # its trainings and measurements
     "cells": (
-        "Accuracy",
-        "Attack",
-        "AttackAnswers",
-        "Evaluate",
-        "Given",
-        "Model",
-        "Own",
-        "Relevance",
-        "Sense",
-        "TrainClip",
-        "TrainVit",
-        "TrainVlm",
-        "given",
+        *("Accuracy", "Attack", "AttackAnswers", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense"),
+        *("TrainClip", "TrainVit", "TrainVlm", "given"),
     ),
-    # what it shows and claims
     "figures": ("Artefact", "Panel", "Plot", "Table"),
     "claims": ("Check", "Claim"),
     "estimation": (

@@ -108,10 +108,6 @@ class Claim:
     """A statement of a paper and its checks, which all have to hold but for the stated exceptions.
 
     Attributes:
-        name: a short name, such as ``"fragile-at-depth-1"``.
-        source: section or figure of the paper.
-        statement: the claim in one sentence.
-        checks: at least one check.
         exceptions: number of checks that need not hold, where the paper says "almost every".
         margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points); by default
             that of ``MARGINS``; with 0, no difference is called absent.
@@ -141,9 +137,6 @@ class Claim:
 
     def whose(self, paper: str) -> str:
         """Return the paper that makes the claim, or ``OWN`` for a question of ours.
-
-        Args:
-            paper: that of the study.
 
         >>> [Claim("", source, "", []).whose("diffclip") for source in ("Section 4.2", NOT_IN_PAPER)]
         ['diffclip', 'own']
@@ -289,12 +282,7 @@ def higher(
     """Return the checks mean(first series) > mean(other series), for each combination of levels.
 
     Args:
-        rows: rows of both series.
         first: series that is said to be higher.
-        than: the other series.
-        value: column to average.
-        what: what it is, in words.
-        unit: unit of the difference.
         **levels: columns, and the values that select rows of both: one, or several.
     """
     return [
@@ -359,12 +347,7 @@ def in_words(where: Mapping[str, Any]) -> str:
 
 
 def each_data(rows: pl.DataFrame, claims: Callable[[pl.DataFrame], list[Claim]]) -> list[Claim]:
-    """Return the claims of the rows of each data set, joined: a claim has to hold on every one.
-
-    Args:
-        rows: of one table, with a column ``data``.
-        claims: from the rows of one data set to its claims.
-    """
+    """Return the claims of the rows of each data set, joined: a claim has to hold on every one."""
     sets = rows["data"].unique(maintain_order=True).to_list()
     joined: dict[str, Claim] = {}
     for data in sets:

@@ -1,7 +1,7 @@
 """The environment of cells: the store, the device, and a cache of models and images."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,23 +11,12 @@ from antiphase.processes import Process
 from antiphase.studies.store import Store
 
 
-class Loadable(Protocol):
-    """A model that is trained by a cell or given."""
-
-    def load(self, lab: "Lab") -> nn.Module:
-        """Return the model in evaluation mode, and its card."""
-        ...
-
-
 @dataclass
 class Lab:
     """The environment that a cell runs in; it does not affect results.
 
     Attributes:
-        store: store of the cells.
-        device: device to run on.
         batch_size: images per batch; None uses the default of each measurement.
-        progress: whether to show progress bars on stderr.
         process: this process among those of torchrun.
         track: experiment trackers of training.
         warnings: warnings of the running cell for readers of its rows.
@@ -43,7 +32,7 @@ class Lab:
     _model: tuple[Any, nn.Module] | None = None
     _images: dict[str, ImageSet] = field(default_factory=dict)
 
-    def model(self, cell: Loadable) -> nn.Module:
+    def model(self, cell: Any) -> nn.Module:
         """Return a trained or given model; the last one is cached."""
         if self._model is None or self._model[0] != cell:
             self._model = None

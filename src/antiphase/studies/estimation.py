@@ -28,14 +28,9 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
     """Average a value over seeds and samples for each group, with an interval over both.
 
     Args:
-        rows: one row per seed and sample of a group; several (heads, layers) are averaged first.
         by: columns that define the groups, which keep the order of their first rows.
-        value: column to average.
         kind: range of the value, and so of its interval: a fraction in [0, 1], a size (norm, distance, Lipschitz
             constant) above 0, a difference of fractions in [−1, 1], or any number.
-
-    Returns:
-        Columns ``*by``, those of ``ESTIMATES``, and ``by_seed``: the mean of each training seed.
 
     Raises:
         UserError: The seeds of a group were not measured on the same samples.
@@ -52,10 +47,6 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
 
 def over(*found: pl.DataFrame, samples: str = "images") -> str:
     """Return a phrase for captions: the number of training seeds and samples that intervals are over.
-
-    Args:
-        *found: frames with columns ``n`` and ``seeds``.
-        samples: the noun for what ``n`` counts.
 
     >>> over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]}))
     '3 training seeds and 300 to 1,000 images'
@@ -82,18 +73,6 @@ def difference(
     """Estimate mean(first) − mean(second), paired by training seed and sample.
 
     Only training seeds that both have are used.
-
-    Args:
-        rows: rows of both.
-        first: columns and values that select the rows of the first.
-        second: the same for the second.
-        value: column to average.
-
-    Returns:
-        The estimate; None if one of them has no rows, or they share no seed.
-
-    Raises:
-        UserError: The two were not measured on the same samples.
     """
     return contrast(rows, [(1.0, first), (-1.0, second)], value)
 
@@ -109,8 +88,6 @@ def share_above(
     """Estimate a share minus a level; the interval is that of a share, so level + its ends stay within [0, 1].
 
     Args:
-        rows: the rows.
-        which: columns and values that select some of them.
         value: hits or fractions, within [0, 1].
         level: what the share is compared with.
     """
@@ -132,16 +109,6 @@ def trend(
 
     With x the levels (or their log2) and w = (x − x̄)/Σ(x − x̄)²·(x_max − x_min), the contrast Σ w·mean(level): the slope
     of least squares times the range, for each training seed and sample. All levels count, not only the ends.
-
-    Args:
-        rows: rows of all levels.
-        column: a number, such as ``"depth"``.
-        where: columns and values that select the rows of every level.
-        value: column to average.
-        scale: scale on which the levels are a line.
-
-    Returns:
-        The estimate over the training seeds that all levels have; None if there are fewer than two levels, or no seed.
 
     Raises:
         UserError: The levels were not measured on the same samples, or one is not above 0 on the scale ``log2``.
@@ -167,19 +134,6 @@ def peak(
 
     At a peak both differences are above 0. The means on either side are averages over their levels, so neighbours that
     are nearly as high as the peak do not decide alone.
-
-    Args:
-        rows: rows of all levels.
-        column: a number, such as ``"lambda_init"``.
-        at: the level of the peak.
-        where: columns and values that select the rows of every level.
-        value: column to average.
-
-    Returns:
-        For each side that has levels, ``"below"`` or ``"above"`` and mean(at) − mean(side).
-
-    Raises:
-        UserError: The levels were not measured on the same samples.
     """
     found = []
     levels = _levels(rows, column, where)
@@ -203,12 +157,7 @@ def contrast(
     """Estimate Σ weight·mean(group), paired by training seed and sample, over the seeds that all groups have.
 
     Args:
-        rows: rows of all groups.
         groups: the weight of each group, and the columns and values that select its rows.
-        value: column to average.
-
-    Returns:
-        The estimate; None if a group has no rows, or they share no seed.
 
     Raises:
         UserError: The groups were not measured on the same samples.

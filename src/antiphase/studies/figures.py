@@ -11,13 +11,8 @@ from jaxtyping import Float, UInt8
 
 from antiphase.budgets import eps_label
 
-ESTIMATES: dict[str, Any] = {
-    "value": pl.Float64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-    "n": pl.Int64,
-    "seeds": pl.Int64,
-}
+ESTIMATES: dict[str, Any] = dict.fromkeys(("value", "low", "high"), pl.Float64)
+ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)
 """Columns of every estimate: mean, 95 % interval (null if there is none), number of samples and training seeds."""
 
 BY_SEED = "by_seed"
@@ -36,9 +31,6 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: title, such as ``"(a) PGD"``.
-        x: label of the horizontal axis.
-        y: label of the vertical axis.
         points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them), ``ESTIMATES`` and,
             optionally, ``BY_SEED``.
         kind: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick, which shows
@@ -64,14 +56,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of one or several panels, arranged as in the paper.
-
-    Attributes:
-        name: file name; letters, digits and "-".
-        caption: what is shown, the number of images and seeds, and what the band is.
-        panels: the panels, row by row.
-        columns: panels per row.
-    """
+    """A figure of one or several panels, arranged as in the paper."""
 
     name: str
     caption: str
@@ -81,13 +66,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with a signed map over it.
-
-    Attributes:
-        title: title above the image.
-        image: RGB image, (height, width, 3).
-        over: map on a grid of patches of any shape; None shows only the image.
-    """
+    """An image with a signed map over it."""
 
     title: str
     image: UInt8[np.ndarray, "height width 3"]
@@ -109,8 +88,6 @@ class Table:
 
     Attributes:
         name: name of its CSV; letters, digits and "-".
-        title: title of the table.
-        index: name of the first column.
         cells: columns ``row`` (String), ``column`` (String), ``ESTIMATES`` and ``paper`` (Float64, the paper's number
             in the same unit, or null); rows and columns are in the order of their first cell.
         percent: whether values are fractions in [0, 1], shown in percent.
@@ -150,11 +127,8 @@ def panels(
 
     Args:
         estimates: columns ``series``, ``ESTIMATES``, optionally ``BY_SEED``, and those of the title and of ``x``.
-        title: title with columns in braces, such as ``"PGD, {data}"``.
         x: position on the horizontal axis.
-        labels: labels of both axes.
         paper: the paper's numbers, columns ``series``, ``x``, ``value`` and some of the title's.
-        **style: other fields of :class:`Panel`.
     """
     shown = []
     for words, chosen, block in _groups(estimates, title):
@@ -185,13 +159,6 @@ def tables(
 
     Args:
         estimates: columns ``ESTIMATES`` and those of title, rows and columns.
-        title: title with columns in braces.
-        name: name of the CSV with columns in braces.
-        row: name of an estimate's row.
-        column: name of its column.
-        index: name of the first column.
-        paper: the paper's numbers by ``column`` and others of the columns or ``row``.
-        **style: other fields of :class:`Table`.
     """
     shown = []
     for words, chosen, block in _groups(estimates, title):

@@ -20,29 +20,18 @@ from antiphase.files import write_text
 from antiphase.reading import as_json, read_rows
 from antiphase.store import write_frame
 from antiphase.studies.spec import Cell, closure
-from antiphase.studies.store import Reader, Storable, core_seconds, described, identity, source_commit
+from antiphase.studies.store import Reader, core_seconds, described, identity, source_commit
 
 CELLS_FILE = "cells.parquet"
 README = "README.md"
 _LEFT_OUT = ("forwards", "backwards")
 _EXACT = ("eps",)  # compared with ε of the studies
 _SCHEMA: dict[str, Any] = {
-    "cell": pl.String,
-    "file": pl.String,
-    "table": pl.String,
-    "label": pl.String,
-    "what": pl.String,
-    "rows": pl.Int64,
-    "seconds": pl.Float64,
-    "work": pl.Float64,
-    "whole": pl.Boolean,
-    "finished": pl.String,
-    "hardware": pl.String,
-    "versions": pl.String,
-    "warnings": pl.String,
-    "study": pl.String,
-    "command": pl.String,
-    "commit": pl.String,
+    **dict.fromkeys(("cell", "file", "table", "label", "what"), pl.String),
+    **{"rows": pl.Int64, "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean},
+    **dict.fromkeys(
+        ("finished", "hardware", "versions", "warnings", "study", "command", "commit"), pl.String
+    ),
 }
 _JSON = ("what", "versions", "warnings")
 _RESTORE = "restore the file"
@@ -51,32 +40,28 @@ _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "stati
 
 @dataclass(frozen=True)
 class Pack:
-    """A folder of rows that ship, read like a store.
-
-    Attributes:
-        root: the folder, which may not exist.
-    """
+    """A folder of rows that ship, read like a store."""
 
     root: Path
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def done(self, cell: Storable) -> bool:
+    def done(self, cell: Any) -> bool:
         """Whether the rows of a measurement are there; a training has none, so it is not."""
         return bool(self._records.get(identity(cell), {}).get("file"))
 
-    def record(self, cell: Storable) -> dict[str, Any] | None:
+    def record(self, cell: Any) -> dict[str, Any] | None:
         """Return the record of a cell: seconds, work, versions, hardware, warnings."""
         return self._records.get(identity(cell))
 
-    def damage(self, cell: Storable) -> str | None:
+    def damage(self, cell: Any) -> str | None:
         """Return None: the version control of the folder finds damage."""
         return None
 
-    def busy(self, cell: Storable) -> bool:
+    def busy(self, cell: Any) -> bool:
         """Return False: nothing is run here."""
         return False
 
-    def rows(self, cell: Storable) -> pl.DataFrame | None:
+    def rows(self, cell: Any) -> pl.DataFrame | None:
         """Return the rows of a measurement, or None."""
         own = identity(cell)
         if not (file := self._records.get(own, {}).get("file")):
@@ -116,13 +101,6 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
 
     Cells that are there already stay as they are, so rows are neither repeated nor lost. The same cells give the same
     bytes, in whatever order they came.
-
-    Args:
-        pack: the folder; created if missing.
-        study: name of the study.
-        command: command that makes its cells.
-        cells: its measurements.
-        source: a store, or another pack.
     """
     known = set(pack.cells["cell"])
     records, rows = [], {}

@@ -166,9 +166,6 @@ def gather(study: Study, profile: Profile) -> Facts:
 
     A budget is in 255ths, as ``NAME_255``; of a random seed, ``KIND.seed``, only the number of values is returned, as
     ``KIND.seeds``.
-
-    Raises:
-        UserError: something cannot be built.
     """
     values: dict[str, dict[Any, None]] = {}
     for cell in closure(study.cells(profile), identity):
@@ -213,11 +210,7 @@ def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:
-    """Yield how many cells were built, and a table of settings: ours, the paper's, equal or not.
-
-    Raises:
-        UserError: something cannot be built.
-    """
+    """Yield how many cells were built, and a table of settings: ours, the paper's, equal or not."""
     facts = gather(study, profile)
     yield f"{study.name}: {len(closure(study.cells(profile), identity))} cells built"
     rows = [

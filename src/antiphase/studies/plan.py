@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -24,19 +25,9 @@ from antiphase.studies.spec import Cell, Profile, Study, closure, profile
 from antiphase.studies.store import Reader, Store, identity
 from antiphase.terminal import say
 
-# floating-point operations per second of small cells, measured on one core, by table
-_USUAL = {
-    "train": 3e10,
-    "attack": 2e10,
-    "accuracy": 3e10,
-    "evaluate": 3e10,
-    "alignment": 1e10,
-    "alignment-perturbed": 1e10,
-    "lipschitz": 8e10,
-    "depth": 1e10,
-    "answers": 8e11,  # counted as if every answer took all steps
-}
-_ELSE = 1e10
+# seconds of a cell before the first one of its table is finished
+_USUAL = {"train": 60.0, "attack": 20.0, "answers": 600.0}
+_ELSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,24 +65,33 @@ def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
             wanted.add(own)
             wanted |= {identity(need) for need in cell.needs()} - there
     missing = [cell for cell in everything if identity(cell) in wanted]
-    known = len(there) if _rates(everything, store) else 0
+    known = len(there) if _seconds(everything, store) else 0
     return Plan(everything, missing, damaged, expected(missing, everything, store), known)
 
 
 def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Reader) -> float:
-    """Estimate the time of cells in seconds, run one after the other, from the finished cells of ``among``."""
-    rates = _rates(among, store)
-    return sum(cell.work() / rates.get(cell.table, _USUAL.get(cell.table, _ELSE)) for cell in cells)
+    """Estimate the time of cells in seconds, run one after the other, from the finished cells of ``among``.
+
+    A cell takes as long as the median of those that differ in the training seed alone, otherwise of its table.
+    """
+    seconds = _seconds(among, store)
+    usual = (seconds.get(cell.table, _USUAL.get(cell.table, _ELSE)) for cell in cells)
+    return sum(seconds.get(_kind(cell), other) for cell, other in zip(cells, usual, strict=True))
 
 
-def _rates(cells: Sequence[Cell], store: Reader) -> dict[str, float]:
-    """Return the median operations per second of uninterrupted cells, by table."""
+def _kind(cell: Cell) -> str:
+    return f"{cell.table} {re.sub(r' seed [0-9]+', '', cell.label)}"
+
+
+def _seconds(cells: Sequence[Cell], store: Reader) -> dict[str, float]:
+    """Return the median seconds of uninterrupted cells, by kind and by table."""
     seen: dict[str, list[float]] = {}
     for cell in cells:
         record = store.record(cell)
-        if record and record["whole"] and record["seconds"] > 0:
-            seen.setdefault(cell.table, []).append(record["work"] / record["seconds"])
-    return {table: statistics.median(values) for table, values in seen.items()}
+        if record and record["whole"]:
+            for name in (_kind(cell), cell.table):
+                seen.setdefault(name, []).append(record["seconds"])
+    return {name: statistics.median(values) for name, values in seen.items()}
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,7 @@ class Selection:
 
 
 def select(options: StudyOptions) -> Selection:
-    """Return the studies that the options name.
-
-    Raises:
-        UserError: one of them is not known, an option has no effect on them, or the rows do not exist.
-    """
+    """Return the studies that the options name."""
     size = profile(options.profile, options.seeds)
     chosen = replace(size, models=options.models, baseline=options.baseline)
     studies = find_studies(options.names)
@@ -237,11 +233,7 @@ def load_study(path: Path) -> Study:
 
 
 def write_study(name: str) -> Path:
-    """Write ``NAME.py`` into the current folder and return its path.
-
-    Raises:
-        UserError: the file exists.
-    """
+    """Write ``NAME.py`` into the current folder and return its path."""
     path = Path(f"{name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")

@@ -27,25 +27,7 @@ from antiphase.studies.store import Reader, core_seconds, identity
 
 @dataclass(frozen=True)
 class Result:
-    """One study under one profile.
-
-    Attributes:
-        name: such as ``"table-1"``.
-        paper: ``"robustness"``, ``"diffclip"``, or the group name of a user's own studies.
-        label: the artefact's name in the paper, ``"Table 1"``.
-        title: what it shows, in a few words.
-        text: the study's docstring.
-        profile: name of the profile.
-        seeds: training seeds.
-        command: command that reproduces the study.
-        done, total: number of finished cells, and of all cells.
-        artefact: figures and tables; None if there are no rows yet.
-        claims: claims with their checks.
-        settings: settings for the reader.
-        versions: library versions; several if cells differ.
-        hardware: hardware that the cells ran on.
-        seconds: total time of the cells.
-    """
+    """One study under one profile."""
 
     name: str
     paper: str
@@ -83,13 +65,6 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
 
     Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
     never under the profile ``smoke``. An artefact that has no meaning under the profile is the reason alone.
-
-    Args:
-        study: the study.
-        profile: its scale.
-        store: where its cells are.
-        command: the command that makes them.
-        partial: whether claims keep estimates from the finished cells while others are missing.
 
     Raises:
         UserError: The rows are of an older schema.
@@ -206,11 +181,7 @@ def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float 
 
 
 def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
-    """Return the rows of a study, by table.
-
-    Raises:
-        UserError: the name is not that of one study, or it has no such rows.
-    """
+    """Return the rows of a study, by table."""
     options = reading(options)
     name, table, chosen = ", ".join(options.names), options.table, select(options)
     if len(chosen.studies) > 1:
@@ -259,11 +230,7 @@ def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_rows(frame: pl.DataFrame, out: Path) -> None:
-    """Write rows as CSV or Parquet.
-
-    Raises:
-        UserError: another suffix, or a column that a CSV cannot hold.
-    """
+    """Write rows as CSV or Parquet."""
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"{out}: expected a name that ends in .csv or .parquet")
     nested = [column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary]
@@ -276,11 +243,7 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
 
 
 def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
-    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added.
-
-    Raises:
-        UserError: None of the cells is finished.
-    """
+    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added."""
     chosen, pack = select(options), Pack(options.to)
     if not any(chosen.store.done(cell) for cell in chosen.cells):
         raise UserError(
@@ -300,12 +263,7 @@ def _command(options: StudyOptions, study: Study) -> str:
 
 
 def results_of(options: StudyOptions, partial: bool = False) -> list[Result]:
-    """Return what the store knows of the studies that the options name.
-
-    Args:
-        options: names, profile, seeds and store.
-        partial: whether claims keep estimates from the finished cells while others are missing.
-    """
+    """Return what the store knows of the studies that the options name."""
     found, chosen = [], select(options)
     for study in chosen.studies:
         found.append(result(study, chosen.profile, chosen.store, _command(options, study), partial))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -36,25 +37,12 @@ Step = Literal["run", "busy", "wait", "done", "lost"]
 Say = Callable[[str], None]
 
 
-@dataclass
-class _Standing:
-    """What is left to do."""
-
-    left: list[Cell]
-    failed: dict[str, tuple[str, str]] = field(default_factory=dict)  # label and reason, by identity
-
-
 def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> Plan:
     """Run all missing cells and return the plan afterwards.
 
     Several processes may share one store: each cell is run by one of them while the others take the next, and wait at
     the end. Under torchrun the processes share every cell. A cell that fails (missing data, a loss that is not finite)
     does not stop cells that do not depend on it.
-
-    Args:
-        cells: the requested cells; their dependencies are added.
-        lab: the environment to run in.
-        say: callback for progress messages.
 
     Raises:
         Failures: Some cells failed, with one line for each distinct reason.
@@ -71,14 +59,15 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
                         lab.store.log("damaged", cell, why=why)
                         lab.store.discard(cell)
         lab.process.wait()
+        run = _Run(lab, plan, say, [])
         # use the first process's plan: another run may have finished a cell in the meantime
-        left = _together(lab, lambda: [identity(cell) for cell in plan.missing])
-        standing = _Standing([cell for cell in plan.cells if identity(cell) in left])
-        while standing.left:
-            if not _one_round(standing, lab, plan, say):
+        left = run.together(lambda: [identity(cell) for cell in plan.missing])
+        run.left = [cell for cell in plan.cells if identity(cell) in left]
+        while run.left:
+            if not run.round():
                 time.sleep(_POLL_SECONDS)
-    if standing.failed:
-        raise Failures(_failure(list(standing.failed.values())))
+    if run.failed:
+        raise Failures(_failure(list(run.failed.values())))
     return make_plan(cells, lab.store)
 
 
@@ -97,99 +86,94 @@ def _failure(failed: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _one_round(standing: _Standing, lab: Lab, plan: Plan, say: Say) -> bool:
-    """Go through the remaining cells once; return whether there was progress."""
-    moved = False
-    for cell in list(standing.left):
-        step = _together(lab, lambda cell=cell: _judge(cell, standing, lab))
-        if step in ("busy", "wait"):
-            continue
-        if step == "run":
-            step = _attempt(cell, standing, lab, plan, say)
-            if step == "busy":
+@dataclass
+class _Run:
+    """What is left to do, and what failed: label and reason, by identity."""
+
+    lab: Lab
+    plan: Plan
+    say: Say
+    left: list[Cell]
+    failed: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def together(self, judge: Callable[[], Any]) -> Any:
+        """Return the value of the first process in every process."""
+        if self.lab.process.count == 1:
+            return judge()
+        from accelerate.utils import broadcast_object_list
+
+        values = [judge() if self.lab.process.first else None]
+        broadcast_object_list(values)
+        return values[0]
+
+    def round(self) -> bool:
+        """Go through the remaining cells once; return whether there was progress."""
+        moved = False
+        for cell in list(self.left):
+            step = self.together(lambda cell=cell: self.judge(cell))
+            if step == "run":
+                step = self.attempt(cell)
+            if step not in ("busy", "wait"):
+                moved = True
+                self.left.remove(cell)
+        return moved
+
+    def judge(self, cell: Cell) -> Step:
+        """Return what to do with a cell now."""
+        store = self.lab.store
+        if store.done(cell):
+            return "done"
+        for need in cell.needs():
+            if store.done(need):
                 continue
-        moved = True
-        standing.left.remove(cell)
-    return moved
+            if any(need == other for other in self.left):
+                return "wait"
+            # failed here, or taken away since the plan
+            gone = f"needs {need.label}, which is gone: run again"
+            self.failed[identity(cell)] = (cell.label, _WAITED if identity(need) in self.failed else gone)
+            return "lost"
+        return "run"
 
+    def attempt(self, cell: Cell) -> Step:
+        """Run a cell unless another process does; the first process holds the lock for all."""
+        store = self.lab.store
+        with store.claim(cell) if self.lab.process.first else nullcontext(enter_result=False) as mine:
+            if mine and store.damage(cell):
+                store.discard(cell)
+            step = self.together(lambda: "done" if mine and store.done(cell) else "run" if mine else "busy")
+            return self.work(cell) if step == "run" else step
 
-def _judge(cell: Cell, standing: _Standing, lab: Lab) -> Step:
-    """Return what to do with a cell now."""
-    if lab.store.done(cell):
-        return "done"
-    for need in cell.needs():
-        if not lab.store.done(need):
-            if all(need != other for other in standing.left):  # failed here, or taken away since the plan
-                gone = f"needs {need.label}, which is gone: run again"
-                why = _WAITED if identity(need) in standing.failed else gone
-                standing.failed[identity(cell)] = (cell.label, why)
-                return "lost"
-            return "wait"
-    return "run"
-
-
-def _attempt(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> Step:
-    """Run a cell unless another process does."""
-    if not lab.process.first:  # the first process holds the lock for all
-        step = _together(lab, lambda: "run")
-        return _work(cell, standing, lab, plan, say) if step == "run" else step
-    with lab.store.claim(cell) as mine:
-        if mine and lab.store.damage(cell):
-            lab.store.discard(cell)
-        step: Step = "done" if mine and lab.store.done(cell) else "run" if mine else "busy"
-        step = _together(lab, lambda: step)
-        return _work(cell, standing, lab, plan, say) if step == "run" else step
-
-
-def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> Step:
-    store, process = lab.store, lab.process
-    if process.first:
-        store.log("begin", cell)
-    lab.warnings.clear()
-    whole = not store.folder(cell).exists()  # otherwise a killed run has done a part
-    began = time.monotonic()
-    try:
-        rows = cell.run(lab, store.folder(cell))
-    except UserError as error:
-        if process.count > 1:
-            raise  # only this process may have failed: torchrun then ends the others, which would wait for it
-        why = str(error)
-        known = any(why == other for _, other in standing.failed.values())
-        standing.failed[identity(cell)] = (cell.label, why)
-        store.log("failed", cell, why=why)
-        say(
-            f"failed: {cell.label}: {'for the same reason' if known else shorten(why, _LONGEST, placeholder=' …')}"
-        )
-        return "lost"
-    seconds = time.monotonic() - began
-    if process.first:
-        about = {
-            "seconds": round(seconds, 3),
-            "whole": whole,
-            "work": cell.work(),
-            "warnings": sorted(set(lab.warnings)),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "commit": source_commit(),
-            **environment_record(lab.device),
-        }
-        store.finish(cell, rows, about)
-        store.log("done", cell, seconds=round(seconds, 3))
-    process.wait()
-    rest = [other for other in standing.left if other is not cell]
-    left = f" · about {duration(expected(rest, plan.cells, store))} left" if rest else ""
-    say(f"[{len(plan.missing) - len(rest)}/{len(plan.missing)}] {cell.label}: {seconds:.1f} s{left}")
-    return "run"
-
-
-def _together(lab: Lab, judge: Callable[[], Any]) -> Any:
-    """Return the value of the first process in every process."""
-    if lab.process.count == 1:
-        return judge()
-    from accelerate.utils import broadcast_object_list
-
-    found = [judge() if lab.process.first else None]
-    broadcast_object_list(found)
-    return found[0]
+    def work(self, cell: Cell) -> Step:
+        """Run a cell and record it."""
+        lab, store, process = self.lab, self.lab.store, self.lab.process
+        if process.first:
+            store.log("begin", cell)
+        lab.warnings.clear()
+        whole = not store.folder(cell).exists()  # otherwise a killed run has done a part
+        began = time.monotonic()
+        try:
+            rows = cell.run(lab, store.folder(cell))
+        except UserError as error:
+            if process.count > 1:
+                raise  # only this process may have failed: torchrun then ends the others, which would wait for it
+            why = str(error)
+            known = any(why == other for _, other in self.failed.values())
+            self.failed[identity(cell)] = (cell.label, why)
+            store.log("failed", cell, why=why)
+            short = "for the same reason" if known else shorten(why, _LONGEST, placeholder=" …")
+            self.say(f"failed: {cell.label}: {short}")
+            return "lost"
+        seconds = time.monotonic() - began
+        if process.first:
+            about = {"seconds": round(seconds, 3), "whole": whole, "warnings": sorted(set(lab.warnings))}
+            about |= {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit()}
+            store.finish(cell, rows, about | environment_record(lab.device))
+            store.log("done", cell, seconds=round(seconds, 3))
+        process.wait()
+        rest, missing = [other for other in self.left if other is not cell], len(self.plan.missing)
+        left = f" · about {duration(expected(rest, self.plan.cells, store))} left" if rest else ""
+        self.say(f"[{missing - len(rest)}/{missing}] {cell.label}: {seconds:.1f} s{left}")
+        return "run"
 
 
 _GRACE_SECONDS = 20.0
@@ -198,11 +182,7 @@ _GRACE_SECONDS = 20.0
 @final
 @dataclass(frozen=True)
 class Local:
-    """Local processes, each with a share of the cores and, if there are several GPUs, its own GPU.
-
-    Attributes:
-        here: the work of this process, which is one of the workers.
-    """
+    """Local processes, each with a share of the cores and, if there are several GPUs, its own GPU."""
 
     here: Callable[[], Any]
 
@@ -246,10 +226,7 @@ class Slurm:
     """Cluster jobs, submitted with submitit.
 
     Attributes:
-        folder: folder for submitit's files on a shared disk, usually that of the store.
         settings: arguments of ``AutoExecutor.update_parameters``: ``timeout_min``, ``slurm_partition``, ….
-        cluster: ``"slurm"``, or ``"local"`` to run the jobs on this machine for testing.
-        wait: whether to return only when all jobs have finished.
     """
 
     folder: Path
@@ -282,9 +259,6 @@ class Slurm:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse ``name=value`` settings; integers become numbers.
 
-    Raises:
-        UserError: A setting has no "=".
-
     >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
     {'timeout_min': 240, 'slurm_partition': 'gpu'}
     """
@@ -299,11 +273,6 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
     """Run every missing cell of some studies; return how many there are, were missing and are missing now.
-
-    Args:
-        options: which studies, and where they run.
-        told: told what a dry run finds.
-        say: told what is to do, what goes on unless ``quiet``, and what is there in the end.
 
     Raises:
         UserError: an option does not suit the processes, or a cell fails.

@@ -2,14 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-import torch
-
 from antiphase.data.shards import TITLES
-from antiphase.data.sources import SOURCES, source_of
-from antiphase.models.clip import bare_clip
-from antiphase.models.transformer import attention_of
-from antiphase.models.vit import build_vision, configure
+from antiphase.data.sources import SOURCES
 from antiphase.studies.cells import TrainClip, TrainVit
+from antiphase.studies.cells.training import count_parameters
 
 IN_SHORT = "in short"
 """The setting of a study under which these words are."""
@@ -31,30 +27,18 @@ def vits_in_short(models: Sequence[TrainVit]) -> str:
     >>> vits_in_short([TrainVit(model="vit", data="fashion-mnist", sizes={"depth": at, **sizes}) for at in (1, 12)])
     'ViTs and DiffViTs with 1 to 12 layers and 55 thousand to 605 thousand parameters on Fashion-MNIST (28×28 grey, 10 classes)'
     """  # noqa: E501
-    layers, sizes = sorted({model.depth for model in models}), sorted(map(_parameters, models))
+    layers, sizes = (
+        sorted({model.depth for model in models}),
+        sorted(count_parameters(model.config()) for model in models),
+    )
     blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
     return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
 
 def clips_in_short(models: Sequence[TrainClip]) -> str:
     """Return the size of some CLIPs, and their data."""
-    sizes = [_clip_parameters(model) for model in models]
+    sizes = [count_parameters(model.make_recipe("").model) for model in models]
     return f"CLIPs and DiffCLIPs with {_range(sizes)} parameters on {_sets(model.data for model in models)}"
-
-
-def _parameters(model: TrainVit) -> int:
-    """Return the number of parameters of a ViT, built without drawing weights."""
-    source = source_of(model.data)
-    sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **model.sizes}
-    with torch.device("meta"):
-        built = build_vision(configure(attention_of(model.model), model.pixels, sizes))
-    return sum(weights.numel() for weights in built.parameters())
-
-
-def _clip_parameters(model: TrainClip) -> int:
-    with torch.device("meta"):
-        built = bare_clip(model.make_recipe("").model)
-    return sum(weights.numel() for weights in built.parameters())
 
 
 def _range(sizes: Sequence[int]) -> str:

@@ -27,7 +27,6 @@ class Profile:
 
     Attributes:
         name: ``smoke`` (seconds, for tests), ``laptop`` (2 cores) or ``paper`` (the paper's data and sizes).
-        seeds: training seeds.
         models: specifications of CLIPs to measure instead of training them, see ``GivenModels``.
         baseline: specification of the standard CLIP of the released pair; None: its name on the hub.
         asked: whether the user chose their number; otherwise a study may have a number of its own.
@@ -45,11 +44,7 @@ class Profile:
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
-    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise (see ``seeds_or``).
-
-    Raises:
-        UserError: The name is unknown, or there is no seed.
-    """
+    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise (see ``seeds_or``)."""
     if name not in ("smoke", "laptop", "paper"):
         raise UserError(f"profile {name!r}: expected smoke, laptop or paper")
     if seeds is not None and seeds < 1:
@@ -100,10 +95,6 @@ class Cell(ABC):
     def factors(self) -> dict[str, Any]:
         """Return constant columns that identify its rows in a study."""
 
-    @abstractmethod
-    def work(self) -> float:
-        """Estimate the number of floating-point operations, for the plan."""
-
     def facts(self) -> Iterator[tuple[str, Any]]:
         """Yield what it would use, built without data: a name of its kind and a settings object or dictionary."""
         yield from ()
@@ -123,11 +114,7 @@ class Study:
     """A table or figure of a paper: its cells, and what is drawn and claimed from their rows.
 
     Attributes:
-        name: name on the command line.
         paper: ``"robustness"``, ``"diffclip"``, ``"own"`` for the package's own, or a group name of yours.
-        label: name of the artefact in the paper.
-        title: short title.
-        text: docstring of the module: the artefact, the paper's numbers, the cost, the command.
         cells: function from a profile to the cells to measure; their dependencies are added.
         draw: function from the rows to figures and tables.
         claims: function from the rows to claims.

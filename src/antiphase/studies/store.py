@@ -42,80 +42,46 @@ class _Record(BaseModel):
 
     files: dict[str, str]
     seconds: float
-    work: float
     whole: bool
     hardware: str
     versions: dict[str, str]
     warnings: list[str]
 
 
-class Storable(Protocol):
-    """The interface of a cell to the store."""
-
-    @property
-    def table(self) -> str:
-        """The beginning of its folder's name."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """What it is, in words."""
-        ...
-
-
 class Reader(Protocol):
-    """What finished cells are read from: a store, or rows that ship."""
+    """What finished cells are read from: a store, or rows that ship. A record is a dictionary."""
 
-    def done(self, cell: Storable) -> bool:
-        """Whether the cell is finished and undamaged."""
-        ...
-
-    def record(self, cell: Storable) -> dict[str, Any] | None:
-        """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
-        ...
-
-    def damage(self, cell: Storable) -> str | None:
-        """Return a description of what is damaged, or None."""
-        ...
-
-    def rows(self, cell: Storable) -> pl.DataFrame | None:
-        """Return the rows of a finished cell, or None for a training."""
-        ...
-
-    def busy(self, cell: Storable) -> bool:
-        """Return whether a process is running the cell."""
-        ...
+    def done(self, cell: Any) -> bool: ...
+    def record(self, cell: Any) -> dict[str, Any] | None: ...
+    def damage(self, cell: Any) -> str | None: ...
+    def rows(self, cell: Any) -> pl.DataFrame | None: ...
+    def busy(self, cell: Any) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of cells.
-
-    Attributes:
-        root: the folder; created if missing.
-        shipped: measurements that count as finished although they are not in the folder.
-    """
+    """A folder of cells."""
 
     root: Path
     shipped: Reader | None = None
     # cache: modification time, size, digest
     _whole: dict[Path, tuple[int, int, str]] = field(default_factory=dict, repr=False)
 
-    def folder(self, cell: Storable) -> Path:
+    def folder(self, cell: Any) -> Path:
         """Return the folder of a cell, which may not exist."""
         return self.root / "cells" / f"{cell.table}-{identity(cell)}"
 
-    def done(self, cell: Storable) -> bool:
+    def done(self, cell: Any) -> bool:
         """Whether the cell is finished and undamaged."""
         if self.shipped is not None and self.shipped.done(cell):
             return True
         return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
 
-    def record(self, cell: Storable) -> dict[str, Any] | None:
+    def record(self, cell: Any) -> dict[str, Any] | None:
         """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
         return _read(self.folder(cell) / DONE_FILE)
 
-    def damage(self, cell: Storable) -> str | None:
+    def damage(self, cell: Any) -> str | None:
         """Return a description of a damaged file of a finished cell, or None."""
         path = self.folder(cell) / DONE_FILE
         if not path.exists():
@@ -130,14 +96,14 @@ class Store:
                 return f"{file}: is damaged (its SHA-256 differs from the recorded one)"
         return None
 
-    def discard(self, cell: Storable) -> None:
+    def discard(self, cell: Any) -> None:
         """Delete a damaged cell, so that it is repeated from the beginning."""
         folder = self.folder(cell)
         gone = folder.with_name(f".gone-{os.getpid()}-{folder.name}")
         folder.rename(gone)  # first: the rest must not pass for a finished training
         shutil.rmtree(gone, ignore_errors=True)
 
-    def finish(self, cell: Storable, rows: pl.DataFrame | None, about: dict[str, Any]) -> None:
+    def finish(self, cell: Any, rows: pl.DataFrame | None, about: dict[str, Any]) -> None:
         """Write the rows, then the record that marks the cell as finished."""
         folder = self.folder(cell)
         if rows is not None:
@@ -151,13 +117,13 @@ class Store:
         # last: until then a killed run resumes from it
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
 
-    def rows(self, cell: Storable) -> pl.DataFrame | None:
+    def rows(self, cell: Any) -> pl.DataFrame | None:
         """Return the rows of a finished cell, or None for a training."""
         path = self.folder(cell) / ROWS_FILE
         return read_rows(path) if path.exists() else None
 
     @contextlib.contextmanager
-    def claim(self, cell: Storable) -> Iterator[bool]:
+    def claim(self, cell: Any) -> Iterator[bool]:
         """Try to lock a cell within a block; yield whether this process holds the lock."""
         path = self.root / "locks" / f"{cell.table}-{identity(cell)}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,14 +135,14 @@ class Store:
                 return
             yield True
 
-    def busy(self, cell: Storable) -> bool:
+    def busy(self, cell: Any) -> bool:
         """Return whether a process is running the cell."""
         if not (self.root / "locks" / f"{cell.table}-{identity(cell)}").exists():
             return False
         with self.claim(cell) as mine:
             return not mine
 
-    def log(self, event: str, cell: Storable, **about: Any) -> None:
+    def log(self, event: str, cell: Any, **about: Any) -> None:
         """Append an event, its cell, time and process to ``log.jsonl``."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -213,9 +179,6 @@ def described(cell: Any) -> dict[str, Any]:
 
     Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
     not change the identity of existing cells.
-
-    Args:
-        cell: a dataclass with a class attribute ``version``; every field affects the result.
     """
     fields = {}
     for one in dataclasses.fields(cell):

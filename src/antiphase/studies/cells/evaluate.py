@@ -24,16 +24,6 @@ FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
 
 _BATCH_SIZE = 256
-# for the plan alone: images of a set
-_IMAGES = {
-    "openmoji": 568,
-    "noto-emoji": 567,
-    "mmvp": 270,
-    "emoji-mmvp": 90,
-    "imagenet": 50_000,
-    "pope": 500,
-    "emoji-pope": 500,
-}
 
 
 @final
@@ -45,8 +35,6 @@ class Evaluate(Measurement):
         task: a name of :data:`~antiphase.registry.TASKS`.
         data: data set, as for ``antiphase evaluate``.
         protocol: settings that differ from the defaults of :class:`~antiphase.evaluation.tasks.Protocol`.
-        limit: at most this many test images; MMVP always uses all.
-        train_limit: at most this many training images.
     """
 
     kind = "evaluate"
@@ -69,11 +57,6 @@ class Evaluate(Measurement):
     def factors(self) -> dict[str, Any]:
         return self.model.factors() | {"task": self.task, "data": self.data}
 
-    def work(self) -> float:
-        """Return the operations, about: features are taken once for all tasks, a probe is most of its work."""
-        images = min(self.limit or 10**9, _IMAGES.get(self.data, 10_000))
-        return self.model.forward_work() * images * find_task(self.task).passes
-
     def facts(self) -> Iterator[tuple[str, Any]]:
         protocol = _protocol(self.protocol)
         yield from super().facts()
@@ -90,8 +73,9 @@ class Evaluate(Measurement):
         protocol = _protocol(self.protocol)
         source = self._source(lab)
         if self.task not in source.tasks():
+            able = ", ".join(source.tasks()) or "another set"
             raise UserError(
-                f"{self.task} on {self.data}: not possible with these data; expected one of {_able(source)}"
+                f"{self.task} on {self.data}: not possible with these data; expected one of {able}"
             )
         if why := task.too_small(source, protocol):
             raise UserError(why)
@@ -113,17 +97,10 @@ class Evaluate(Measurement):
 
     def _source(self, lab: Lab) -> Source:
         """Load the data; their warnings become warnings of the cell."""
+        limits, learns = (self.limit, self.train_limit), find_task(self.task).learns
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            source = load_source(
-                self.data,
-                self.split,
-                self.limit,
-                self.train_limit,
-                find_task(self.task).learns,
-                False,
-                lab.progress,
-            )
+            source = load_source(self.data, self.split, *limits, learns, False, lab.progress)
         lab.warnings += [str(one.message) for one in said if one.category is UserWarning] + left_out(source)
         return source
 
@@ -133,10 +110,6 @@ def _protocol(given: dict[str, Any]) -> Protocol:
     if odd := [name for name in given if name not in known]:
         raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(known)}")
     return Protocol(**given)
-
-
-def _able(source: Source) -> str:
-    return ", ".join(source.tasks()) or "another set"
 
 
 def _cut_behind(model: nn.Module, task: EvaluationTask, protocol: Protocol) -> list[str]:

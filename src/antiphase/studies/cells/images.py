@@ -9,7 +9,7 @@ import polars as pl
 import torch
 import torch.nn.functional as F
 
-from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settings_of
+from antiphase.attacks.catalogue import add_attack, find_spec, settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
@@ -23,24 +23,14 @@ from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
 
-# forward passes an image (and layer), about
-_PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth": 150, "branches": 130}
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Measurement):
-    """Predict in float32, with one row per image.
-
-    Attributes:
-        limit: at most this many images.
-    """
+    """Predict in float32, with one row per image."""
 
     kind = "accuracy"
     limit: int | None = None
-
-    def work(self) -> float:
-        return self.model.forward_work() * (self.limit or 10_000)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, data = self.ready(lab, self.limit)
@@ -57,15 +47,9 @@ class Attack(Measurement):
 
     Attributes:
         eps: budgets, in units of the [0, 1] pixel.
-        limit: at most this many images, the same for every model.
-        image_size: for image files.
         attack: a name of the catalogue, or a function of your own with the signature of
             :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
-        settings: its keyword arguments.
-        norm: of the budgets.
         nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
-        seed: of the attack's draws.
-        precision: of the search; verdicts are float32.
         prompt: template of a dual encoder's class prompts.
     """
 
@@ -105,20 +89,8 @@ class Attack(Measurement):
         asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
         return self.model.factors() | asked | {"data": self.data}
 
-    def work(self) -> float:
-        """Return the operations of the attack if it broke no image."""
-        options = self.options()
-        budgets = 1 if options.minimal else len(self.eps)
-        return (
-            2.1 * self.model.forward_work() * (self.limit or 10_000) * passes_of(options.ensemble) * budgets
-        )
-
     def options(self) -> AuditOptions:
-        """Return the options of the attack.
-
-        Raises:
-            UserError: for an invalid budget, attack or setting.
-        """
+        """Return the options of the attack."""
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
         names = ("eps", "norm", "settings", "nested", "seed", "precision")
@@ -149,12 +121,7 @@ class Attack(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Margin(Measurement):
-    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`.
-
-    Attributes:
-        limit: at most this many images.
-        gradients: whether to measure the gradients; otherwise their columns are null.
-    """
+    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`."""
 
     limit: int | None = None
     gradients: bool = True
@@ -175,10 +142,6 @@ class Margin(Measurement):
     @property
     def label(self) -> str:
         return f"margins of {self.model.label}, {self.split} images"
-
-    def work(self) -> float:
-        """Return the operations of the passes: four with a gradient, in float64, are worth ten."""
-        return (10 if self.gradients else 1) * self.model.forward_work() * (self.limit or 10_000)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure margins and gradients in float64, losses in float32."""
@@ -202,21 +165,12 @@ class Margin(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Radius(Measurement):
-    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B).
-
-    Attributes:
-        limit: at most this many images.
-        steps: steps of power iteration.
-        seed: random seed of its start.
-    """
+    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B)."""
 
     kind = "radius"
     limit: int
     steps: int = 20
     seed: int = 0
-
-    def work(self) -> float:
-        return self.model.forward_work() * self.limit * 6.0 * (self.steps + 1)  # two backward passes a step
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure every image that a killed run left out."""
@@ -244,7 +198,6 @@ class Sense(Measurement):
 
     Attributes:
         part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
-        limit: at most this many images.
         settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
     """
 
@@ -260,17 +213,8 @@ class Sense(Measurement):
     def shipped_bits(self) -> int:
         return 12
 
-    def work(self) -> float:
-        """Return the operations, about; Lipschitz constants are estimated of every layer."""
-        layers = (self.model.factors().get("depth") or 12) if self.part == "lipschitz" else 1
-        return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * layers
-
     def options(self) -> SenseOptions:
-        """Return the options of ``antiphase sense``; stored cells have other names for two of them.
-
-        Raises:
-            UserError: a setting is unknown or out of range.
-        """
+        """Return the options of ``antiphase sense``; stored cells have other names for two of them."""
         settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
         stored = {"lipschitz_limit": self.limit, **settings}
         return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))

@@ -30,10 +30,8 @@ FACTORS: dict[str, Any] = {
     "trained_on": pl.String,
     "depth": pl.Int64,
     "lambda_init": pl.Float64,
-    "train_eps": pl.Float64,
-    "lambda_schedule": pl.String,
-    "training_seed": pl.Int64,
 }
+FACTORS |= {"train_eps": pl.Float64, "lambda_schedule": pl.String, "training_seed": pl.Int64}
 """Columns that every row of a measurement has in addition to what was measured: what sets its model apart."""
 
 
@@ -44,44 +42,21 @@ def aside(default: Any) -> Any:
 
 @runtime_checkable
 class Model(Protocol):
-    """A model that cells measure."""
+    """A model that cells measure: its ``FACTORS``, and the training that it needs, if there is one."""
 
     @property
-    def label(self) -> str:
-        """What it is, in words."""
-        ...
-
-    def load(self, lab: Lab) -> nn.Module:
-        """Return it in evaluation mode, with its card."""
-        ...
-
-    def factors(self) -> dict[str, Any]:
-        """Return the values of ``FACTORS``; those left out are null."""
-        ...
-
-    def needed(self) -> tuple[Cell, ...]:
-        """Return the training, if it is trained here."""
-        ...
-
-    def forward_work(self) -> float:
-        """Return about how many floating-point operations one image takes."""
-        ...
+    def label(self) -> str: ...
+    def load(self, lab: Lab) -> nn.Module: ...
+    def factors(self) -> dict[str, Any]: ...
+    def needed(self) -> tuple[Cell, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A model that is not trained here: its series, seed and other factors.
-
-    Attributes:
-        series: name of its series in tables and figures.
-        seed: training seed, or that of ``build``.
-        forward: approximate floating-point operations per image, for the plan.
-        extra: other factors, such as ``(("depth", 4),)``.
-    """
+    """A model that is not trained here: its series, seed and other factors."""
 
     series: str = aside("")
     seed: int = 0
-    forward: float = aside(5e7)
     extra: tuple[tuple[str, Any], ...] = aside(())
 
     def factors(self) -> dict[str, Any]:
@@ -90,20 +65,11 @@ class _Made:
     def needed(self) -> tuple[Cell, ...]:
         return ()
 
-    def forward_work(self) -> float:
-        return self.forward
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Given(_Made):
-    """A model that exists already; see :func:`given`.
-
-    Attributes:
-        spec: model specification for ``load_model``.
-        content: digest of its weights, for folders that may change.
-        note: what a reader has to know about it.
-    """
+    """A model that exists already; see :func:`given`."""
 
     spec: str
     content: str = ""
@@ -123,9 +89,6 @@ class Own(_Made):
     """A model of your own, from any function that returns one. Its cells run again when the function's source changes.
 
     Attributes:
-        build: function from a seed to a module from images in [0, 1] to logits.
-        image_shape: (channels, height, width).
-        num_classes: number of logits.
         attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
             :func:`~antiphase.models.kinds.attention_kind` by default.
 
@@ -155,24 +118,16 @@ class Own(_Made):
         return model if self.attention else with_kind_found(model)
 
 
-def given(
-    spec: str, series: str, seed: int = 0, forward: float = 5e7, note: str = "", **factors: Any
-) -> Given:
+def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any) -> Given:
     """Return a model that is not trained here.
 
     Args:
-        spec: ``specimen:NAME``, a folder, ``python:FILE:CALLABLE``, ``timm:NAME`` and so on, see ``load_model``.
-        series: name of its series in tables and figures, such as ``"DiffViT"``.
-        seed: training seed, if there are several.
-        forward: approximate floating-point operations per image, for the plan.
         note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
     extra = tuple(sorted(factors.items()))
     content = _content(spec)
-    return Given(
-        spec=spec, series=series, seed=seed, content=content, forward=forward, extra=extra, note=note
-    )
+    return Given(spec=spec, series=series, seed=seed, content=content, extra=extra, note=note)
 
 
 def _content(spec: str) -> str:
@@ -211,13 +166,7 @@ def image_content(source: str, split: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Cell):
-    """A measurement of one model on one source of data.
-
-    Attributes:
-        model: trained or given.
-        data: source of images or pairs.
-        split: part of the source.
-    """
+    """A measurement of one model on one source of data."""
 
     model: Model
     data: str
@@ -242,11 +191,7 @@ class Measurement(Cell):
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
     ) -> tuple[nn.Module, ImageSet]:
-        """Return a classifier on the lab's device, and its images with the preprocessing of the model.
-
-        Raises:
-            UserError: Model and data do not fit.
-        """
+        """Return a classifier on the lab's device, and its images with the preprocessing of the model."""
         loaded = lab.model(self.model)
         size, channels = size_for([loaded])
         images = lab.images(self.data, self.split, limit, image_size=image_size or size, channels=channels)
@@ -263,9 +208,3 @@ def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(model, Given):
         note = f"{model.spec}: {model.note}" if model.note else ""
         yield "given", {"spec": model.spec, "note": note}
-
-
-def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:
-    """Estimate the floating-point operations of a vision transformer's forward pass per image."""
-    tokens = (image_size // patch_size) ** 2 + 1
-    return depth * tokens * dim * (24.0 * dim + 4.0 * tokens)

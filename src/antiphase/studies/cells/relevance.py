@@ -23,16 +23,10 @@ from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
-ROW_SCHEMA = {
-    "sample": pl.Int64,
-    "text": pl.String,
-    "kind": pl.String,
-    "height": pl.Int64,
-    "width": pl.Int64,
-    "relevance": pl.List(pl.Float32),
-    "pointing_game": pl.Boolean,
-    "average_precision": pl.Float64,
-    "object_share": pl.Float64,
+ROW_SCHEMA = {"sample": pl.Int64, "text": pl.String, "kind": pl.String, "height": pl.Int64, "width": pl.Int64}
+ROW_SCHEMA |= {"relevance": pl.List(pl.Float32), "pointing_game": pl.Boolean}
+ROW_SCHEMA |= dict.fromkeys(("average_precision", "object_share"), pl.Float64)
+ROW_SCHEMA |= {
     "image": pl.Binary,
     "image_height": pl.Int64,
     "image_width": pl.Int64,
@@ -59,7 +53,6 @@ class Relevance(Measurement):
     that is not white, including holes. Masks are cropped to the centre square that models see.
 
     Attributes:
-        limit: number of images, a fixed random subset.
         ask: queries of each image: its first ``"caption"``, the name of its ``"class"``, or those of its ``"objects"``.
         texts: queries for every image instead; of a source with objects, only images that show all of them are used.
         prompt: template around a text.
@@ -90,10 +83,6 @@ class Relevance(Measurement):
     def _queries(self) -> int:
         """Of an image: its two largest objects, or one text, or those for every image."""
         return len(self.texts) or {"objects": 2}.get(self.ask, 1)
-
-    def work(self) -> float:
-        """Estimate the operations: a forward and a backward pass for each map."""
-        return 4.0 * self.model.forward_work() * self.limit * len(self.kinds) * self._queries
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from super().facts()

@@ -13,7 +13,6 @@ import polars as pl
 import torch
 from pydantic import ValidationError
 from torch import nn
-from webdataset.shardlists import expand_urls
 
 from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
@@ -35,7 +34,7 @@ from antiphase.sensitivity.interventions import (
     stop_gradient,
     uniform_like,
 )
-from antiphase.studies.cells.models import aside, image_content, transformer_work
+from antiphase.studies.cells.models import aside, image_content
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
 from antiphase.training import make_recipe, train_classifier
@@ -44,32 +43,13 @@ from antiphase.training.recipe import Recipe
 if TYPE_CHECKING:
     from antiphase.training.recipe import ClipRecipe
 
-# for the plan alone: training images where only reading tells, size and epochs of a preset, pairs of a set and a shard
-_TRAIN_IMAGES = 100_000
-_CLIPS = {"diffclip": ("b16", 40), "openmoji": ("small", 12)}
-_PAIRS = {
-    "openmoji": 3_400,
-    "noto-emoji": 3_400,
-    "emoji-objects": 6_000,
-    "coco": 82_783,
-    "coco-karpathy": 113_287,
-    "flickr30k": 29_000,
-}
-_SHARD = 7_000
+_SIZES = {"diffclip": "b16", "openmoji": "small"}  # of a preset
 _AVERAGED = 1000  # training images that A2 is averaged over
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Cell):
-    """A training, whose folder holds a model.
-
-    Attributes:
-        data: source with a train split.
-        seed: random seed of the weights and the order of samples.
-        limit: at most this many training images or pairs.
-        sizes: model settings that differ from the preset.
-        recipe: recipe settings that differ from its defaults.
-    """
+    """A training, whose folder holds a model."""
 
     kind = "train"
     data: str
@@ -97,9 +77,6 @@ class TrainVit(Training):
         sizes: ``depth``, ``dim``, ``lambda_init``, ….
         recipe: fields of :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
         adversary: settings of adversarial training, including ``eps``; empty for natural training.
-
-    Raises:
-        UserError: The model is unknown, or the adversary has no ε.
     """
 
     model: str
@@ -158,16 +135,6 @@ class TrainVit(Training):
             "training_seed": self.seed,
         }
 
-    def forward_work(self) -> float:
-        return transformer_work(self.pixels, self._size("patch_size", 16), self._size("dim", 768), self.depth)
-
-    def work(self) -> float:
-        """Return the operations of the training: three forward passes' worth for each image and step."""
-        images = min(self.limit or 10**9, source_of(self.data).train_images or _TRAIN_IMAGES)
-        inner = {"pgd": int(self.adversary.get("steps", 3)), "fast": 1, "free": 0}
-        passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
-        return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
-
     def config(self) -> VitConfig:
         """Return its sizes. A folder's classes are counted when it is read; until then the head has one logit."""
         source = source_of(self.data)
@@ -178,20 +145,18 @@ class TrainVit(Training):
         count_parameters(self.config())
         fields: dict[str, Any] = {"model": self.config(), "data": self.data, "data_fingerprint": ""}
         fields |= {"seed": self.seed, **self.recipe}
+        fields |= {"adversarial": self.adversary} if self.adversary else {}
         try:
-            yield "train", Recipe.model_validate(fields | self._hostile())
+            yield "train", Recipe.model_validate(fields)
         except ValidationError as error:
             raise invalid(error, f"{self.label}: ") from None
-
-    def _hostile(self) -> dict[str, Any]:
-        return {"adversarial": self.adversary} if self.adversary else {}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run."""
         of, said = {"image_size": self.image_size}, {"progress": lab.progress}
         train = load_data(self.data, split="train", limit=self.limit, **of, **said)
         held_out = load_data(self.data, split="test", **of, **said)
-        fields = dict(self.recipe) | self._hostile()
+        fields = self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
         recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
         train_classifier(recipe, train, held_out, folder, trackers=lab.track, **said)
         return None
@@ -238,27 +203,11 @@ class TrainClip(Training):
         }
 
     def _size(self, tower: str, name: str) -> int:
-        preset, _ = _CLIPS.get(self.preset, ("b16", 0))
+        preset = _SIZES.get(self.preset, "b16")
         return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
 
-    def forward_work(self) -> float:
-        names = ("image_size", "patch_size", "dim", "depth")
-        return transformer_work(*(self._size("vision", name) for name in names))
-
-    def work(self) -> float:
-        """Return the operations of the training: three forward passes' worth for each image and its caption."""
-        shards = self.data.startswith("shards:")
-        pairs = _shard_count(self.data) * _SHARD if shards else _PAIRS.get(self.data, 100_000)
-        caption = 16 * 24.0 * self._size("text", "depth") * self._size("text", "dim") ** 2  # of 16 tokens
-        epochs = int(self.recipe.get("epochs", _CLIPS.get(self.preset, ("", 1))[1]))
-        return 3.0 * (self.forward_work() + caption) * min(self.limit or pairs, pairs) * epochs
-
     def make_recipe(self, fingerprint: str) -> "ClipRecipe":
-        """Return the recipe of the training on pairs of this fingerprint.
-
-        Raises:
-            UserError: A variant, preset or setting is unknown.
-        """
+        """Return the recipe of the training on pairs of this fingerprint."""
         from antiphase.training.recipe import make_clip_recipe
 
         fields = {"seed": self.seed, **self.recipe}
@@ -285,10 +234,6 @@ def _listed(source: str) -> str:
     return load_pairs(source, split="train", progress=False).fingerprint()[:16]
 
 
-def _shard_count(source: str) -> int:
-    return sum(len(expand_urls(pattern)) for pattern in source.partition(":")[2].split("::"))
-
-
 @lru_cache
 def count_parameters(config: VitConfig | ClipConfig) -> int:
     """Return the number of parameters of a model, built without drawing weights: its shapes are checked."""
@@ -300,11 +245,7 @@ def count_parameters(config: VitConfig | ClipConfig) -> int:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Untrained:
-    """A CLIP with the weights that its training starts from; the training is not run for it.
-
-    Attributes:
-        of: the training.
-    """
+    """A CLIP with the weights that its training starts from; the training is not run for it."""
 
     of: TrainClip
 
@@ -325,9 +266,6 @@ class Untrained:
     def needed(self) -> tuple[Cell, ...]:
         return ()
 
-    def forward_work(self) -> float:
-        return self.of.forward_work()
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -335,14 +273,9 @@ class Variant:
     """A trained model under a name of its own, with or without an intervention on its attention at test time.
 
     Attributes:
-        model: its training.
-        series: name of its series in tables and figures.
         lam: factor of λ.
         negative: A2 as trained (``"own"``), its mean over 1,000 training images, or uniform attention.
         stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.
-
-    Raises:
-        UserError: ``negative`` is unknown, or A2 is replaced and its gradient stopped.
     """
 
     model: TrainVit
@@ -378,6 +311,3 @@ class Variant:
 
     def needed(self) -> tuple[Cell, ...]:
         return (self.model,)
-
-    def forward_work(self) -> float:
-        return self.model.forward_work()

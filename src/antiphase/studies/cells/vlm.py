@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import polars as pl
 from torch import nn
 
-from antiphase.attacks.catalogue import passes_of, settings_of
+from antiphase.attacks.catalogue import settings_of
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.data.conversations import load_conversations, query_settings
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from antiphase.vlm.recipe import VlmRecipe
 
 
-# for the plan alone: conversations of a source, weights of a language model, positions of a question with its image,
-# and forward passes worth a conversation by stage: a caption is short, and in stage 1 few weights need a gradient
-_CONVERSATIONS = {"emoji-objects": 6_000}
-_WEIGHTS = {"smollm2": 1.35e8, "tiny": 3e4}
-_POSITIONS = 100
-_PASSES = {1: 0.5, 2: 3.0}
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainVlm(Cell):
@@ -51,7 +43,6 @@ class TrainVlm(Cell):
         language: language model, see ``load_language``; stage 2 has that of stage 1.
         prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
-        limit: at most this many conversations.
         recipe: recipe settings that differ, see :class:`~antiphase.vlm.recipe.VlmRecipe`.
     """
 
@@ -92,27 +83,8 @@ class TrainVlm(Cell):
     def factors(self) -> dict[str, Any]:
         return self.tower.factors() | {"training_seed": self.seed}
 
-    def forward_work(self) -> float:
-        name = self.start.language if isinstance(self.start, TrainVlm) else self.language
-        return self.tower.forward_work() + 2 * _WEIGHTS.get(name, 5e8) * _POSITIONS
-
-    def work(self) -> float:
-        """Return the operations of the training, about."""
-        several = _CONVERSATIONS.get(self.data, 500_000)
-        samples = min(self.limit or several, several) * int(self.recipe.get("epochs", 1))
-        return _PASSES[self.stage] * self.forward_work() * samples
-
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
-        """Return the recipe of the stage.
-
-        Args:
-            config: the architecture.
-            fingerprint: of the conversations.
-            source: digest of stage 1's weights, for stage 2.
-
-        Raises:
-            UserError: A preset or setting is unknown.
-        """
+        """Return the recipe of the stage."""
         from antiphase.vlm.recipe import make_vlm_recipe
 
         fields = {"seed": self.seed, **self.recipe}
@@ -185,9 +157,6 @@ class TrainVlm(Cell):
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
 
-_QUESTIONS = 12  # of an image that differ, about: for the plan alone
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class AttackAnswers(Measurement):
@@ -195,11 +164,6 @@ class AttackAnswers(Measurement):
 
     Attributes:
         eps: budgets, in units of the [0, 1] pixel.
-        limit: at most this many images, with all their questions.
-        suffix: follows every question.
-        attack: a name of the catalogue.
-        settings: its keyword arguments.
-        seed: of the attack's draws.
     """
 
     version: ClassVar[int] = 1
@@ -221,17 +185,8 @@ class AttackAnswers(Measurement):
     def content(self) -> dict[str, str]:
         return {"data": self._pope(progress=False).fingerprint()[:16]} if ":" in self.data else {}
 
-    def work(self) -> float:
-        """Return the operations of the attack if no answer changed."""
-        passes = passes_of(self.options().ensemble) * len(self.eps)
-        return 3.0 * self.model.forward_work() * (self.limit or 500) * _QUESTIONS * passes
-
     def options(self) -> AuditOptions:
-        """Return the options of the attack.
-
-        Raises:
-            UserError: for an invalid budget, attack or setting.
-        """
+        """Return the options of the attack."""
         names = ("eps", "attack", "settings", "seed")
         return AuditOptions(model=("study",), **{name: getattr(self, name) for name in names})
 

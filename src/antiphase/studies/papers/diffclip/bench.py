@@ -33,29 +33,7 @@ VARIANTS = ("clip", "diffclip", "diffclip-depth", "diffclip-vision")
 
 @dataclass(frozen=True)
 class DiffclipBench:
-    """The scale of all studies of the paper.
-
-    Attributes:
-        trained_on: sources of pairs.
-        main: the one of them that the ablations and MMVP are of.
-        preset: of the training.
-        recipe: its other fields.
-        sizes: of the models, where they differ from the preset.
-        pairs: to train on at most.
-        probed: sets of the linear probe and of few-shot learning.
-        retrieved: sets of images and captions.
-        home: the set of zero-shot classification.
-        shifted: sets of the same classes under a shift.
-        alike: pairs of images that look alike.
-        looked_at: source of the attention maps' images, and how each is asked about.
-        looks: number of them.
-        asked: queries of Figure 2, for images that show both.
-        images: to evaluate on at most, of each set.
-        learned: images to learn from at most.
-        protocols: fields of each task's protocol that differ.
-        given: models that are measured in place of trained ones.
-        seeds: trainings of each model, unless the user asks for another number.
-    """
+    """The scale of all studies of the paper."""
 
     trained_on: tuple[str, ...]
     main: str
@@ -185,13 +163,7 @@ def bench(profile: Profile) -> DiffclipBench:
 def models(
     profile: Profile, variants: Sequence[str] = TWINS, sets: Sequence[str] | None = None
 ) -> list[TrainClip | Given]:
-    """Return the models by training set, variant and seed, or those that the profile names.
-
-    Args:
-        profile: the size.
-        variants: as of :class:`~antiphase.studies.cells.TrainClip`.
-        sets: training sets; all of the bench where not given.
-    """
+    """Return the models by training set, variant and seed, or those that the profile names."""
     own = bench(profile)
     every = own.trained_on if sets is None else sets
     seeds = profile.seeds_or(own.seeds)

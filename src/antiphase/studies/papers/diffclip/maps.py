@@ -9,7 +9,7 @@ from antiphase.budgets import eps_label
 from antiphase.data.shards import TITLES
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
-from antiphase.studies.claims import Check, Claim
+from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, over
 from antiphase.studies.figures import ESTIMATES, Artefact, Gallery, Panel, Picture, Plot, Table, tables
 from antiphase.studies.papers.diffclip.bench import bench, models
@@ -200,15 +200,9 @@ def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
 
 def correlation_cells(profile: Profile) -> list[Cell]:
     """The branches of every layer of the image tower."""
-    own = bench(profile)
+    own, images = bench(profile), IMAGES[profile.name]
     return [
-        Sense(
-            model=model,
-            data=own.home,
-            part="branches",
-            limit=IMAGES[profile.name],
-            settings={"travel": NOISE},
-        )
+        Sense(model=model, data=own.home, part="branches", limit=images, settings={"travel": NOISE})
         for model in _pairs(profile)
     ]
 
@@ -288,61 +282,43 @@ def draw_correlations(rows: RowsByTable) -> Artefact:
 def correlation_claims(rows: RowsByTable) -> list[Claim]:
     """What noise cancellation would need, averaged over layers and heads."""
     found = values(rows)
-    noises = [f"noise {eps_label(eps)}" for eps in NOISE]
-
-    def apart(first: dict[str, str], second: dict[str, str], what: str) -> Check:
-        return Check(what, difference(found, first, second, VALUE), "")
-
-    trained, changed = {"series": TRAINED}, found.filter(series=TRAINED, quantity=IN_CHANGES)
-    return [
-        Claim(
-            "maps-share",
-            "not in the paper",
+    trained, untrained = found.filter(series=TRAINED), {"series": UNTRAINED, "quantity": IN_CHANGES}
+    maps, changes = trained.filter(quantity=IN_MAPS), trained.filter(quantity=IN_CHANGES)
+    alike, louder, shared, learned = (
+        [Check("r, clean", mean(maps.filter(input=CLEAN), {}, VALUE), "")],
+        [],
+        [],
+        [],
+    )
+    for noise in (f"noise {eps_label(eps)}" for eps in NOISE):
+        own, words = {"input": noise}, f"r of the changes, trained − untrained, {noise}"
+        louder.append(Check(f"r({noise}) − r(clean)", difference(maps, own, {"input": CLEAN}, VALUE), ""))
+        shared.append(Check(f"r of the changes, {noise}", mean(changes.filter(input=noise), {}, VALUE), ""))
+        pair = ({"series": TRAINED, "quantity": IN_CHANGES, **own}, {**untrained, **own})
+        learned.append(Check(words, difference(found, *pair, VALUE), ""))
+    statements = {
+        "maps-share": (
+            NOT_IN_PAPER,
             "The two maps of the trained DiffCLIP are alike on clean images: r > 0.",
-            [
-                Check(
-                    "r, clean",
-                    mean(found.filter(series=TRAINED, quantity=IN_MAPS, input=CLEAN), {}, VALUE),
-                    "",
-                )
-            ],
+            alike,
         ),
-        Claim(
-            "noise-raises-correlation",
+        "noise-raises-correlation": (
             "a summary of the paper",
             "The two maps of the trained DiffCLIP are more alike on noisy images than on clean ones.",
-            [
-                apart(
-                    trained | {"quantity": IN_MAPS, "input": noise},
-                    trained | {"quantity": IN_MAPS, "input": CLEAN},
-                    f"r({noise}) − r(clean)",
-                )
-                for noise in noises
-            ],
+            louder,
         ),
-        Claim(
-            "noise-is-shared",
+        "noise-is-shared": (
             "Appendix C",
             "Noise changes the two maps of the trained DiffCLIP alike, so that the subtraction cancels a part of it.",
-            [
-                Check(f"r of the changes, {noise}", mean(changed.filter(input=noise), {}, VALUE), "")
-                for noise in noises
-            ],
+            shared,
         ),
-        Claim(
-            "training-shares-noise",
-            "not in the paper",
+        "training-shares-noise": (
+            NOT_IN_PAPER,
             "Training makes noise change the two maps more alike.",
-            [
-                apart(
-                    {"series": TRAINED, "quantity": IN_CHANGES, "input": noise},
-                    {"series": UNTRAINED, "quantity": IN_CHANGES, "input": noise},
-                    f"r of the changes, trained − untrained, {noise}",
-                )
-                for noise in noises
-            ],
+            learned,
         ),
-    ]
+    }
+    return [Claim(name, source, words, checks) for name, (source, words, checks) in statements.items()]
 
 
 MAP_CORRELATION = Study(

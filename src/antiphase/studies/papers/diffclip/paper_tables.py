@@ -52,17 +52,7 @@ def model_table(
 def bars(
     means: pl.DataFrame, title: str, y: str, paper: pl.DataFrame, by: str, ticks: Sequence[str], **style: Any
 ) -> tuple[Panel, ...]:
-    """Return panels of bars: one group for each tick, one bar for each series in it.
-
-    Args:
-        means: columns ``series``, ``by``, those of the title and of estimates.
-        title: see :func:`antiphase.studies.figures.panels`.
-        y: label of the vertical axis.
-        paper: columns ``series``, ``by`` and ``value``.
-        by: the column whose values are the ticks.
-        ticks: in their order.
-        **style: other fields of a panel.
-    """
+    """Return panels of bars: one group for each tick, one bar for each series in it."""
     places = {tick: float(place) for place, tick in enumerate(ticks)}
     x = pl.col(by).replace_strict(places, default=None, return_dtype=pl.Float64)
     points, theirs = (frame.with_columns(x=x).drop_nulls("x") for frame in (means, paper))
@@ -82,14 +72,6 @@ def gains(
     """Return the checks that the first series has the higher number, for each training set and task.
 
     Training sets that only one of the two was trained on are left out, unless there is no other.
-
-    Args:
-        observed: as of ``averaged``, or another whose ``data`` is the one given.
-        tasks: by name.
-        first: series that is said to be higher.
-        second: series that is said to be lower.
-        data: what the numbers are of.
-        told: whether the checks name it.
     """
     sets = compared(observed, first, second) or observed["pretraining"].unique(maintain_order=True)
     return [
@@ -132,9 +114,6 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     retrieval``; a second prompt ensemble or objective becomes a task of its own. Zero-shot and probe count the classes
     of :data:`~antiphase.evaluation.metrics.CLASSES_ALIKE` alike; MMVP's pairs are left as they are. The captions of an
     image are one sample, so are the rows of an image under several seeds; few-shot has one for each seed and episode.
-
-    Args:
-        rows: of :class:`~antiphase.studies.cells.Evaluate`.
 
     Returns:
         Columns ``pretraining, series, training_seed, task, data, seed, sample, group, pattern, value``.
@@ -189,11 +168,6 @@ def alike(observed: pl.DataFrame, among: Sequence[str], strata: str) -> pl.DataF
     With m_g the mean of stratum g of n_g rows among n, G strata and b = 1/G·Σ_g m_g, a value v of stratum g becomes
     b + s_g·n/(G·n_g)·(v − m_g): the mean over all rows is b, and rows differ by what they differ by within their
     stratum. s_g = √(k/(k − 1)) for k samples in the stratum makes up for the mean that was taken from few.
-
-    Args:
-        observed: with columns ``value`` and ``sample``.
-        among: columns that tell apart what has a mean of its own.
-        strata: column of the strata.
     """
     own = [*among, strata]
     mean, size, samples = pl.mean("value").over(own), pl.len().over(own), pl.col(SAMPLE).n_unique().over(own)
@@ -208,11 +182,6 @@ def averaged(observed: pl.DataFrame, over: str = "data", name: str = AVERAGE) ->
 
     A model that was not measured on all that the others were measured on is left out, so that no means over different
     sets are compared.
-
-    Args:
-        observed: as of :func:`observations`.
-        over: ``"data"`` or ``"task"``.
-        name: what that column then holds.
     """
     among = [each for each in (*_MODEL, "task", "data") if each != over]
     every = [each for each in among if each not in ("series", SEED)]

@@ -45,27 +45,7 @@ FALSE_YES = "false yes"
 
 @dataclass(frozen=True)
 class VlmBench:
-    """The scale of the study.
-
-    Attributes:
-        language: language model.
-        preset: of both stages.
-        captions: conversations of stage 1.
-        instructions: conversations of stage 2.
-        pope: questions.
-        suffix: follows every question of POPE.
-        prompt: conversation format; None: the tokenizer's chat template.
-        towers: what differs from the towers of the other studies, as fields of ``DiffclipBench``.
-        align: settings of stage 1 that differ from the preset.
-        tune: those of stage 2.
-        caption_limit: conversations of stage 1 at most.
-        question_limit: conversations of stage 2 at most.
-        images: of POPE at most.
-        attacked: images whose questions are attacked.
-        eps: budgets of the attack.
-        steps: of the attack.
-        seeds: trainings of each model, unless the user asks for another number.
-    """
+    """The scale of the study."""
 
     language: str
     preset: str
@@ -231,9 +211,6 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
 
     The questions about an image are one sample.
 
-    Args:
-        rows: of :class:`~antiphase.studies.cells.Evaluate` with the task ``pope``.
-
     Returns:
         Columns ``pretraining, series, training_seed, task`` (the sampling), ``data`` (the metric), ``sample, value``.
     """
@@ -248,15 +225,7 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the share of yes to absent objects of each image: the hallucination rate, without and under attack.
-
-    Args:
-        rows: of :class:`~antiphase.studies.cells.AttackAnswers`.
-
-    Returns:
-        Columns as of :func:`scores`; ``task`` is the sampling, or ``"all"`` for every question once, and ``data`` is
-        ``"clean"`` or the budget, such as ``"2/255"``.
-    """
+    """Return the share of yes to absent objects of each image: the hallucination rate, without and under attack."""
     named = _pretrained(rows).with_columns(
         model=pl.format("{}/{}/{}", *_MODEL), samplings=pl.col("samplings").str.split(",")
     )
@@ -269,11 +238,7 @@ def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def rises(observed: pl.DataFrame) -> pl.DataFrame:
-    """Return how much each image's hallucination rate rises from no attack to each budget.
-
-    Args:
-        observed: as of :func:`hallucinations`.
-    """
+    """Return how much each image's hallucination rate rises from no attack to each budget."""
     keys = [*_MODEL, "task", SAMPLE]
     before = observed.filter(data=_CLEAN).select(*keys, before="value")
     under = observed.filter(pl.col("data") != _CLEAN).join(before, on=keys, maintain_order="left")

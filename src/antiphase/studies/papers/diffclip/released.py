@@ -20,7 +20,7 @@ from antiphase.models.schemes.diffclip import (
     stored_config,
 )
 from antiphase.models.transformer import attention_spec
-from antiphase.studies.cells.models import Given, given, transformer_work
+from antiphase.studies.cells.models import Given, given
 from antiphase.studies.options import RELEASED
 from antiphase.studies.spec import Profile
 
@@ -29,7 +29,6 @@ PAIR = ("diffclip:hammh0a/CLIP_ViTB16_CC12M", "diffclip:hammh0a/DiffCLIP_ViTB16_
 
 _UNVERIFIED = "its name on the hub is inferred and unverified; --baseline FILE replaces it"
 _ASSUMED = "λ_init is assumed, the checkpoint does not hold it"
-_WORK = 3.5e10  # operations of ViT-B/16 for an image
 
 
 def released(profile: Profile) -> list[Given]:
@@ -79,20 +78,17 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
     kind, _, name = spec.partition(":")
     if kind == "open_clip":
         base, _, tag = name.partition("/")
-        return given(spec, series or base, seed, _WORK, note, trained_on=tag)
+        return given(spec, series or base, seed, note, trained_on=tag)
     path, _, setting = name.partition("#")
     lambda_init = read_lambda_init(spec, setting) if setting else None
     schedule = "depth" if lambda_init == "depth" else "constant"
-    file, depth, work = local_checkpoint(path), 12, _WORK
+    file, depth = local_checkpoint(path), 12
     image, text = bool(setting), bool(setting)  # whether the tower has differential attention
     if file is not None:
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
         tower = config.vision
         image, text = (attention_spec(one.attention).differential for one in (tower, config.text))
-        depth, work = (
-            tower.depth,
-            transformer_work(tower.image_size, tower.patch_size, tower.dim, tower.depth),
-        )
+        depth = tower.depth
     variant = {
         (False, False): "clip",
         (True, False): "diffclip-vision",
@@ -106,7 +102,7 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
             "lambda_schedule": schedule,
         }
         note = _ASSUMED
-    return given(spec, series or find_clip(variant).label, seed, work, note, **facts)
+    return given(spec, series or find_clip(variant).label, seed, note, **facts)
 
 
 @lru_cache

@@ -175,9 +175,6 @@ def spread(observed: pl.DataFrame) -> pl.DataFrame:
     mean of the squares over the models of several training seeds. Over training seeds it is that of the models' means;
     a kind of which there is one seed has none.
 
-    Args:
-        observed: as of ``observations``, of one task.
-
     Returns:
         Columns ``KEYS``, ``over``, ``value``, ``n`` (observations) and ``seeds`` (of training).
     """
@@ -201,10 +198,7 @@ def spread(observed: pl.DataFrame) -> pl.DataFrame:
 
 
 def _average(means: pl.DataFrame) -> pl.DataFrame:
-    """Return the mean accuracy over the data sets under each seed, of models that were measured on all.
-
-    A set with nothing to draw has the same accuracy under every seed.
-    """
+    """Return the mean accuracy over the data sets under each seed, of models that were measured on all."""
     model = [name for name in (*KEYS, SEED) if name != "data"]
     seeds, sets = (means.select(*model, name).unique(maintain_order=True) for name in ("seed", "data"))
     grid = seeds.join(sets, on=model, maintain_order="left")

@@ -32,24 +32,7 @@ KINDS = ("vit", "diffvit")
 
 @dataclass(frozen=True)
 class RobustnessBench:
-    """The scale of all studies of the paper.
-
-    Attributes:
-        data: training sets, each measured on its own test images.
-        epochs: of training, by set.
-        sizes, recipe: of the models and their training, where they differ from the defaults.
-        limit: training images at most.
-        images: attacked by PGD; ``few`` by AutoAttack and CW, ``clip_images`` of CLIPs.
-        probed: images at which sensitivity is measured.
-        pgd, autoattack, carlini_wagner, sense: settings of the attacks and of the sensitivity.
-        depths: of the models.
-        seeds: trainings of each model of depth 1 or 2, and ``deep_seeds`` of deeper ones, unless the user asks for
-            another number.
-        adversary: settings of adversarial training other than ε.
-        search: precision of the attacks' search; verdicts are float32.
-        clip_data: sets on which CLIPs are attacked; ``clip_probed`` the one at which their sensitivity is measured.
-        prompt: template of the class prompts; None: those of the set.
-    """
+    """The scale of all studies of the paper."""
 
     data: tuple[str, ...]
     epochs: Mapping[str, int]
@@ -94,39 +77,27 @@ class RobustnessBench:
 
     def attack(self, model: TrainVit, eps: Sequence[float] = EPS, seed: int = 0, **settings: Any) -> Attack:
         """Return PGD on the model's own test images."""
-        return self._attack(model, eps, self.images, "pgd", {**self.pgd, **settings}, seed=seed)
+        return self._attack(model, eps, self.images, "pgd", settings={**self.pgd, **settings}, seed=seed)
 
     def patch(self, model: TrainVit, width: int) -> Attack:
         """Return PGD on a square at a random place, ε = 1 (Appendix C.2.1)."""
-        return self._attack(model, (1.0,), self.images, "patch", {**self.pgd, "width": width})
+        return self._attack(model, (1.0,), self.images, "patch", settings={**self.pgd, "width": width})
 
     def ensemble(self, model: TrainVit, eps: Sequence[float]) -> Attack:
         """Return the AutoAttack of the paper: APGD-CE, APGD-DLR, FAB, Square (Appendix C.2.2)."""
-        return self._attack(model, eps, self.few, "autoattack", {"version": "2020", **self.autoattack})
+        return self._attack(
+            model, eps, self.few, "autoattack", settings={"version": "2020", **self.autoattack}
+        )
 
     def nearest(self, model: TrainVit) -> Attack:
         """Return Carlini and Wagner's L2 attack; ε is only the largest distance that counts as a success."""
-        return self._attack(model, (10.0,), self.few, "carlini-wagner", dict(self.carlini_wagner), norm="l2")
-
-    def _attack(
-        self,
-        model: TrainVit,
-        eps: Sequence[float],
-        limit: int,
-        attack: str,
-        settings: dict[str, Any],
-        **more: Any,
-    ) -> Attack:
-        return Attack(
-            model=model,
-            data=model.data,
-            eps=tuple(eps),
-            limit=limit,
-            attack=attack,
-            settings=settings,
-            precision=self.search,
-            **more,
+        return self._attack(
+            model, (10.0,), self.few, "carlini-wagner", settings=dict(self.carlini_wagner), norm="l2"
         )
+
+    def _attack(self, model: TrainVit, eps: Sequence[float], limit: int, attack: str, **more: Any) -> Attack:
+        fixed = {"data": model.data, "eps": tuple(eps), "limit": limit, "precision": self.search}
+        return Attack(model=model, attack=attack, **fixed, **more)
 
     def accuracy(self, model: TrainVit) -> Accuracy:
         """Return the accuracy on all test images."""

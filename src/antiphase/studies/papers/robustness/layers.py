@@ -155,12 +155,7 @@ def spread(maps: pl.DataFrame) -> pl.DataFrame:
 
 
 def excess(maps: pl.DataFrame, aligned: pl.DataFrame) -> pl.DataFrame:
-    """Return λ of the layer with the largest estimate, less the mean λ over the layers, for each model and image.
-
-    Args:
-        maps: rows of Lipschitz estimates of one estimator, of models with differential attention.
-        aligned: rows of alignment of the same models, which have λ.
-    """
+    """Return λ of the layer with the largest estimate, less the mean λ over the layers, for each model and image."""
     lam = aligned.group_by(*MODEL, "layer", maintain_order=True).agg(pl.mean("lam"))
     joined = maps.join(lam, on=[*MODEL, "layer"], nulls_equal=True, maintain_order="left")
     steepest = pl.col("lam").sort_by("value", "layer").last()

@@ -45,9 +45,6 @@ def depth_cells(profile: Profile) -> list[Cell]:
 def layers(rows: RowsByTable) -> pl.DataFrame:
     """Return the logarithms of α, of the kept signal, of L and of the growth of every block.
 
-    Args:
-        rows: ``depth`` of both models, ``branches`` of DiffViT. ViT subtracts nothing: α = 1 by definition.
-
     Returns:
         Columns ``data, depth, series, training_seed, perturbation, sample, stage`` (from 1) and ``QUANTITIES``.
     """
@@ -81,9 +78,6 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
 def per_layer(found: pl.DataFrame) -> pl.DataFrame:
     """Return the logarithms of geometric means over the layers of each model, one row for each quantity.
 
-    Args:
-        found: of :func:`layers`.
-
     Returns:
         Columns ``data, depth, series, training_seed, perturbation, sample, quantity, value``.
     """
@@ -94,14 +88,7 @@ def per_layer(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_stage(found: pl.DataFrame) -> pl.DataFrame:
-    """Return the logarithms of the products over the first d layers: what equation (5) allows, and what is observed.
-
-    Args:
-        found: of :func:`layers`.
-
-    Returns:
-        Columns as those of :func:`per_layer`, and ``stage``.
-    """
+    """Return the logarithms of the products over the first d layers: what equation (5) allows, and what is observed."""
     sums = found.sort("stage").with_columns(pl.col(QUANTITIES).cum_sum().over(_MODEL, order_by="stage"))
     return sums.unpivot(QUANTITIES, index=[*_MODEL, "stage"], variable_name="quantity")
 
@@ -119,12 +106,7 @@ def titled(found: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
 
 
 def crossovers(rows: RowsByTable, values: pl.DataFrame) -> dict[str, str]:
-    """Return where DiffViT falls below ViT, as equation (5) predicts and as the growth and the attacks show.
-
-    Args:
-        rows: with ``attack``.
-        values: of :func:`per_layer`.
-    """
+    """Return where DiffViT falls below ViT, as equation (5) predicts and as the growth and the attacks show."""
     read = {}
     for title, block in titled(small(values)):
         for quantity, what in ((BOUND, "predicted by equation (5)"), (OBSERVED, "seen in the growth")):
@@ -361,26 +343,18 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
     radius, aligned = rows["radius"], rows["alignment"]
     found = []
     for key, own in radius.filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
-        same = [pl.col(name) == value for name, value in zip(_TWINS, key, strict=True)]
-        twin, (one, two) = (
-            radius.filter(*same, series="ViT"),
-            (aligned.filter(*same, series=s) for s in ("DiffViT", "ViT")),
-        )
-        if twin.is_empty() or one.is_empty() or two.is_empty():
+        same = dict(zip(_TWINS, key, strict=True))
+        one, two = (aligned.filter(series=series, **same) for series in ("DiffViT", "ViT"))
+        twin = radius.filter(series="ViT", **same)
+        if any(frame.is_empty() for frame in (twin, one, two)):
             continue
         parts = radius_parts(layer_parts(one, two), own, twin)
+        constant = [pl.lit(value).alias(name) for name, value in same.items()]
         for (layer,), block in parts.group_by("layer", maintain_order=True):
             numbers = block.select(RADIUS_PARTS).to_numpy()
-            found += [
-                pl.DataFrame(
-                    {SAMPLE: block[SAMPLE], "value": linearised(numbers, RATIOS[name])}
-                ).with_columns(
-                    *(pl.lit(each).alias(column) for column, each in zip(_TWINS, key, strict=True)),
-                    layer=pl.lit(layer),
-                    quantity=pl.lit(quantity),
-                )
-                for name, quantity in _NAMES.items()
-            ]
+            for name, quantity in _NAMES.items():
+                frame = pl.DataFrame({SAMPLE: block[SAMPLE], "value": linearised(numbers, RATIOS[name])})
+                found.append(frame.with_columns(*constant, layer=pl.lit(layer), quantity=pl.lit(quantity)))
     columns = [*_TWINS, "layer", SAMPLE, "quantity", "value"]
     if not found:
         types = {"data": pl.String, "quantity": pl.String, "value": pl.Float64}
