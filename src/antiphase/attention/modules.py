@@ -81,7 +81,7 @@ class _SelfAttention(nn.Module):
         queries, keys, _ = self.parts(self.qkv(x))
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
         lam = lambda_of(self)
-        return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))
+        return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))  # pyright: ignore
 
 
 class _OneMap(_SelfAttention):

@@ -20,7 +20,7 @@ BACKGROUND_Google=background, Faces=off-center face, Faces_easy=centered face, L
 airplanes=airplane, car_side=side of a car, cougar_body=body of a cougar cat, cougar_face=face of a cougar cat,
 crocodile_head=head of a crocodile, flamingo_head=head of a flamingo, snoopy=snoopy (cartoon beagle),
 yin_yang=yin and yang symbol"""
-_CALTECH_NAMES = dict(pair.strip().split("=") for pair in _NAMED.split(","))
+_CALTECH_NAMES = dict(pair.strip().split("=") for pair in _NAMED.split(","))  # pyright: ignore
 _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 _ROBOTS = "https://www.robots.ox.ac.uk/~vgg/data"
 
@@ -122,7 +122,7 @@ def caltech101(split: str, root: Path) -> FileImages:
     """
     folder = _caltech101_folder(root)
     classes = sub_folders(folder)
-    names = [_CALTECH_NAMES.get(name, name.replace("_", " ").strip()) for name in classes]
+    names = [_CALTECH_NAMES.get(name, name.replace("_", " ").strip()) for name in classes]  # pyright: ignore
     images = list_classes("caltech101", split, folder, classes, names)
     manifest = folder / SPLIT_FILE
     splits = read_split(manifest, images.files) if manifest.is_file() else split_by_digest(images.files)

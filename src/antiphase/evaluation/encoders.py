@@ -32,7 +32,7 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
     for start in range(0, len(texts), _BATCH_SIZE):
         words.append(encoder.encode_text(texts[start : start + _BATCH_SIZE]).float().cpu())
     vectors = [F.normalize(torch.cat(parts), dim=-1) for parts in (images, words)]
-    rows = retrieval_rows(*vectors, owners, pairs.ids)
+    rows = retrieval_rows(*vectors, owners, pairs.ids)  # pyright: ignore[reportCallIssue]
     metrics = {f"{metric.setting} {metric.name}": metric for metric in task_metrics("retrieval", rows)}
     if pairs.labels is not None:
         weights = zero_shot_classifier(model, pairs.class_names, prompts=pairs.prompts).weights.cpu()

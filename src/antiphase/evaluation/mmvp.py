@@ -38,14 +38,14 @@ def right_pairs(
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, MmvpSet)
-    statements = [PROMPT + text for two in pairs.statements for text in two]
+    statements = [PROMPT + text for two in pairs.statements for text in two]  # pyright: ignore[reportGeneralTypeIssues]
     flat = FilePairs(
         name=pairs.name,
         split="test",
         ids=torch.arange(2 * len(pairs)),
         root=pairs.root,
         captions=tuple((text,) for text in statements),
-        files=tuple(file for two in pairs.files for file in two),
+        files=tuple(file for two in pairs.files for file in two),  # pyright: ignore[reportGeneralTypeIssues]
     )
     images = store.project(model, store.image_features(model, flat))
     texts = store.text_vectors(model, statements, f"statements of {pairs.name}")

@@ -89,7 +89,7 @@ def zero_shot_rows(
 ) -> pl.DataFrame:
     """Return a row for each image, classified by the cosines of unit vectors."""
     parts = zip(images.split(_ROWS), labels.split(_ROWS), ids.split(_ROWS), strict=True)
-    return pl.concat([classification_rows(part @ classes, *about, setting) for part, *about in parts])
+    return pl.concat([classification_rows(part @ classes, *about, setting) for part, *about in parts])  # pyright: ignore
 
 
 def _ensembles(source: Source, protocol: Protocol) -> dict[str, tuple[tuple[str, ...], ...]]:

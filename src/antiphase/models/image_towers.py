@@ -46,7 +46,7 @@ def image_tower(model: nn.Module) -> ImageTower:
         dual = as_dual_encoder(model)
         return ImageTower(dual.encode_image, lambda x: x, dual.square, channels, raw=False)
     if isinstance(model, VisionTransformer):
-        features: Callable[[Images], Features] = model.features
+        features: Callable[[Images], Features] = model.features  # pyright: ignore[reportRedeclaration]
     elif isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
         timm: Any = model.model
 
@@ -54,7 +54,7 @@ def image_tower(model: nn.Module) -> ImageTower:
             return timm.forward_head(timm.forward_features(model.normalize(images)), pre_logits=True)
 
     else:
-        features = _before_last_layer(model)
+        features = _before_last_layer(model)  # pyright: ignore[reportAssignmentType]
     return ImageTower(features, None, square_of(model), channels)
 
 

@@ -51,7 +51,7 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 def strongest(kinds: Set[AttentionKind]) -> AttentionKind:
     """Return the kind of a model whose modules have these kinds of attention."""
     order: tuple[AttentionKind, ...] = ("differential", "unknown", "softmax")
-    return next((kind for kind in order if kind in kinds), "none")
+    return next((kind for kind in order if kind in kinds), "none")  # pyright: ignore[reportReturnType]
 
 
 def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]]:

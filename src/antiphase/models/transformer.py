@@ -105,7 +105,7 @@ def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
     """Return whether ``first_token`` is valid: an unmodified Block, token-wise but for its attention, without hooks."""
     return (
         _as_written(block, Block)
-        and all(_as_written(part, *_BY_TOKEN) for part in (block.norm2, *block.mlp.modules()))
+        and all(_as_written(part, *_BY_TOKEN) for part in (block.norm2, *block.mlp.modules()))  # pyright: ignore
         and not any(getattr(module_hooks, f"_global{name}") for name in _HOOKS)
         and not any(getattr(part, name) for part in block.modules() for name in _HOOKS)
     )

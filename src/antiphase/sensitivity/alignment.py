@@ -47,7 +47,7 @@ class Gram:
     def mean(self) -> "Gram":
         """Return the average over the probes."""
         parts = (self.first, self.second, self.cross, self.moved)
-        return Gram(*(None if part is None else part.mean(-1) for part in parts))
+        return Gram(*(None if part is None else part.mean(-1) for part in parts))  # pyright: ignore[reportArgumentType]
 
     def difference(self, lam: AnyShape | float) -> AnyShape:
         """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""

@@ -183,7 +183,7 @@ def _timm(module: Any, call: Call) -> Layer:
         weights, biases = _qkv(module.qkv)
     mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
     norms = [None if isinstance(norm, nn.Identity) else norm for norm in (module.q_norm, module.k_norm)]
-    branch, v = _branch(x, weights, biases, (maps, maps, heads), mask, module.scale, norms)
+    branch, v = _branch(x, weights, biases, (maps, maps, heads), mask, module.scale, norms)  # pyright: ignore
 
     def finish(heads: Tensor) -> Tensor:
         if differential:

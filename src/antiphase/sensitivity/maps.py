@@ -308,7 +308,7 @@ class _Sums(TorchFunctionMode):
             sides = args[0].clone(), args[1]
         output = func(*args, **(kwargs or {}))
         if sides is not None and output.requires_grad:
-            self.sums.append((*sides, output, minus))
+            self.sums.append((*sides, output, minus))  # pyright: ignore[reportArgumentType]
         return output
 
 

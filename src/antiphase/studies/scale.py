@@ -29,7 +29,7 @@ def vits_in_short(models: Sequence[TrainVit]) -> str:
     """  # noqa: E501
     layers, sizes = (
         sorted({model.depth for model in models}),
-        sorted(count_parameters(model.config()) for model in models),
+        sorted(count_parameters(model.config()) for model in models),  # pyright: ignore[reportArgumentType]
     )
     blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
     return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
@@ -37,7 +37,7 @@ def vits_in_short(models: Sequence[TrainVit]) -> str:
 
 def clips_in_short(models: Sequence[TrainClip]) -> str:
     """Return the size of some CLIPs, and their data."""
-    sizes = [count_parameters(model.make_recipe("").model) for model in models]
+    sizes = [count_parameters(model.make_recipe("").model) for model in models]  # pyright: ignore[reportArgumentType]
     return f"CLIPs and DiffCLIPs with {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
 

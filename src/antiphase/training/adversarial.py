@@ -191,5 +191,5 @@ def robust_accuracy(
     model.eval()
     some = data.subset(_EVALUATION_IMAGES, 0)
     images, how = some.images(range(len(some))).to(device), {"seed": seed, "batch_size": batch_size}
-    result = pgd(model, images, some.labels, Threat(eps=eps), steps=_EVALUATION_STEPS, ids=some.ids, **how)
+    result = pgd(model, images, some.labels, Threat(eps=eps), steps=_EVALUATION_STEPS, ids=some.ids, **how)  # pyright: ignore
     return int((~result.success).sum()) / len(some)

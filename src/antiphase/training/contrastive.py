@@ -180,7 +180,7 @@ class _Stream:
             several[int(draw * len(several)) if recipe.captions == "any" else 0]
             for several, draw in zip(batch.captions, draws, strict=True)
         ]
-        tokens = tokenize([*captions, *[""] * (places - good)], self.context_length)
+        tokens = tokenize([*captions, *[""] * (places - good)], self.context_length)  # pyright: ignore
         keep = None
         if recipe.patch_dropout:
             count = max(1, round(self.patches * (1.0 - recipe.patch_dropout)))
@@ -225,7 +225,7 @@ def feature_gradients(
         leaves = [at_least_float32(one.detach()).requires_grad_() for one in inputs]
         if len(image):
             directions = [F.normalize(leaf, dim=-1) for leaf in leaves[:2]]
-            loss = _loss(kind, *directions, leaves[2].exp(), leaves[3] if len(leaves) > 3 else None)
+            loss = _loss(kind, *directions, leaves[2].exp(), leaves[3] if len(leaves) > 3 else None)  # pyright: ignore
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         else:  # all samples of the batch were unreadable
             loss, gradients = image.new_zeros(()), [None] * len(leaves)

@@ -123,7 +123,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     title = f"{card_of(model).name}: captions of {pairs.name}" if store.progress else ""
     questions = [(position, ASK_CAPTION) for position in range(len(pairs))]
     lengths = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size}
-    answers = answer_all(model, pairs, questions, title=title, **lengths)
+    answers = answer_all(model, pairs, questions, title=title, **lengths)  # pyright: ignore[reportArgumentType]
     scores = cider([answer.text for answer in answers], pairs.captions)
     return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=[score / 10.0 for score in scores])
 

@@ -359,7 +359,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     words = answer_all(
         model,
         pope.pictures,
-        [(position[image], text) for image, text in asked],
+        [(position[image], text) for image, text in asked],  # pyright: ignore[reportGeneralTypeIssues]
         max_new_tokens=_LONGEST,
         batch_size=store.batch_size,
         suffix=protocol.suffix,
@@ -370,7 +370,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     ids = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
     frames = []
     for sampling in SAMPLINGS:
-        pairs = [(one, answers[one.image, one.text]) for one in pope.questions if one.sampling == sampling]
+        pairs = [(one, answers[one.image, one.text]) for one in pope.questions if one.sampling == sampling]  # pyright: ignore
         columns = {
             "unit": [question.number for question, _ in pairs],
             "group": [ids[question.image] for question, _ in pairs],

@@ -97,7 +97,7 @@ def image_tokens(model: nn.Module) -> Tower:
     if isinstance(model, VisionTransformer):
         if model.image_shape[0] != 3:
             raise UserError(f"tower {card_of(model).spec}: takes grey images; expected one of colour images")
-        return _our_tower(model, model.config, Square(model.image_shape[1]))
+        return _our_tower(model, model.config, Square(model.image_shape[1]))  # pyright: ignore[reportArgumentType]
     if isinstance(model, OpenClip):
         name = model.card.name.partition("/")[0]  # type: ignore[union-attr]
         quick = any(type(part).__name__ == "QuickGELU" for part in model.model.visual.modules())

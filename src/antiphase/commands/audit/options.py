@@ -267,7 +267,7 @@ class QuickstartOptions(Options):
 
     def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
         """Return the options of the audit that follows."""
-        return AuditOptions(
+        return AuditOptions(  # pyright: ignore[reportCallIssue]
             model=models,
             against=against,
             data="specimen-fashion-mnist",

@@ -125,7 +125,7 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
         return summary
     layers, note = None, "equation (6) is about a differential model against standard attention"
     if [card_of(model).attention for model in lineup.everyone] == ["differential", "softmax"]:
-        sensing = SenseOptions(
+        sensing = SenseOptions(  # pyright: ignore[reportCallIssue]
             model=("certify",), parts=("alignment",), probes=16, seed=seed, quiet=options.quiet
         )
         try:

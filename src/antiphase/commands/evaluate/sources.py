@@ -85,11 +85,11 @@ def load_source(
     """
     kind, _, path = name.partition(":")
     if kind == "mmvp":
-        return Source(load_mmvp(Path(path).expanduser() if path else None, name))
+        return Source(load_mmvp(Path(path).expanduser() if path else None, name))  # pyright: ignore[reportArgumentType]
     if name == EMOJI_MMVP:
-        return Source(emoji_mmvp(progress=progress))
+        return Source(emoji_mmvp(progress=progress))  # pyright: ignore[reportArgumentType]
     if is_pope(name):
-        return Source(load_questions(name, limit, progress))
+        return Source(load_questions(name, limit, progress))  # pyright: ignore[reportArgumentType]
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())

@@ -28,7 +28,7 @@ def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:
     if options.compile:
         check_compiler(place)
     amount = {"limit": options.limit, "samples": options.samples, "lanes": options.lanes}
-    pairs = load_pairs(options.data, split="train", progress=progress, **amount)
+    pairs = load_pairs(options.data, split="train", progress=progress, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
     recipe = make_clip_recipe(
         options.model,

@@ -104,7 +104,7 @@ def config_of(
         vision={"image_size": grid * patch, "patch_size": patch, **sizes("visual", dim)},
         text={"context_length": context, "vocab_size": words, **sizes("text", text_dim)},
         embed_dim=embed,
-        schedule=schedule,
+        schedule=schedule,  # pyright: ignore[reportArgumentType]
         init="released",
         **options,
     )

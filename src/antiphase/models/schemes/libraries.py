@@ -47,7 +47,7 @@ def _load_timm(wanted: Wanted) -> nn.Module:
     check_known(base, timm.list_models(), "timm has no model", "timm.list_models() lists them")
 
     def make(**sizes: int) -> nn.Module:
-        return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)
+        return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)  # pyright: ignore
 
     names = {"positions": "pos_embed", "size": "img_size", "classes": "num_classes", "channels": "in_chans"}
     with offline_at_once():

@@ -103,7 +103,7 @@ def _load(wanted: Wanted) -> nn.Module:
             if square is None:
                 fix = "such as antiphase.data.decoding.Square(224), which says how images are resized"
                 raise UserError(f"{spec}: a dual encoder needs an attribute square, {fix}")
-            return wanted.loaded(model, name, (3, square.size, square.size), **facts)
+            return wanted.loaded(model, name, (3, square.size, square.size), **facts)  # pyright: ignore
         stated: Any = getattr(model, "image_shape", None)
         try:
             channels, height, width = map(int, (0, 0, 0) if stated is None else stated)

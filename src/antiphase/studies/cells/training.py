@@ -142,7 +142,7 @@ class TrainVit(Training):
         return configure(attention_of(self.model), self.pixels, sizes)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        count_parameters(self.config())
+        count_parameters(self.config())  # pyright: ignore[reportArgumentType]
         fields: dict[str, Any] = {"model": self.config(), "data": self.data, "data_fingerprint": ""}
         fields |= {"seed": self.seed, **self.recipe}
         fields |= {"adversarial": self.adversary} if self.adversary else {}
@@ -154,8 +154,8 @@ class TrainVit(Training):
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run."""
         of, said = {"image_size": self.image_size}, {"progress": lab.progress}
-        train = load_data(self.data, split="train", limit=self.limit, **of, **said)
-        held_out = load_data(self.data, split="test", **of, **said)
+        train = load_data(self.data, split="train", limit=self.limit, **of, **said)  # pyright: ignore
+        held_out = load_data(self.data, split="test", **of, **said)  # pyright: ignore[reportArgumentType]
         fields = self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
         recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
         train_classifier(recipe, train, held_out, folder, trackers=lab.track, **said)
@@ -217,7 +217,7 @@ class TrainClip(Training):
         recipe = self.make_recipe("")
         name = self.data.partition(":")[2].partition("/")[0] or self.data
         yield "clip", recipe.model_copy(update={"data": name})
-        yield "clip", {"parameters": count_parameters(recipe.model)}
+        yield "clip", {"parameters": count_parameters(recipe.model)}  # pyright: ignore[reportArgumentType]
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a GradCache chunk."""

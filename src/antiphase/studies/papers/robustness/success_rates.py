@@ -117,7 +117,7 @@ def _vit_study(
         source = f"Section 5.2, Figure 2({part})"
         return each_data(
             rows["attack"],
-            lambda own: [Claim(name, source, words, higher(own, "DiffViT", than="ViT", **levels))],
+            lambda own: [Claim(name, source, words, higher(own, "DiffViT", than="ViT", **levels))],  # pyright: ignore
         )
 
     return Study(
@@ -145,7 +145,7 @@ def _clip_study(
         source, own = f"Section 5.2, Figure 2({part})", rows["attack"]
         names, values = (own[column].unique(maintain_order=True).to_list() for column in ("data", by))
         few = [name for name in names if name != MANY_CLASSES]
-        checks = higher(own, "DiffCLIP", than="CLIP", **{by: values, "data": few})
+        checks = higher(own, "DiffCLIP", than="CLIP", **{by: values, "data": few})  # pyright: ignore
         made = [Claim(claim[0], source, f"{few_classes(names)} {claim[1]}", checks)]
         if MANY_CLASSES in names:
             name, words, first, second = many

@@ -216,12 +216,12 @@ def _depth_claims(values: pl.DataFrame) -> list[Claim]:
     every = {"perturbation": kinds, "depth": depths}
 
     def quantities(first: str, second: str, what: str) -> list[Check]:
-        return apart(diffvit, "quantity", first, second, VALUE, what, **every)
+        return apart(diffvit, "quantity", first, second, VALUE, what, **every)  # pyright: ignore[reportArgumentType]
 
     def models(quantity: str, first: str, second: str, what: str, **levels: Any) -> list[Check]:
         own = values.filter(quantity=quantity)
         words = f"ln {what}({first}) − ln {what}({second})"
-        return apart(own, "series", first, second, VALUE, words, **(every | levels))
+        return apart(own, "series", first, second, VALUE, words, **(every | levels))  # pyright: ignore
 
     def crossed(quantity: str, what: str) -> list[Check]:
         return [
@@ -234,7 +234,7 @@ def _depth_claims(values: pl.DataFrame) -> list[Claim]:
         "subtraction-removes": (
             f"{section}, Theorem 4",
             "At every depth the subtraction removes part of a perturbation of 1/255: ᾱ < 1.",
-            above(alpha, "−ln ᾱ", -VALUE, **every),
+            above(alpha, "−ln ᾱ", -VALUE, **every),  # pyright: ignore[reportArgumentType]
         ),
         "noise-before-signal": (
             NOT_IN_PAPER,
@@ -249,7 +249,7 @@ def _depth_claims(values: pl.DataFrame) -> list[Claim]:
         "attenuated": (
             f"{section}, equation (5)",
             "ᾱ·L̄ < 1 in DiffViT: perturbations are attenuated with depth.",
-            above(bound, "−ln(ᾱ·L̄)", -VALUE, **every),
+            above(bound, "−ln(ᾱ·L̄)", -VALUE, **every),  # pyright: ignore[reportArgumentType]
         ),
         "bound-holds": (
             f"{section}, equation (5)",
