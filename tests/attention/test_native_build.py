@@ -154,6 +154,7 @@ def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
     assert len(calls.read_text()) == 1
 
 
+@pytest.mark.thorough
 @needs.native_kernels
 def test_processes_that_build_at_once_do_not_meet(tmp_path, compiler):
     built = native.library()

@@ -72,9 +72,10 @@ def test_episodes_and_answers_have_scores():
     assert rows["rank"].null_count() == 3
 
 
-def test_the_numbers_of_a_training_log_are_those_of_the_model():
+def test_the_numbers_of_a_training_log_are_those_of_the_model(monkeypatch):
+    monkeypatch.setattr("antiphase.evaluation.encoders._BATCH_SIZE", 3)
     model, pairs = clip(**TINY).eval(), tiny_pairs(7, side=16)
-    found = encoder_numbers(model, pairs, captions="first", batch_size=3)
+    found = encoder_numbers(model, pairs, captions="first")
     with torch.no_grad():
         image = F.normalize(model.encode_image(pairs.array / 255), dim=-1)
         text = F.normalize(model.encode_text([several[0] for several in pairs.captions]), dim=-1)

@@ -1,6 +1,4 @@
-"""Differential attention and its standard twin as pure functions of tensors.
-
-    (softmax(q1 k1ᵀ/√width) − λ·softmax(q2 k2ᵀ/√width)) v
+"""Differential attention as a pure function of tensors.
 
 Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used by *Understanding Sensitivity of
 Differential Attention through the Lens of Adversarial Robustness* (2025), Section 3.2.

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, at_least, validated
+from antiphase.registry import LAMBDAS, find
 
 Stream = Callable[[str], torch.Generator]  # from a parameter's name in the module to its generator
 
@@ -124,6 +125,11 @@ def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
 def make_zero(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
     """Return λ = 0, not learned; the layer's factor 1 − λ_init keeps the given λ_init."""
     return FixedLambda(0.0)
+
+
+def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
+    """Return the module that computes λ by a registered parameterisation."""
+    return find(LAMBDAS, kind, "parameterisation of λ")(sizes, lambda_init)
 
 
 def lambda_of(module: nn.Module) -> nn.Module | None:

@@ -10,10 +10,9 @@ from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.contract import Parts
 from antiphase.attention.backends.norm import HeadNorm
-from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
+from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of, make_lambda
 from antiphase.attention.maps import combine, softmax_maps
 from antiphase.errors import UserError
-from antiphase.registry import LAMBDAS, find
 
 Tokens = Float[Tensor, "batch tokens dim"]
 Projection = Float[Tensor, "batch _ width"]
@@ -36,10 +35,7 @@ class AttentionMaps(NamedTuple):
 
 
 class _SelfAttention(nn.Module):
-    """Projection to queries, keys and values, attention, norm and factor behind each head, projection.
-
-    Its subclasses say what the ``parts`` of a projection are; they have ``norm``, ``scale``, ``proj``, perhaps ``lam``.
-    """
+    """Projection to queries, keys and values, attention, norm and factor behind each head, projection."""
 
     norm: nn.RMSNorm | None
     scale: float
@@ -53,10 +49,7 @@ class _SelfAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
 
     def parts(self, *projected: Projection) -> Parts:
-        """Return the queries and keys, one of each per branch, and the values, as views of their projection.
-
-        That is one tensor with all three, or one of the queries and one of the keys and values.
-        """
+        """Return queries and keys, one of each per branch, and values, as views of their projection or of two."""
         raise NotImplementedError
 
     def forward(
@@ -186,7 +179,7 @@ class DifferentialAttention(_SelfAttention):
         self.width = dim // num_heads
         self.lambda_init = lambda_init
         sizes = LambdaSizes(dim, self.width, self.num_diff_heads)
-        self.lam: nn.Module = find(LAMBDAS, parameterisation, "parameterisation of λ")(sizes, lambda_init)
+        self.lam = make_lambda(parameterisation, sizes, lambda_init)
         self.norm = nn.RMSNorm(2 * self.width, eps=_EPS) if head_norm else None
         self.scale = 1.0 - lambda_init if rescale else 1.0
         self.proj = nn.Linear(dim, dim)

@@ -85,13 +85,10 @@ def fit_probe(
 ) -> Probe:
     """Minimise :func:`probe_loss` from W = 0, b = 0: torch's L-BFGS with a strong Wolfe line search.
 
-    It runs in the precision of the features, on their device, with torch's tolerances. With "norm" and cross-entropy H,
-    W = 0 is optimal if ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code, the search starts with a penalty
-    gradient of 0 and stays at W = 0, b = 0 if there
-
-        ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂²
-
-    For balanced classes the two conditions agree; otherwise such a probe lacks the bias towards frequent classes.
+    It runs in the precision of the features, on their device. With "norm" and cross-entropy H, W = 0 is optimal if
+    ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code, the search starts with a penalty gradient of 0 and stays
+    at W = 0, b = 0 if there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂²; unless the classes are balanced, such a probe lacks
+    the bias towards frequent classes.
 
     The features are neither centred nor scaled, the labels in [0, num_classes); a larger cost means a weaker penalty;
     ``max_iter`` bounds the steps of L-BFGS.
@@ -148,9 +145,9 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
     """Search the best cost in two stages; return it and the accuracy at each cost visited, in order.
 
     The first stage visits all :data:`COSTS`. The second halves a list of 29 costs, evenly spaced in logarithm over two
-    decades on either side of the best and within [1e-6, 1e6], until one is left: of the costs at 25 %, 50 % and 75 % of
-    the list, the lower half is kept if the first is best, the upper half if the last is, and the middle otherwise. Ties
-    go to the cost visited first, and no cost is visited twice.
+    decades on either side of the best and within [1e-6, 1e6]: of the costs at 25 %, 50 % and 75 % of it, the lower
+    half is kept if the first is best, the upper half if the last is, and the middle otherwise. Ties go to the cost
+    visited first.
     """
     visited = {cost: accuracy_at(cost) for cost in COSTS}
     middle = math.log10(max(visited, key=visited.__getitem__))

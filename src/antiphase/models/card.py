@@ -90,16 +90,15 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
                 words = f"its own preprocessing would be {usual}; it gets the pictures of {used}"
                 doubts.append(f"{card_of(model).spec}: {words}")
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
-        mine, theirs = (
-            ("×".join(map(str, card.image_shape)), card.tag, card.preprocessing) for card in (one, other)
-        )
-        doubts += [
-            f"{one.spec} and its twin {other.spec} differ in more than their attention: {what} {this} and {that}"
-            for what, this, that in zip(
-                ("input sizes", "tags of the weights", "preprocessing"), mine, theirs, strict=True
-            )
-            if this and that and this != that
-        ]
+        sizes = ("×".join(map(str, card.image_shape)) for card in (one, other))
+        for what, mine, theirs in (
+            ("input sizes", *sizes),
+            ("tags of the weights", one.tag, other.tag),
+            ("preprocessing", one.preprocessing, other.preprocessing),
+        ):
+            if mine and theirs and mine != theirs:
+                words = f"differ in more than their attention: {what} {mine} and {theirs}"
+                doubts.append(f"{one.spec} and its twin {other.spec} {words}")
     return doubts
 
 

@@ -137,5 +137,5 @@ def _letters(name: str) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     """Return the first few names."""
-    shown = [name for name in names if name]
-    return ", ".join(shown[:10]) + (f", … ({len(shown)} in all)" if len(shown) > 10 else "")
+    named = list(filter(None, names))
+    return ", ".join(named[:10]) + f", … ({len(named)} in all)" * (len(named) > 10)

@@ -210,10 +210,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
-_VISION, _TEXT = (
-    ("image_size", "patch_size", "dim", "depth", "num_heads"),
-    ("dim", "depth", "num_heads", "context_length"),
-)
+_VISION = ("image_size", "patch_size", "dim", "depth", "num_heads")
+_TEXT = ("dim", "depth", "num_heads", "context_length")
 PRESETS: dict[str, dict[str, Any]] = {
     name: {
         "vision": dict(zip(_VISION, vision, strict=True)),

@@ -1,8 +1,10 @@
 """A model's preprocessing: its normalisation, and what other libraries do with a picture, read from their settings."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, cast, get_args
 
 import numpy as np
@@ -131,7 +133,7 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
         return of_timm(processor.data_config, spec)
     try:
         mean, std = _affine(processor, channels)
-        reverses = name.startswith("PPLCNet") or bool(getattr(processor, "do_flip_channel_order", False))
+        reverses = bool(name.startswith("PPLCNet") or getattr(processor, "do_flip_channel_order", False))
         ours = Preprocessing(_geometry(processor, spec), mean, std, reverses)
     except UserError:
         raise
@@ -139,9 +141,8 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
         _refuse(spec, f"its settings are not understood ({type(error).__name__}: {first_line(error)})")
     bases = {base.__name__ for base in type(processor).__mro__}
     levels = _TENSORS if bases & {"TorchvisionBackend", "BaseImageProcessorFast"} else _EXACT
-    return _checked(
-        ours, lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0], spec, levels
-    )
+    process = partial(processor, return_tensors="pt")
+    return _checked(ours, lambda picture: process(picture)["pixel_values"][0], spec, levels)
 
 
 def one_side(sides: Sequence[Any], spec: str) -> int:
@@ -183,18 +184,14 @@ def _affine(processor: Any, channels: int) -> tuple[tuple[float, ...], tuple[flo
     """Return mean and standard deviation of each channel, in units of the [0, 1] pixel range."""
     rescales = getattr(processor, "do_rescale", True)
     factor = 255 * processor.rescale_factor if rescales else 255
-    offset = float(
-        bool(rescales and getattr(processor, "rescale_offset", False))
-    )  # EfficientNet's, in [-1, 1]
-    mean, std, again = (0.0,) * channels, (1.0,) * channels, (1.0,) * channels
+    offset = float(rescales and getattr(processor, "rescale_offset", False))  # EfficientNet's, in [-1, 1]
+    mean, std = (0.0,) * channels, (1.0,) * channels
     if getattr(processor, "do_normalize", True):
         mean, std = _numbers(processor.image_mean, channels), _numbers(processor.image_std, channels)
     if getattr(processor, "include_top", False):  # EfficientNet's divide a second time
         again = _numbers(processor.image_std, channels)
-    return (
-        tuple((value + offset) / factor for value in mean),
-        tuple(value * more / factor for value, more in zip(std, again, strict=True)),
-    )
+        std = tuple(map(operator.mul, std, again))
+    return tuple((value + offset) / factor for value in mean), tuple(value / factor for value in std)
 
 
 def _numbers(values: Any, channels: int) -> tuple[float, ...]:
@@ -226,10 +223,8 @@ def _checked(
                 _refuse(spec, f"gives {tuple(expected.shape)} for a picture, not {tuple(pixels.shape)}")
             gap = float(((pixels - expected).abs() * units).max() * 255)
             if not gap <= levels:
-                _refuse(
-                    spec,
-                    f"its pixels differ by up to {gap:.3g} of 255 grey levels from what its settings say",
-                )
+                words = "of 255 grey levels from what its settings say"
+                _refuse(spec, f"its pixels differ by up to {gap:.3g} {words}")
     except UserError:
         raise
     except Exception as error:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
-from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention
+from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention, first_of
 from antiphase.sensitivity.lipschitz import power_iteration
 from antiphase.sensitivity.maps import attention_layers, record, until
 
@@ -71,7 +71,7 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
         if not args:
             raise UserError(f"{name}: expected the tokens as the first positional argument")
-        calls.append(Call(name, module, args[0], None, args[1:], kwargs, _first(output)))
+        calls.append(Call(name, module, args[0], None, args[1:], kwargs, first_of(output)))
 
     with ExitStack() as hooks, eager_attention(), torch.no_grad():
         for name in names:
@@ -86,10 +86,6 @@ def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
         if isinstance(parts[".".join(steps[: end - 1])], nn.ModuleList | nn.Sequential):
             return ".".join(steps[:end])
     return name
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
 
 
 def _length(x: Tensor) -> Tensor:
@@ -135,7 +131,7 @@ def stage_norms(
     calls = blocks(model, images)
 
     def again(block: Call, tokens: Tensor) -> Tensor:
-        return _first(block.module(tokens, *block.args, **block.kwargs))
+        return first_of(block.module(tokens, *block.args, **block.kwargs))
 
     stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
         (lambda x: until(model, calls[0].module, x)[0][0], images)

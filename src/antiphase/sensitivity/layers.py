@@ -247,6 +247,11 @@ class Layer:
         return self.lam.detach().expand(self.heads)
 
 
+def first_of(output: Any) -> Any:
+    """Return the first of several outputs, or the only one."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 def same_tensor(one: Tensor, two: Tensor) -> bool:
     """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
     return one.shape == two.shape and one.data_ptr() == two.data_ptr()

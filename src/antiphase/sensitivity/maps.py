@@ -34,6 +34,7 @@ from antiphase.sensitivity.layers import (
     Call,
     Layer,
     eager_attention,
+    first_of,
     gradients,
     is_cross,
     prepare_forward_mode,
@@ -177,7 +178,7 @@ def _block_name(call: Call) -> str:
 def pools(args: tuple[Any, ...], output: Any) -> bool:
     """Return whether a module returns something else than one vector for each of its tokens."""
     tokens = next((one for one in args if isinstance(one, Tensor)), None)
-    first = output[0] if isinstance(output, tuple) else output
+    first = first_of(output)
     if tokens is None or not isinstance(first, Tensor):
         return False
     return first.ndim != tokens.ndim or first.shape[:2] != tokens.shape[:2]
@@ -218,7 +219,7 @@ def make_call(
     tokens = args[0] if args else next(named, None)
     if not isinstance(tokens, Tensor):
         raise UserError(f"{name} ({type(module).__name__}): expected the tokens as the first argument")
-    first = output[0] if isinstance(output, tuple) else output
+    first = first_of(output)
     if forward_ad._current_level < 0:
         return Call(name, module, tokens, None, args[1:], rest, first)
     dual = forward_ad.unpack_dual(tokens)

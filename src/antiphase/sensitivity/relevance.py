@@ -40,9 +40,9 @@ def chefer_relevance(
 
         cam = E_h max(∂y/∂A ⊙ A, 0),    R ← R + cam·R
 
-    The result is R[CLS, 1:]. ∂y/∂A is the full derivative through all later layers; it is computed from the gradient
-    at the attention module's output, so no module is patched. Costs one forward pass and one backward pass per text.
-    Only the class-token row of R is computed, from the last layer to the first: e·(1 + cam_L)···(1 + cam_1).
+    The result is R[CLS, 1:], computed from the last layer back as e·(1 + cam_L)···(1 + cam_1). ∂y/∂A is the full
+    derivative through all later layers, from the gradient at the attention module's output. Costs one forward pass and
+    one backward pass per text.
 
     Source: H. Chefer, S. Gur, L. Wolf, *Generic Attention-model Explainability for Interpreting Bi-Modal and
     Encoder-Decoder Transformers*, ICCV 2021, Section 3, rule for self-attention. The target is that of their CLIP

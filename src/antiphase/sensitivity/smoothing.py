@@ -135,10 +135,9 @@ def smooth(
     The certificate holds for g, not for the given model f. Noisy copies are not clamped to [0, 1], because the
     theorem assumes Gaussian noise.
 
-    The noise is keyed by (seed, id, draw), so it does not depend on the other images, their order or the batch size,
-    and a run of 1,000 draws uses the first 1,000 draws of a longer run. The same holds for the counts, except for
-    copies whose top two logits differ by less than rounding (see ``QUANTUM`` in
-    :mod:`antiphase.attacks.engine.oracle`).
+    The noise is keyed by (seed, id, draw): it does not depend on the other images, their order or the batch size, and a
+    run of 1,000 draws uses the first 1,000 of a longer run. So do the counts, but for copies whose top logits differ
+    by less than rounding (``QUANTUM`` in :mod:`antiphase.attacks.engine.oracle`).
 
     ``sigma`` to ``seed`` and ``precision`` are the settings of :class:`Smoothing`; ``ids`` key the noise, the positions
     if None; ``batch_size``, in noisy copies, does not affect the result; ``progress`` is the title of a bar on stderr.

@@ -37,8 +37,7 @@ def mcnemar_clustered(
     """Return the two-sided exact p-value that two paired outcomes are equally frequent, for clustered observations.
 
     With d_c the difference of the two counts in cluster c, p = P(|Σ s_c·d_c| ≥ |Σ d_c|) for independent random signs
-    s_c: under the hypothesis the two outcomes of a cluster can be exchanged as a whole. If each cluster has at most one
-    discordant observation, this is the exact McNemar test.
+    s_c: a cluster's outcomes can be exchanged as a whole. With one observation a cluster it is the exact McNemar test.
     """
     check_pairs(first, second, clusters)
     _, place = np.unique(clusters, return_inverse=True)

@@ -110,8 +110,8 @@ def as_share(estimate: Estimate) -> Estimate:
     """Restrict the interval m ± h of a fraction to [0, 1].
 
     If it extends beyond, it is computed on the logit scale by the delta method, logit(m) ± h/(m(1 − m)), and mapped
-    back: means of few seeds near 0 or 1 are skewed, and a clipped interval has less than its nominal coverage. At m = 0
-    and m = 1, which have no logit, and if it is infinite, the interval is clipped.
+    back: clipped intervals near 0 or 1 have less than their nominal coverage. At m = 0 and m = 1, which have no logit,
+    and if it is infinite, it is clipped.
 
     >>> share = as_share(Estimate(0.93, 0.81, 1.05, 3))
     >>> round(share.low, 3), round(share.high, 3)
@@ -186,10 +186,10 @@ def mean_over_groups(
 ) -> Estimate:
     """Estimate the mean of group means, in which every class has equal weight, of values within [−1, 1].
 
-    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g (divided by n_g − 1), interval
-    m ± t·s, Student's t at n − G degrees of freedom. A group of equal values gets the variance with one more value on
-    either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0. A group of one sample gets the mean
-    variance of the others. If no group has two samples the interval is infinite.
+    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g, interval m ± t·s, Student's t,
+    n − G degrees of freedom. A group of equal values gets the variance with one more value on either side,
+    (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0; a group of one sample the mean variance of the
+    others. If no group has two samples the interval is infinite.
 
     >>> mean_over_groups(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 5])).value == (2 / 3 + 1) / 2
     True
@@ -256,9 +256,9 @@ def ratio_values(
 def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Return values whose mean is the area under the ROC curve.
 
-    The area A is the probability that a positive scores higher than a negative; ties count half. With Vᵢ the share of
-    the observations of the other kind that observation i is on the right side of, and mᵢ the number of its own kind,
-    the value is A + n·(Vᵢ − A) / mᵢ.
+    The area A is the probability that a positive scores higher than a negative; ties count half. The value is
+    A + n·(Vᵢ − A) / mᵢ, with Vᵢ the share of the observations of the other kind that observation i is on the right side
+    of, and mᵢ the number of its own kind.
 
     Source: N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53:567–578 (1997).
 
@@ -290,12 +290,9 @@ def standardised(
     A model with smaller margins is broken more often even if nothing else sets it apart; post-stratification by the
     margin takes that away. The strata k lie between the quantiles of the population's covariate (ties may leave fewer);
     w_k is the share of the population in stratum k, p_k that of the model's own images, and μ_k the mean of the model's
-    values there. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), where k is its own stratum and
-    k(r,i) that of the r-th of the R members of the population. The second term is 0 on average. Where the model has no
-    image in a stratum, μ_k is that of the nearest stratum that has.
-
-    The result is comparable between models if images of the same stratum are: the covariate varies little within a
-    stratum, and nothing else that both the model and the outcome depend on is left out.
+    values there, or in the nearest stratum that has some. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i −
+    μ_k), where k is its own stratum and k(r,i) that of the r-th of the R members of the population; the second term is
+    0 on average. Models are comparable if images of the same stratum are.
 
     Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
     """

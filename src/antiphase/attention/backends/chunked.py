@@ -64,10 +64,7 @@ def chunked_gradients(
 
 
 class _Layer:
-    """What all pieces of a call are cut from, the memory that they share, and what is done with each in it.
-
-    A piece is some samples and heads, and of a head that is too large some of its queries.
-    """
+    """What all pieces of a call (some samples and heads, or some queries of a large head) share, and do in memory."""
 
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None, *, backward: bool = False) -> None:
         self.queries, self.keys, self.values = map(_stack, parts)
@@ -88,10 +85,7 @@ class _Layer:
         self.memories: dict[tuple[int, ...], _Memory] = {}
 
     def pieces(self) -> "Iterator[tuple[Index, _Memory, list[tuple[Index, _Memory]]]]":
-        """Load the keys and values of groups of pieces; yield the group's place, a memory with them, and its pieces.
-
-        The first piece is the largest. The memories of a group's pieces have keys and values in common.
-        """
+        """Load keys and values of groups of pieces; yield place, memory and pieces of each, the largest first."""
         size = self.like.element_size()
         fit = _CACHE[size] // (self.branches * self.columns * size)  # rows of scores
         # rows of a single head: shorter products cost more than leaving the cache

@@ -1,8 +1,4 @@
-"""What a backend is given and what it returns, and how gradients come back to the projection that it reads.
-
-Queries, keys and values are views of one projection. Autograd would gather their gradients in three passes over memory;
-here each is written to its place in the projection's gradient.
-"""
+"""What a backend is given and what it returns, and how gradients are written to their place in the projection's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +35,6 @@ class Call(NamedTuple):
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """The dtypes of the sources."""
         return {source.dtype for source in self.sources}
 
 

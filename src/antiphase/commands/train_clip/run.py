@@ -74,5 +74,5 @@ def evaluate_sets(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
     return {
         f"{pairs.name} {name}" if len(held_out) > 1 else name: value
         for pairs in held_out
-        for name, value in encoder_numbers(model, pairs, prompts=pairs.prompts).items()
+        for name, value in encoder_numbers(model, pairs).items()
     }

@@ -1,23 +1,22 @@
 """Models of timm, torchvision, open_clip and transformers by name, with their pretrained weights or those of a file."""
 
-import contextlib
 import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models.checkpoints import check_finite
+from antiphase.models.clip import Embeddings, TokenIds
 from antiphase.models.preprocessing import (
     Images,
     Normalized,
@@ -29,7 +28,6 @@ from antiphase.models.preprocessing import (
     one_side,
 )
 from antiphase.models.schemes.scheme import (
-    ForeignDual,
     Scheme,
     Wanted,
     build_to_fit,
@@ -150,31 +148,45 @@ TORCHVISION = Scheme(
 )
 
 
+class ForeignDual(nn.Module):
+    """Base of the wrappers of other libraries' dual encoders; ``tokenizer`` converts strings to token ids."""
+
+    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.model = model
+        self.normalize = preprocessing.normalize()
+        self.tokenizer = tokenizer
+        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """Natural logarithm of the factor on the cosines."""
+        return self.model.logit_scale
+
+
 class OpenClip(ForeignDual):
     """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings."""
 
-    def encode_image(self, images: Images, normalize: bool = False) -> Float[Tensor, "batch embed"]:
+    def encode_image(self, images: Images, normalize: bool = False) -> Embeddings:
         """Return image embeddings, of length 1 if ``normalize``."""
         return self.model.encode_image(self.normalize(images), normalize=normalize)
 
-    def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
-    ) -> Float[Tensor, "batch embed"]:
+    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
         """Return text embeddings, of length 1 if ``normalize``."""
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
         return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
 
 
-@contextlib.contextmanager
-def quiet_logging() -> Iterator[None]:
-    """Silence open_clip's message that a model was built without pretrained weights."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
+@contextmanager
+def quiet_logging(name: str | None = None) -> Iterator[None]:
+    """Silence a logger; the root's has open_clip's message that a model was built without pretrained weights."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        root.setLevel(level)
+        logger.setLevel(level)
 
 
 def _load_open_clip(wanted: Wanted) -> nn.Module:
@@ -225,12 +237,10 @@ class Logits(nn.Module):
 class HuggingFaceDual(ForeignDual):
     """Wrap a dual encoder of transformers as one of images in [0, 1] and strings; its tokenizer may be missing."""
 
-    def encode_image(self, images: Images) -> Float[Tensor, "batch embed"]:
+    def encode_image(self, images: Images) -> Embeddings:
         return _tensor(self.model.get_image_features(pixel_values=self.normalize(images)))
 
-    def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch embed"]:
+    def encode_text(self, texts: Sequence[str] | TokenIds) -> Embeddings:
         place = self.logit_scale.device
         if isinstance(texts, Tensor):
             return _tensor(self.model.get_text_features(input_ids=texts.to(place)))
@@ -301,9 +311,8 @@ def _load_transformers(wanted: Wanted) -> nn.Module:
         facts["class_names"] = _class_names_of(config.id2label, count)
         return wanted.loaded(wrapped, short, used.image_shape, count, **facts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
-        raise UserError(
-            f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
-        )
+        kind = type(model).__name__
+        raise UserError(f"{spec}: {kind} is not supported; expected a model such as CLIP or SigLIP")
     return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used.image_shape, **facts)
 
 
@@ -332,10 +341,8 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
         if not exists and isinstance(error, OSError):
             return None
         words = f"its preprocessor_config.json cannot be used ({first_line(error)})"
-        expected = (
-            f"an image processor of transformers {transformers.__version__}, as save_pretrained writes it"
-        )
-        raise UserError(f"{spec}: {words}; expected {expected}") from None
+        expected = f"expected an image processor of transformers {transformers.__version__}"
+        raise UserError(f"{spec}: {words}; {expected}, as save_pretrained writes it") from None
 
 
 def _has_processor(transformers: Any, place: str) -> bool:
@@ -359,18 +366,17 @@ def _class_names_of(labels: dict[int, str], count: int) -> tuple[str, ...] | Non
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """Silence the progress bars and messages of transformers and of the hub's client."""
-    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
-    level, hub_level, bars = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    hub.setLevel("ERROR")
+    ours, bars = transformers.utils.logging, transformers.utils.logging.is_progress_bar_enabled()
+    level = ours.get_verbosity()
+    ours.set_verbosity_error()
+    ours.disable_progress_bar()
     try:
-        yield
+        with quiet_logging("huggingface_hub"):
+            yield
     finally:
-        hub.setLevel(hub_level)
-        logging.set_verbosity(level)
+        ours.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            ours.enable_progress_bar()
 
 
 HUGGING_FACE = Scheme(

@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -83,9 +85,7 @@ def _load(wanted: Wanted) -> nn.Module:
     with importing_from(folder):
         file = _file_of(where)
         if file is None:
-            raise UserError(
-                f"{spec}: no such file or module {shown(where)}; expected a Python file or a module"
-            )
+            raise UserError(f"{spec}: no such file or module {shown(where)}")
         load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
         module = guarded(spec, folder, load)
         build = _attribute(spec, module, function)
@@ -106,12 +106,11 @@ def _load(wanted: Wanted) -> nn.Module:
             return wanted.loaded(model, name, (3, square.size, square.size), **facts)
         stated: Any = getattr(model, "image_shape", None)
         try:
-            stated = None if stated is None else tuple(map(int, stated))
+            channels, height, width = map(int, (0, 0, 0) if stated is None else stated)
         except (TypeError, ValueError):
-            stated = ()
-        if stated is not None and len(stated) != 3:
-            raise UserError(f"{spec}: image_shape {model.image_shape!r}: expected (channels, height, width)")
-        shape, count, any_size = probe(model, spec, stated)
+            words = f"image_shape {stated!r}: expected (channels, height, width)"
+            raise UserError(f"{spec}: {words}") from None
+        shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
         names: Any = getattr(model, "class_names", None)
         names = tuple(map(str, names)) if names is not None and len(names) == count else None
         return wanted.loaded(model, name, shape, count, class_names=names, any_size=any_size, **facts)
@@ -130,20 +129,16 @@ def _file_of(where: str) -> Path | None:
 
 
 def _attribute(spec: str, module: Any, path: str) -> Any:
-    target = module
-    for part in path.split("."):
-        if not hasattr(target, part):
-            own = (name for name, value in vars(module).items() if callable(value) and name[0] != "_")
-            names = [
-                name for name in own if getattr(getattr(module, name), "__module__", "") == module.__name__
-            ]
-            listed = ", ".join(names) or "nothing to call"
-            raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}")
-        target = getattr(target, part)
+    try:
+        target = operator.attrgetter(path)(module)
+    except AttributeError:
+        public = [value for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+        names = [one.__name__ for one in public if getattr(one, "__module__", "") == module.__name__]
+        listed = ", ".join(names) or "nothing to call"
+        raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}") from None
     if not callable(target):
-        raise UserError(
-            f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
-        )
+        kind = type(target).__name__
+        raise UserError(f"{spec}: {path} is a {kind}; expected a function that returns a model")
     return target
 
 
@@ -195,9 +190,7 @@ def importing_from(folder: Path) -> Iterator[None]:
 def _import_file(path: Path) -> ModuleType:
     """Import a Python file under its own name, unless another module has that name."""
     name = path.stem if path.stem not in sys.modules else f"python_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up there
     _imported.add(name)
@@ -232,8 +225,7 @@ def _imports(node: ast.AST) -> Iterator[str]:
         base = node.module or ""
         names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
     for name in filter(None, names):
-        parts = name.split(".")
-        yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+        yield from accumulate(name.split("."), "{}.{}".format)
 
 
 def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:

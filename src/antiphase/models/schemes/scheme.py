@@ -14,7 +14,6 @@ from antiphase.errors import UserError, first_line, shown
 from antiphase.models.card import Model, ModelCard, with_card
 from antiphase.models.checkpoints import load_into, read_state
 from antiphase.models.kinds import attention_kind
-from antiphase.models.preprocessing import Preprocessing
 from antiphase.modules import advice, device_of
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -54,22 +53,6 @@ class Scheme:
     description: str  # in one line
     load: Callable[[Wanted], nn.Module]  # returns the model with its card, in evaluation mode
     random: bool = False  # whether it can build models with random weights
-
-
-class ForeignDual(nn.Module):
-    """Base of the wrappers of other libraries' dual encoders; ``tokenizer`` converts strings to token ids."""
-
-    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
-        super().__init__()
-        self.model = model
-        self.normalize = preprocessing.normalize()
-        self.tokenizer = tokenizer
-        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
-
-    @property
-    def logit_scale(self) -> Tensor:
-        """Natural logarithm of the factor on the cosines."""
-        return self.model.logit_scale
 
 
 @contextmanager

@@ -32,12 +32,7 @@ class CannotBuildError(RuntimeError):
 
 @functools.cache
 def kernels() -> Any | None:
-    """Return the kernels of ``kernels.cpp``, or None where there are none; a process asks once.
-
-    What is kept was built for this torch and this kind of processor; the next process tries again what failed.
-    Without a compiler, on another machine or with ``ANTIPHASE_NATIVE=0`` that is said at level INFO; a compiler
-    that fails is a warning.
-    """
+    """Return the kernels of ``kernels.cpp``, or None where there are none; a process asks once."""
     if why := missing():
         logging.getLogger(__name__).info("no native kernels: %s", why)
         return None
@@ -64,11 +59,7 @@ def missing() -> str | None:
 
 
 def library(folder: Path | None = None) -> Path:
-    """Return the compiled kernels, built if they are not in the folder yet; some ten seconds, once.
-
-    They are kept in the folder; else in ``antiphase/native`` of XDG_CACHE_HOME, else of ``~/.cache``. Raises
-    :class:`CannotBuildError`, or an OSError if what the processor can do cannot be read.
-    """
+    """Return the compiled kernels, built if they are not in the folder (by default the user's cache) yet."""
     if folder is None:
         try:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
