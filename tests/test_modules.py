@@ -114,7 +114,7 @@ def test_finished_result_survives_a_module_that_refuses_its_mode(attack):
         ),
         (lambda: network().bfloat16(), r"weights of torch\.bfloat16: convert it with model\.float\(\)"),
         (lambda: network().double(), r"model\.float\(\), or the images with images\.double\(\)"),
-        (lambda: lambda images: (images, None), r"returned a tuple .* one tensor of shape \(16, classes\)"),
+        (lambda: lambda images: (images, None), r"returned a tuple .* logits of shape \(16, classes\)"),
         (lambda: lambda images: {"logits": images}, "returned a dict"),
         (lambda: lambda images: Output(images), "returned a Output"),
         (lambda: lambda images: images.flatten(1)[:, 0], r"returned \(16,\)"),

@@ -34,7 +34,7 @@ def sense_all(models, twins, data, out, parts=PARTS):
 
 
 def page_of(out):
-    return read_result(out, "sense").report(out).read_text(encoding="utf-8")
+    return read_result(out, "sense").write_report(out).read_text(encoding="utf-8")
 
 
 def alignment_tables(out):

@@ -110,7 +110,7 @@ class ImageSet(Samples):
         """Yield ``(ids, images, labels)`` in order, ``size`` at a time; the last batch may be smaller."""
         if size < 1:
             raise UserError(f"batch size {size}: expected an integer of at least 1")
-        for rows in torch.arange(len(self)).split(size):
+        for rows in torch.arange(len(self)).split(min(size, max(len(self), 1))):
             yield self.ids[rows], self.images(rows), self.labels[rows]
 
     def subset(self, limit: int | None, seed: int | None = None) -> Self:
