@@ -233,7 +233,7 @@ def test_a_disk_that_fails_is_one_line(tmp_path, monkeypatch, run_cli):
     def fail(*_args, **_options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("antiphase.models.write_model", fail)
+    monkeypatch.setattr("antiphase.commands.export.run.write_model", fail)
     code, _, err = run_cli("export", "specimen:vit-0", "--out", tmp_path / "run")
     assert (code, err) == (2, "antiphase: writing: Read-only file system; give another path\n")
     assert not list(tmp_path.iterdir())
