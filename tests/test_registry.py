@@ -24,7 +24,7 @@ def brighten(model, images, labels, threat, *, steps=2, pull=0.5, **run):
     return fab(model, images, labels, threat, steps=steps, **run)
 
 
-SPEC = AttackSpec(brighten, "Brighten", {"steps": 3}, nearest=True, passes=lambda settings: 7.0 * settings["steps"])
+SPEC = AttackSpec(brighten, "Brighten", {"steps": 3}, nearest=True)
 '''
 
 

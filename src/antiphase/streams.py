@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.errors import UserError, shown
-
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
@@ -37,16 +35,6 @@ def key(*parts: int | str) -> int:
     kinds = ("int" if isinstance(part, Integral) else type(part).__name__ for part in parts)
     text = "\x1f".join(f"{kind}:{part}" for kind, part in zip(kinds, parts, strict=True))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
-
-
-def check_seed(seed: int) -> None:
-    """Check that a random seed can be stored with the rows.
-
-    Raises:
-        UserError: The seed is not an integer from 0 to 2⁶³ − 1.
-    """
-    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
-        raise UserError(f"seed {shown(seed)}: expected an integer from 0 to 2**63 - 1")
 
 
 def generator(*parts: int | str) -> torch.Generator:

@@ -38,7 +38,6 @@ TASK = EvaluationTask(
     learns=True,
     dependent_units="nearest means",
     default_data="digits",
-    passes=3.0,
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
-from antiphase.attacks.catalogue import AttackSpec, Settings, passes_by_steps
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
@@ -206,8 +206,4 @@ def _tanh(w: Tensor) -> Tensor:
     return torch.tanh(w.double()).to(w.dtype)
 
 
-def _passes(settings: Settings) -> float:
-    return passes_by_steps(settings) * settings["search_steps"]
-
-
-CARLINI_WAGNER = AttackSpec(carlini_wagner, "Carlini–Wagner", nearest=True, passes=_passes)
+CARLINI_WAGNER = AttackSpec(carlini_wagner, "Carlini–Wagner", nearest=True)

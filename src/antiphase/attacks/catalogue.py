@@ -13,13 +13,6 @@ from antiphase.errors import UserError, shown
 from antiphase.registry import ATTACKS, find
 
 Settings = Mapping[str, Any]
-_USUAL_PASSES = 100
-
-
-def passes_by_steps(settings: Settings) -> float:
-    """Return steps × restarts × targets, with 100 for the steps of an attack that has none."""
-    steps, restarts, targets = settings.get("steps"), settings.get("restarts"), settings.get("targets")
-    return float((steps or _USUAL_PASSES) * (restarts or 1) * (targets or 1))
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,6 @@ class AttackSpec:
         nearest: whether it looks for the nearest adversarial example whatever ε is.
         black_box: whether it uses no gradients.
         control: attack whose result shows what this one adds to it; None for the control itself.
-        passes: from all settings to the forward and backward passes over an image that stays robust, roughly.
         unset: from all settings to what those mean that are None, for people.
         implied: from the settings given to those that follow from them and are stored with the rows.
         stages: makes an ensemble of the settings given; None where the attack is one stage.
@@ -47,7 +39,6 @@ class AttackSpec:
     nearest: bool = False
     black_box: bool = False
     control: str | None = "noise"
-    passes: Callable[[Settings], float] = passes_by_steps
     unset: Callable[[Settings], Settings] = lambda settings: {}
     implied: Callable[[Settings], Settings] = lambda settings: {}
     stages: Callable[..., Ensemble] | None = None
@@ -117,19 +108,6 @@ def settings_of(stage: Stage) -> dict[str, Any]:
     settings = keywords(stage.attack) | stage.settings
     meant = find_spec(stage.name).unset(settings)
     return {name: _plain(meant.get(name) if value is None else value) for name, value in settings.items()}
-
-
-def passes_of(ensemble: Ensemble) -> float:
-    """Return how many forward and backward passes an ensemble makes over an image that stays robust, roughly.
-
-    >>> passes_of(find_attack("pgd", steps=50))
-    50.0
-    """
-    passes = 0.0
-    for stage in ensemble.stages:
-        once = find_spec(stage.name).passes(keywords(stage.attack) | stage.settings)
-        passes += once * stage.settings.get("passes", 1)  # those for one answer of a randomised model
-    return passes
 
 
 def attack_settings(name: str) -> dict[str, Setting]:

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from antiphase.arguments import Count, Must, Probability, at_least, validated
-from antiphase.attacks.catalogue import AttackSpec, Settings, passes_by_steps
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
@@ -209,10 +209,5 @@ def _inner(a: Points, b: Points) -> Values:
     return (a.double() * b.double()).flatten(1).sum(1)
 
 
-def _passes(settings: Settings) -> float:
-    """Count a backward pass for each other class where there are no targets, as if there were ten classes."""
-    return passes_by_steps({**settings, "targets": settings["targets"] or 9})
-
-
-FAB = AttackSpec(fab, "FAB", nearest=True, passes=_passes)
-FAB_T = AttackSpec(fab, "FAB-T", {"targets": 9}, nearest=True, passes=_passes)
+FAB = AttackSpec(fab, "FAB", nearest=True)
+FAB_T = AttackSpec(fab, "FAB-T", {"targets": 9}, nearest=True)

@@ -83,6 +83,4 @@ class _Noise:
         return project(x, clean, eps, threat.norm, threat.bounds)
 
 
-NOISE = AttackSpec(
-    noise, "Noise", black_box=True, control=None, passes=lambda settings: settings["draws"] * 1.0
-)
+NOISE = AttackSpec(noise, "Noise", black_box=True, control=None)

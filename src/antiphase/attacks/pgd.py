@@ -152,4 +152,4 @@ class PgdSearch:
 
 
 PGD = AttackSpec(pgd, "PGD", unset=lambda settings: {"step_size": "ε/4"})
-FGSM = AttackSpec(fgsm, "FGSM", passes=lambda settings: 1.0)
+FGSM = AttackSpec(fgsm, "FGSM")

@@ -247,13 +247,7 @@ def _implied(settings: Settings) -> Settings:
 
 
 SQUARE = AttackSpec(
-    square,
-    "Square",
-    black_box=True,
-    implied=_implied,
-    unset=lambda settings: {"rescale_schedule": False},
-    # forward only
-    passes=lambda settings: settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2,
+    square, "Square", black_box=True, implied=_implied, unset=lambda settings: {"rescale_schedule": False}
 )
 
 

@@ -3,6 +3,7 @@
 import base64
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ _READERS = {".parquet": as_rows, ".jsonl": _as_lines}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Result:
+class Result(ABC):
     """What a command measured. Each command has a subclass, with what its results do not share.
 
     Attributes:
@@ -71,37 +72,42 @@ class Result:
     settings_title: ClassVar[str] = "Measurement"
     measures: ClassVar[str] = ""  # what, where the command's name does not say it
 
+    @abstractmethod
     def headlines(self) -> "list[Headline]":
         """Return what the run shows; the first is the title of its page."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sections(self) -> "list[Section]":
         """Return the sections of the page: figures and tables."""
-        raise NotImplementedError
 
+    @abstractmethod
     def differences(self, other: Self) -> "pl.DataFrame":
         """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
-        raise NotImplementedError
+
+    @cached_property
+    def drawn(self) -> "list[Section]":
+        """The sections, drawn once for the page and the console."""
+        return self.sections()
 
     def console(self) -> list[Any]:
         """Return what the command prints of its result."""
         from rich.text import Text
 
         titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        return [*titles, *(table.console() for section in self.sections() for table in section.tables)]
+        return [*titles, *(table.console() for section in self.drawn for table in section.tables)]
 
     def write_report(self, folder: Path) -> Path:
         """Write the page into the directory of the run, and return its path."""
         from antiphase.report.page import write_page
 
         path = folder / "report.html"
-        write_page(path, self.record, self.headlines(), self.sections(), settings=self.settings_title)
+        write_page(path, self.record, self.headlines(), self.drawn, settings=self.settings_title)
         return path
 
     @classmethod
-    def open_store(cls, folder: Path) -> "Result":
-        """Return the result of a store of studies."""
-        raise NotImplementedError
+    def open(cls, folder: Path, command: str) -> "Result":
+        """Return the result in a directory that a command wrote."""
+        return read_result(folder, command)
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> "type[Result]":
@@ -207,10 +213,9 @@ class Result:
 
     def all_tables(self) -> "list[Table]":
         """Return the tables of the page."""
-        sections = self.sections()
         return [
             table
-            for section in sections
+            for section in self.drawn
             for table in (*section.tables, *(table for panel in section.panels for table in panel.tables))
         ]
 
@@ -279,15 +284,15 @@ def open_result(directory: str | Path) -> Result:
     folder = Path(directory)
     if not folder.is_dir():
         raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
-    kind = held_by(folder)
-    if kind == "study run" or (folder / "cells.parquet").exists():
-        return find_command("study run").result_type().open_store(folder)
+    command = (
+        "study run" if (folder / "cells.parquet").exists() else held_by(folder)
+    )  # packed rows have no marker
     known = [name for name in COMMANDS if name != "study" and find_command(name).result]
-    if kind not in known:
+    if command not in (*known, "study run"):
         raise UserError(
             f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(known)}"
         )
-    return read_result(folder, kind)
+    return find_command(command).result_type().open(folder, command)
 
 
 def listed(models: Sequence[Mapping[str, Any]]) -> str:

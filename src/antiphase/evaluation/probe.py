@@ -268,5 +268,4 @@ TASK = EvaluationTask(
     fields=("space", "objectives", "iterations", "seeds"),
     learns=True,
     paper_data=PROBE_SETS,
-    passes=30.0,
 )

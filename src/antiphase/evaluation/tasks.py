@@ -102,7 +102,6 @@ class EvaluationTask:
     radar: bool = False  # whether the metrics that do not stand for it are a radar chart, instead of dots
     default_data: str = "openmoji"  # if no data set is named and no other task is asked for
     paper_data: tuple[str, ...] = ()  # data sets of the DiffCLIP paper
-    passes: float = 2.0  # approximate cost in forward passes over the test images
 
 
 def find_task(name: str) -> EvaluationTask:

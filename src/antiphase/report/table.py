@@ -1,4 +1,4 @@
-"""Tables: one object that is HTML on a page, a table on the console and Markdown in a file."""
+"""Tables: one object that is HTML on a page and a table on the console; and rows of text in Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,12 +70,17 @@ class Table:
             *(line for field in fields for line in (field.text, *map(_short, field.notes))),
         ]
 
-    def markdown(self) -> str:
-        """Return the table in Markdown, notes in brackets behind the values."""
-        lines = [self.columns, ["---"] * len(self.columns)]
-        for row in self.rows:
-            lines.append([" ".join([field.text, *(f"({note})" for note in field.notes)]) for field in row])
-        return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = False) -> str:
+    """Return a table in Markdown; with ``numeric``, all columns but the first are aligned to the right.
+
+    >>> print(markdown_table(["ε", "ASR"], [["1/255", "12.5"]], numeric=True))
+    | ε | ASR |
+    | --- | ---: |
+    | 1/255 | 12.5 |
+    """
+    rule = ["---", *["---:" if numeric else "---"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *rows))
 
 
 _NAMES = 24  # of a console's line, for the names of the rows

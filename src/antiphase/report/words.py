@@ -53,16 +53,6 @@ def ends(low: float | None, high: float | None, written: Callable[[float], str],
     return f"{written(low)}{between}{written(high)}" if is_interval(low, high) else NO_INTERVAL
 
 
-def console_interval(low: float | None, high: float | None, written: Callable[[float], str]) -> str:
-    """Format the ends of an interval in brackets, in the little room that a console has.
-
-    >>> console_interval(0.5, 2.0, "{:.1f}".format), console_interval(0.5, 0.5, str)
-    ('[0.5 2.0]', 'no interval')
-    """
-    text = ends(low, high, written, " ")
-    return text if text == NO_INTERVAL else f"[{text}]"
-
-
 def percent_range(low: float | None, high: float | None) -> str:
     """Format the interval of a rate in percent.
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from antiphase.commands.command import Command
 from antiphase.commands.result import Result, read_result
 from antiphase.errors import UserError
-from antiphase.report.table import Table
+from antiphase.report.page import Headline, Section
 from antiphase.studies.options import PackOptions, RunOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
 from antiphase.studies.plan import select
@@ -61,14 +61,14 @@ class StudyResult(Result):
     needs = (CELLS_FILE, _CHOICE)
 
     @classmethod
-    def open_store(cls, folder: Path) -> Result:
+    def open(cls, folder: Path, command: str) -> Result:
         """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
 
         Raises:
             UserError: there is no finished cell of a study that comes with the package.
         """
         if (folder / _CHOICE).exists():
-            return read_result(folder, "study run")
+            return read_result(folder, command)
         place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
         done: dict[str, int] = {}
         names: dict[str, tuple[str, ...]] = {}
@@ -104,9 +104,13 @@ class StudyResult(Result):
         counts = f"; {tally(claims)}" if claims else ""
         return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells{counts}"
 
-    def all_tables(self) -> list[Table]:
-        tables = [table for study in self.studies if study.artefact for table in study.artefact.tables]
-        return [*claims_sheets(self.studies, [""] * len(self.studies)), *map(table_sheet, tables)]
+    def headlines(self) -> list[Headline]:
+        return [Headline(self.line())]
+
+    def sections(self) -> list[Section]:
+        drawn = [table for study in self.studies if study.artefact for table in study.artefact.tables]
+        tables = [*claims_sheets(self.studies, [""] * len(self.studies)), *map(table_sheet, drawn)]
+        return [Section("studies", "Studies", tables=tables)]
 
     def figure(self) -> Figure:
         """Draw the first plot of a single study, else all claims."""

@@ -422,5 +422,4 @@ TASK = EvaluationTask(
     answers=True,
     default_data="pope",
     paper_data=("pope",),
-    passes=6.0,
 )

@@ -17,6 +17,7 @@ from antiphase.budgets import eps_label
 from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
 from antiphase.files import write_json, write_text
+from antiphase.report.table import markdown_table
 from antiphase.report.words import attack_label, lambda_range, p_text, percent, points_interval
 from antiphase.statistics.intervals import proportion
 from antiphase.terminal import safe
@@ -467,7 +468,7 @@ def _models(card: RobustnessCard) -> list[str]:
         )
         for model in card.models
     ]
-    return [*_table(head, rows), ""]
+    return [markdown_table(head, rows), ""]
 
 
 def _linked(model: Model) -> str:
@@ -486,7 +487,7 @@ def _rates(card: RobustnessCard, metric: str) -> list[str]:
                 at.eps: getattr(at, metric) for at in model.rates if (at.attack, at.norm) == (attack, norm)
             }
             rows.append((_escaped(model.name), *(_rate(found.get(eps)) for eps in budgets)))
-        lines += [*_table((_label(attack, norm), *map(eps_label, budgets)), rows), ""]
+        lines += [markdown_table((_label(attack, norm), *map(eps_label, budgets)), rows), ""]
     return lines
 
 
@@ -505,7 +506,7 @@ def _differences(card: RobustnessCard) -> list[str]:
         for one, decided in zip(card.differences, _decided(card.differences, n=card.data.n), strict=True)
     ]
     head = ("ASR, paired", "Attack", "ε", "Difference", "McNemar", "Decided (Holm)")
-    lines = ["## Difference from the twin", "", *_table(head, rows), ""]
+    lines = ["## Difference from the twin", "", markdown_table(head, rows), ""]
     if card.mean_differences:
         means = [
             (
@@ -519,7 +520,7 @@ def _differences(card: RobustnessCard) -> list[str]:
             for one, decided in zip(card.mean_differences, _decided(card.mean_differences), strict=True)
         ]
         head = ("Mean over training seeds", "Attack", "ε", "Difference", "Seeds", "Decided (Holm)")
-        lines += [*_table(head, means), ""]
+        lines += [markdown_table(head, means), ""]
     return lines
 
 
@@ -564,7 +565,3 @@ def _escaped(text: str) -> str:
 def _code(text: str) -> str:
     """Return text as code, or escaped if it could end the code or a cell."""
     return f"`{text}`" if _PLAIN.fullmatch(text) else _escaped(text)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]

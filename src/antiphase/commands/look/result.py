@@ -69,7 +69,7 @@ class LookResult(Result):
         return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=tables)]
 
     def all_tables(self) -> list[Table]:
-        return list(self.sections()[0].tables)
+        return list(self.drawn[0].tables)
 
     def figure(self) -> Figure:
         """Draw the maps: methods under their names in words, objects as outlines."""

@@ -10,7 +10,7 @@ import polars as pl
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
-from antiphase.report.table import Field, ruled_table
+from antiphase.report.table import Field, markdown_table, ruled_table
 from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.figures import BY_SEED, INTERVALS, Panel, Plot, Table
@@ -259,9 +259,7 @@ def markdown_claims(results: Sequence[Result]) -> str:
             )
             for result, claim in its
         ]
-        table = _table(
-            ("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines, numeric=False
-        )
+        table = markdown_table(("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines)
         counts = tally([claim for _, claim in its])
         parts += [f"### {escaped(paper_title(paper))}", f"{counts}.", table]
     return _joined(parts)
@@ -340,7 +338,7 @@ def _of_table(table: Table) -> list[str]:
     ]
     about = "; ".join(filter(None, words))
     title = f"**{escaped(table.title)}**" + (f" ({about})" if about else "")
-    return [title, _table(heads, rows)]
+    return [title, markdown_table(heads, rows, numeric=True)]
 
 
 def _of_plot(plot: Plot) -> list[str]:
@@ -361,18 +359,13 @@ def _of_plot(plot: Plot) -> list[str]:
         names = [panel.ticks[int(place)] for place in places] if panel.ticks else numbers(panel, places)
         heads = [escaped(name) for name in (x_label(panel), *names)]
         title = f"**{escaped(panel.title)}**, " if panel.title else ""
-        parts += [f"{title}{escaped(y_label(panel))}", _table(heads, rows)]
+        parts += [f"{title}{escaped(y_label(panel))}", markdown_table(heads, rows, numeric=True)]
     return parts
 
 
 def _point(panel: Panel, ours: Mapping[str, Any] | None, theirs: float | None, digits: int) -> str:
     text = with_interval(ours["value"], ours["low"], ours["high"], panel.percent) if ours else "–"
     return text if theirs is None else f"{text} (paper {written(in_percent(theirs, panel.percent), digits)})"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = True) -> str:
-    rule = ["---", *["---:" if numeric else "---"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *rows))
 
 
 def escaped(text: str) -> str:
