@@ -77,16 +77,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Each command's module, which has it as ``COMMAND``, and the first line of its help."""
 
 
-_ELSEWHERE = {"study run": "antiphase.studies.result"}
-
-
 def find_command(name: str) -> "Command":
     """Return a command by name, such as ``"audit"``.
 
     Raises:
         UserError: there is no such command.
     """
-    place = _ELSEWHERE.get(name) or COMMANDS.get(name, ("",))[0]
+    place, _ = COMMANDS.get(name.split(" ")[0], ("", ""))
     module = importlib.import_module(place) if place else None
     command = getattr(module, "COMMANDS", {}).get(name) or getattr(module, "COMMAND", None)
     if command is None:  # a group such as study is none

@@ -191,7 +191,13 @@ def _new(options: NewOptions, _: str) -> Answer:
 COMMANDS = {
     "study list": Command("study list", ListOptions, "antiphase.studies.command:_list_"),
     "study show": Command("study show", StudyOptions, "antiphase.studies.command:_show"),
-    "study run": Command("study run", RunOptions, "antiphase.studies.command:_run"),
+    "study run": Command(
+        "study run",
+        RunOptions,
+        "antiphase.studies.command:_run",
+        "antiphase.studies.result:StudyResult",
+        in_folder=False,
+    ),
     "study status": Command("study status", StatusOptions, "antiphase.studies.command:_status"),
     "study rows": Command("study rows", RowsOptions, "antiphase.studies.command:_rows"),
     "study claims": Command("study claims", ClaimsOptions, "antiphase.studies.command:_claims"),

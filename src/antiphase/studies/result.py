@@ -11,11 +11,10 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.command import Command
 from antiphase.commands.result import Result, read_result
 from antiphase.errors import UserError
 from antiphase.report.page import Headline, Section
-from antiphase.studies.options import PackOptions, RunOptions, StudyOptions
+from antiphase.studies.options import PackOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
 from antiphase.studies.plan import select
 from antiphase.studies.report.figures import plot_figure
@@ -123,8 +122,3 @@ class StudyResult(Result):
 
     def write_report(self, folder: Path) -> Path:
         return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)
-
-
-COMMAND = Command(
-    "study run", RunOptions, "antiphase.studies.run:run", "antiphase.studies.result:StudyResult"
-)
