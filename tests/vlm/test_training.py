@@ -17,6 +17,7 @@ from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.vlm import load_vlm
+from antiphase.vlm import training as trainings
 from antiphase.vlm.checkpoint import named_weights, weights_digest
 from antiphase.vlm.prompt import IGNORED
 from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
