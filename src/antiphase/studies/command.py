@@ -114,7 +114,7 @@ def _status(options: StatusOptions, _: str) -> Answer:
 
 
 def _rows(options: RowsOptions, _: str) -> Answer:
-    from antiphase.studies.results import chosen_rows, plain_rows, shown_rows, write_rows
+    from antiphase.studies.results import chosen_rows, plain_rows, write_rows
 
     found = chosen_rows(options)
     if options.out is not None:
@@ -122,7 +122,9 @@ def _rows(options: RowsOptions, _: str) -> Answer:
         write_rows(frame, options.out)
         return {"out": str(options.out), "rows": len(frame)}
     for key, frame in found.items():
-        say(f"{key}: {len(frame):,} rows\n{shown_rows(frame, console().width)}")
+        say(f"{key}: {len(frame):,} rows")
+        for column in frame:  # the first values of each
+            say(f"  {column.name}: {', '.join(map(str, column.head(5)))}, …")
     return {key: plain_rows(frame) for key, frame in found.items()}
 
 
