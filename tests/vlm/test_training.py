@@ -24,7 +24,7 @@ from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
 from antiphase.vlm.training import (
     SummedLoss,
     _recomputed,
-    _Stream,
+    _shares,
     accumulate,
     decoder_blocks,
     prepare,
@@ -134,8 +134,7 @@ def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli)
         recipe = VlmRecipe.model_construct(
             stage=2, seed=3, batch_size=3, max_length=2048, text_first=text_first
         )
-        stream = _Stream(recipe, vlm, data, 0, 1)
-        return [sample for step in range(3) for sample in stream.at(epoch, step)]
+        return [one for share in _shares(recipe, vlm, data, Accelerator(cpu=True), epoch, 0) for one in share]
 
     def told(samples):
         return [None if one.image is None else float(one.image.mean()) for one in samples]

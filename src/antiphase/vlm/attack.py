@@ -1,6 +1,6 @@
 """POPE under attack: how often models answer yes for absent objects, without and with a perturbation of the image."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,34 +76,35 @@ def summarise_answers(
         key=lambda cell: (attacks.index(cell[0]), METRICS.index(cell[3]), samplings.index(cell[1]), cell[2]),
     )
     family_of = {model: name for name, models in families.items() for model in models}
-    grouped_pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for model, twin in pairs:
-        grouped_pairs.setdefault((family_of[model], family_of[twin]), []).append((model, twin))
-    results = []
+    twins: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for pair in pairs:
+        twins.setdefault((family_of[pair[0]], family_of[pair[1]]), []).append(pair)
+
+    def entry(
+        cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]
+    ) -> dict[str, Any]:
+        estimate = convert(crossed_mean(np.stack(several)))
+        ends = {"low": estimate.low, "high": estimate.high}
+        finite = {name: end if np.isfinite(end) else None for name, end in ends.items()}
+        numbers = {"value": estimate.value, **finite, "n": estimate.n, "seeds": len(several)}
+        return dict(zip(keys, cell, strict=True)) | numbers
+
+    results, differences = [], []
     for name, models in families.items():
         for cell in cells:
-            several = np.stack([values[*cell, model] for model in models if (*cell, model) in values])
-            estimate = as_share(crossed_mean(several))
-            results.append({"family": name} | dict(zip(keys, cell, strict=True)) | _entry(estimate, several))
-    differences = []
-    for (model, twin), of_families in grouped_pairs.items():
+            several = [values[*cell, model] for model in models if (*cell, model) in values]
+            results.append({"family": name} | entry(cell, several, as_share))
+    for (model, twin), members in twins.items():
 
-        def gaps(*cell: Any, pairs: Sequence[tuple[str, str]] = tuple(of_families)) -> np.ndarray:
-            return np.stack([values[*cell, one] - values[*cell, other] for one, other in pairs])
+        def gaps(*cell: Any, members: Sequence[tuple[str, str]] = tuple(members)) -> np.ndarray:
+            return np.stack([values[*cell, one] - values[*cell, other] for one, other in members])
 
         for cell in cells:
             attack, sampling, eps, metric = cell
-            level = gaps(*cell)
-            moves = {"move": level - gaps(attack, sampling, 0.0, metric)} if eps else {}
-            for what, several in ({"level": level} | moves).items():
-                entry = dict(zip(keys, cell, strict=True)) | _entry(
-                    as_difference(crossed_mean(several)), several
-                )
-                differences.append({"model": model, "twin": twin, "what": what, **entry})
+            changes = {"level": gaps(*cell)}
+            if eps:
+                changes["move"] = changes["level"] - gaps(attack, sampling, 0.0, metric)
+            for what, several in changes.items():
+                head = {"model": model, "twin": twin, "what": what}
+                differences.append(head | entry(cell, list(several), as_difference))
     return {"results": results, "differences": differences}
-
-
-def _entry(estimate: Estimate, values: np.ndarray) -> dict[str, Any]:
-    ends = {"low": estimate.low, "high": estimate.high}
-    finite = {name: end if np.isfinite(end) else None for name, end in ends.items()}
-    return {"value": estimate.value, **finite, "n": estimate.n, "seeds": len(values)}
