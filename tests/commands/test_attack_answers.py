@@ -20,8 +20,7 @@ from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
 from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
-from antiphase.vlm.attack import ALL, answer_rates, summarise_answers
-from antiphase.vlm.pope import asked_images, emoji_pope
+from antiphase.vlm.pope import ALL, answer_rates, asked_images, emoji_pope, summarise_answers
 from tests.commands.audits import attack_options, report
 from tests.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 

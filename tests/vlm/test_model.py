@@ -6,10 +6,8 @@ import torch.nn.functional as F
 
 from antiphase.errors import UserError
 from antiphase.vlm import Projector, VisionLanguageModel, YesNo, image_tokens, load_language
-from antiphase.vlm.checkpoint import load_vlm, save_vlm, weights_digest
-from antiphase.vlm.language import add_lora
-from antiphase.vlm.prompt import IGNORED, IMAGE
-from antiphase.vlm.recipe import VlmConfig
+from antiphase.vlm.checkpoint import VlmConfig, add_lora, load_vlm, save_vlm, weights_digest
+from antiphase.vlm.model import IGNORED, IMAGE
 from tests.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vit, tiny_vlm
 
 QUESTION = "Is there a cat in the image ?"

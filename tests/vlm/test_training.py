@@ -18,9 +18,8 @@ from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.vlm import load_vlm
-from antiphase.vlm.checkpoint import named_weights, weights_digest
-from antiphase.vlm.prompt import IGNORED
-from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
+from antiphase.vlm.checkpoint import VlmRecipe, named_weights, vlm_learning_rate, weights_digest
+from antiphase.vlm.model import IGNORED
 from antiphase.vlm.training import (
     SummedLoss,
     _recomputed,

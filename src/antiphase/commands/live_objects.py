@@ -147,8 +147,7 @@ def _remove_card(model: "nn.Module") -> None:
 def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
     import torch
 
-    from antiphase.models.card import ModelCard, with_card
-    from antiphase.models.kinds import attention_kind
+    from antiphase.models.card import ModelCard, attention_kind, with_card
     from antiphase.modules import device_of, running
 
     name = spec.removeprefix(PREFIX)

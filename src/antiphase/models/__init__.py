@@ -3,9 +3,8 @@
 import importlib
 from typing import Any
 
-from antiphase.models.card import ModelCard
+from antiphase.models.card import ModelCard, layer_lambdas, mean_lambdas
 from antiphase.models.clip import CLIP, ClipConfig, build_clip, clip, clip_vit_b16, diffclip, diffclip_vit_b16
-from antiphase.models.kinds import layer_lambdas, mean_lambdas
 from antiphase.models.vit import VisionTransformer, VitConfig, build, diffvit, vit
 from antiphase.models.zeroshot import ZeroShotClassifier, zero_shot_classifier
 from antiphase.models.zoo import load_model, push, write_model

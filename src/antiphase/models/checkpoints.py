@@ -9,18 +9,20 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, invalid, shown
 from antiphase.files import digest, replacing, write_json
 from antiphase.reading import read_json
 
 State = dict[str, Tensor]
+Config = TypeVar("Config", bound=BaseModel)
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
 CLASS_NAMES = "class_names"  # in the recipe's file
@@ -147,8 +149,15 @@ def check_finite(
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:
     """Load tensors by name; names, shapes and types must match, and all weights must be finite."""
-    own, misfit = model.state_dict(), "; the architecture does not match"
+    own = model.state_dict()
     tensors = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | tensors
+    check_fit(own, tensors, source)
+    model.load_state_dict(tensors)
+
+
+def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse tensors of other names, shapes and types than a model's own, or that are not finite."""
+    misfit = "; the architecture does not match"
     for name in sorted(own.keys() | tensors.keys()):
         want, have = own.get(name), tensors.get(name)
         if want is None or have is None:
@@ -158,10 +167,16 @@ def load_into(model: nn.Module, tensors: State, source: str) -> None:
             shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
             raise UserError(f"{source}: {name!r} has shape {shapes}{misfit}")
         if want.is_floating_point() != have.is_floating_point():
-            types = f"{have.dtype}; expected {want.dtype}".replace("torch.", "")
-            raise UserError(f"{source}: {name!r} has type {types}")
+            raise UserError(f"{source}: {name!r} has type {have.dtype}; expected {want.dtype}")
     check_finite(tensors, source)
-    model.load_state_dict(tensors)
+
+
+def as_config(kind: type[Config], values: Any, source: str = "", place: tuple[str, ...] = ()) -> Config:
+    """Return values as a validated configuration; an error names ``source`` and the field in ``place``."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise invalid(error, source, place) from None
 
 
 def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:

@@ -17,10 +17,9 @@ from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, invalid, shown
 from antiphase.files import digest, replacing
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, build_clip, valid_clip
-from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
 from antiphase.models.transformer import attention_spec

@@ -15,14 +15,14 @@ from antiphase.arguments import NOT_EMPTY, Device, Size, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
-from antiphase.models.kinds import mean_lambdas
+from antiphase.models.card import mean_lambdas
 from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
+from antiphase.training.loop import Tracker
 from antiphase.training.recipe import Recipe, learning_rate
-from antiphase.training.tracking import Tracker
 
 
 @validated

@@ -18,15 +18,15 @@ from antiphase.data.decoding import in_threads
 from antiphase.data.pairs import PairBatch, PairSource
 from antiphase.errors import UserError
 from antiphase.files import write_text
+from antiphase.models.card import mean_lambdas
 from antiphase.models.clip import CLIP, build_clip, tokenize
-from antiphase.models.kinds import mean_lambdas
 from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
+from antiphase.training.loop import Tracker
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
-from antiphase.training.tracking import Tracker
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row

@@ -22,12 +22,9 @@ from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.tracking import Tracker
-from antiphase.vlm.checkpoint import save_vlm
-from antiphase.vlm.language import is_lora
-from antiphase.vlm.model import VisionLanguageModel
-from antiphase.vlm.prompt import IGNORED, IMAGE
-from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
+from antiphase.training.loop import Tracker
+from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
+from antiphase.vlm.model import IGNORED, IMAGE, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time

@@ -8,7 +8,7 @@ from antiphase.commands.record import write_training_record
 from antiphase.commands.train.options import TrainOptions
 from antiphase.data import load_data
 from antiphase.training import fastest_precision, make_recipe, train_classifier
-from antiphase.training.tracking import check_trackers
+from antiphase.training.loop import check_trackers
 
 _RECIPE = (
     "epochs",

@@ -13,8 +13,8 @@ from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.models import CLIP
 from antiphase.terminal import say
 from antiphase.training.contrastive import train_clip
+from antiphase.training.loop import check_trackers
 from antiphase.training.recipe import fastest_precision, make_clip_recipe
-from antiphase.training.tracking import check_trackers
 
 
 def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:

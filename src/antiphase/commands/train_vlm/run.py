@@ -8,11 +8,9 @@ from antiphase.commands.record import write_training_record
 from antiphase.commands.train_vlm.options import TrainVlmOptions
 from antiphase.data.conversations import load_conversations
 from antiphase.models.zoo import load_model
+from antiphase.training.loop import check_trackers
 from antiphase.training.recipe import fastest_precision
-from antiphase.training.tracking import check_trackers
-from antiphase.vlm.checkpoint import aligned, assemble
-from antiphase.vlm.language import add_lora
-from antiphase.vlm.recipe import MERGE, make_vlm_recipe
+from antiphase.vlm.checkpoint import MERGE, add_lora, aligned, assemble, make_vlm_recipe
 from antiphase.vlm.training import train_vlm
 
 

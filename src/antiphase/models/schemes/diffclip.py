@@ -213,7 +213,7 @@ def _load(wanted: Wanted) -> nn.Module:
             raise UserError(f"{name}: lambda_init {lambda_init}: {words}")
     model = build_clip(config)
     load_into(model, from_released(state, config, str(path)), str(path))
-    return wanted.loaded(model, name, model.image_shape)
+    return wanted.loaded(model, name, image_shape=model.image_shape)
 
 
 DIFFCLIP = Scheme(

@@ -97,23 +97,24 @@ def _load(wanted: Wanted) -> nn.Module:
         device_of(model)  # refuses weights without values
         check_finite(model.state_dict(), spec)
         model = to_evaluation(differentiable(model))
-        name, facts = wanted.name.rpartition(":")[2], {"code": source_digest(file)}
+        name, code = wanted.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
             square: Any = getattr(model, "square", None)
             if square is None:
                 fix = "such as antiphase.data.decoding.Square(224), which says how images are resized"
                 raise UserError(f"{spec}: a dual encoder needs an attribute square, {fix}")
-            return wanted.loaded(model, name, (3, square.size, square.size), **facts)  # pyright: ignore
+            shape = (3, square.size, square.size)
+            return wanted.loaded(model, name, image_shape=shape, code=code)
         stated: Any = getattr(model, "image_shape", None)
         try:
             channels, height, width = map(int, (0, 0, 0) if stated is None else stated)
         except (TypeError, ValueError):
-            words = f"image_shape {stated!r}: expected (channels, height, width)"
-            raise UserError(f"{spec}: {words}") from None
+            raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
         shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
         names: Any = getattr(model, "class_names", None)
         names = tuple(map(str, names)) if names is not None and len(names) == count else None
-        return wanted.loaded(model, name, shape, count, class_names=names, any_size=any_size, **facts)
+        about = {"image_shape": shape, "class_names": names, "any_size": any_size, "code": code}
+        return wanted.loaded(model, name, count, **about)
 
 
 def _file_of(where: str) -> Path | None:
