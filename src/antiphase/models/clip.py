@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from antiphase.arguments import Fields, Seed, validated
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
-from antiphase.errors import UserError, invalid
+from antiphase.errors import UserError
+from antiphase.models.checkpoints import as_config
 from antiphase.models.preprocessing import Images
 from antiphase.models.transformer import (
     ScheduleName,
@@ -321,12 +321,4 @@ def configure_clip(
         "vision": fixed | sizes["vision"] | in_vision | (vision or {}),
         "text": sizes["text"] | in_text | (text or {}),
     }
-    return valid_clip({"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})
-
-
-def valid_clip(values: Any, source: str = "", place: tuple[str, ...] = ()) -> ClipConfig:
-    """Validate ``values`` and return them as a configuration; an error names ``source`` and the field in ``place``."""
-    try:
-        return ClipConfig.model_validate(values)
-    except ValidationError as error:
-        raise invalid(error, source, place) from None
+    return as_config(ClipConfig, {"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})

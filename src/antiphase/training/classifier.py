@@ -1,7 +1,6 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +67,13 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
     model, optimizer = accelerator.prepare(bare, _optimizer(bare, recipe))
     adversary, device = recipe.adversarial, accelerator.device
     replays = adversary.updates_per_batch if adversary else 1
-    steps = _Steps(batches=-(-len(train) // recipe.batch_size), replays=replays)
+    # an epoch has as many updates as in natural training; a step is a minibatch with all its replays, so that no state
+    # is lost between steps, and the last of an epoch may have fewer
+    updates = -(-len(train) // recipe.batch_size)
+    steps = -(-updates // replays)
+
+    def first_update(step: int) -> int:
+        return step // steps * updates + step % steps * replays
 
     def logits(images: Tensor, network: nn.Module = bare) -> Tensor:
         with autocast(device, recipe.precision):
@@ -78,16 +83,15 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
         optimizer.step()
         optimizer.zero_grad()
 
-    def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-        for step in range(epoch * steps.per_epoch + first, (epoch + 1) * steps.per_epoch):
-            sweep, place = divmod(step, steps.batches)  # pass over the data; equals the epoch without replays
-            order = order_of(sweep)
-            batch = order[place * recipe.batch_size : (place + 1) * recipe.batch_size]
-            yield backward(batch, sweep, step)
-
     @lru_cache(1)
     def order_of(sweep: int) -> Tensor:
         return torch.randperm(len(train), generator=generator(recipe.seed, "order", sweep))
+
+    def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
+        for step in range(epoch * steps + first, (epoch + 1) * steps):
+            sweep, place = divmod(step, updates)  # pass over the data; equals the epoch without replays
+            batch = order_of(sweep)[place * recipe.batch_size : (place + 1) * recipe.batch_size]
+            yield backward(batch, sweep, step)
 
     def backward(batch: Tensor, sweep: int, step: int) -> tuple[Tensor, int]:
         share = batch[accelerator.process_index :: accelerator.num_processes]
@@ -106,9 +110,9 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
         if adversary is None:
             return learn(images), len(batch)
         keys = adversarial.start_keys(recipe.seed, sweep, ids).to(device)
-        eps = adversary.eps_at(steps.first_update(step), steps.batches)
+        eps = adversary.eps_at(first_update(step), updates)
         if adversary.variant == "free":
-            count = steps.replays_of(step)
+            count = min(replays, updates - step % steps * replays)
             loss = adversarial.replay(learn, update, images, adversary, eps, keys, count)
             return loss, count * len(batch)
         return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
@@ -121,9 +125,9 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
         return numbers | {"lambda": mean_lambdas(bare)}
 
     def rate(step: int) -> float:
-        return learning_rate(recipe, steps.first_update(step), steps.batches)
+        return learning_rate(recipe, first_update(step), updates)
 
-    return loop.Task(model, optimizer, steps.per_epoch, rate, gradients, evaluate)
+    return loop.Task(model, optimizer, steps, rate, gradients, evaluate)
 
 
 @validated
@@ -137,30 +141,6 @@ def accuracy(
         for _, images, labels in data.batches(batch_size):
             correct += int((model(images.to(device)).argmax(1).cpu() == labels).sum())
     return correct / len(data)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """Steps of the loop; a step is a minibatch with all its replays, so no state is lost between steps.
-
-    An epoch has ``batches`` parameter updates, so with replays it has fewer steps, and its last step may have fewer
-    replays.
-    """
-
-    batches: int
-    replays: int
-
-    @property
-    def per_epoch(self) -> int:
-        return -(-self.batches // self.replays)
-
-    def first_update(self, step: int) -> int:
-        """Return the number of a step's first update (from 0), which sets its learning rate and ε."""
-        epoch, within = divmod(step, self.per_epoch)
-        return epoch * self.batches + within * self.replays
-
-    def replays_of(self, step: int) -> int:
-        return min(self.replays, self.batches - step % self.per_epoch * self.replays)
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

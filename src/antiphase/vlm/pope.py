@@ -480,17 +480,23 @@ def summarise_answers(
         same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``.
     """
     keys = ("attack", "sampling", "eps", "metric")
-    grouped = answer_rates(rows).group_by(*keys, "model", maintain_order=True)
-    values = {key: block.sort("image")["value"].to_numpy() for key, block in grouped}
-    attacks, samplings = list(dict.fromkeys(key[0] for key in values)), (ALL, *SAMPLINGS)
+    attacks, samplings = list(dict.fromkeys(rows["attack"])), (ALL, *SAMPLINGS)
     cells = sorted(
-        {key[:4] for key in values},
-        key=lambda cell: (attacks.index(cell[0]), METRICS.index(cell[3]), samplings.index(cell[1]), cell[2]),
+        answer_rates(rows).sort("image").partition_by(keys, as_dict=True).items(),
+        key=lambda cell: (
+            attacks.index(cell[0][0]),
+            METRICS.index(cell[0][3]),
+            samplings.index(cell[0][1]),
+            cell[0][2],
+        ),
     )
-    family_of = {model: name for name, models in families.items() for model in models}
-    twins: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for pair in pairs:
-        twins.setdefault((family_of[pair[0]], family_of[pair[1]]), []).append(pair)
+    values = {
+        cell: {
+            model: part["value"].to_numpy()
+            for (model,), part in block.partition_by("model", as_dict=True).items()
+        }
+        for cell, block in cells
+    }
 
     def entry(
         cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]
@@ -501,22 +507,25 @@ def summarise_answers(
         numbers = {"value": estimate.value, **finite, "n": estimate.n, "seeds": len(several)}
         return dict(zip(keys, cell, strict=True)) | numbers
 
-    results, differences = [], []
-    for name, models in families.items():
-        for cell in cells:
-            several = [values[*cell, model] for model in models if (*cell, model) in values]
-            results.append({"family": name} | entry(cell, several, as_share))
+    results = [
+        {"family": name} | entry(cell, [by_model[model] for model in models if model in by_model], as_share)
+        for name, models in families.items()
+        for cell, by_model in values.items()
+    ]
+    family_of = {model: name for name, models in families.items() for model in models}
+    twins: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for model, twin in pairs:
+        twins.setdefault((family_of[model], family_of[twin]), []).append((model, twin))
+    differences = []
     for (model, twin), members in twins.items():
-
-        def gaps(*cell: Any, members: Sequence[tuple[str, str]] = tuple(members)) -> np.ndarray:
-            return np.stack([values[*cell, one] - values[*cell, other] for one, other in members])
-
-        for cell in cells:
-            attack, sampling, eps, metric = cell
-            changes = {"level": gaps(*cell)}
-            if eps:
-                changes["move"] = changes["level"] - gaps(attack, sampling, 0.0, metric)
-            for what, several in changes.items():
+        clean: list[np.ndarray] = []  # at the smallest ε, 0
+        for cell, by_model in values.items():
+            level = [by_model[one] - by_model[other] for one, other in members]
+            clean = clean if cell[2] else level
+            gaps = {"level": level}
+            if cell[2]:
+                gaps["move"] = [after - before for after, before in zip(level, clean, strict=True)]
+            for what, several in gaps.items():
                 head = {"model": model, "twin": twin, "what": what}
-                differences.append(head | entry(cell, list(several), as_difference))
+                differences.append(head | entry(cell, several, as_difference))
     return {"results": results, "differences": differences}

@@ -44,8 +44,10 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     where, _, function = target.rpartition(":")
     spec = f"model {shown(f'python:{name}')}"
     if not where or not function:
-        such = "python:model.py:build or python:model.py:build?depth=4,weights=best.pt"
-        raise UserError(f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as {such}")
+        raise UserError(
+            f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as "
+            "python:model.py:build?depth=4,weights=best.pt"
+        )
     settings: dict[str, Any] = {}
     if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
         rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
@@ -72,8 +74,7 @@ def code_content(name: str) -> str:
     parts: list[bytes | str] = [source_digest(file)] if file else []
     if weights := settings.get(_WEIGHTS):
         path, which = file_and_set(weights)
-        parts += [each.read_bytes() for each in files_of(path) if each.is_file()]
-        parts += [which] if which else []
+        parts += [each.read_bytes() for each in files_of(path) if each.is_file()] + [which] * bool(which)
     return digest(*parts)[:16] if parts else ""
 
 
@@ -101,8 +102,10 @@ def _load(wanted: Wanted) -> nn.Module:
         if is_dual_encoder(model):
             square: Any = getattr(model, "square", None)
             if square is None:
-                fix = "such as antiphase.data.decoding.Square(224), which says how images are resized"
-                raise UserError(f"{spec}: a dual encoder needs an attribute square, {fix}")
+                raise UserError(
+                    f"{spec}: a dual encoder needs an attribute square, such as antiphase.data.decoding.Square(224), "
+                    "which says how images are resized"
+                )
             shape = (3, square.size, square.size)
             return wanted.loaded(model, name, image_shape=shape, code=code)
         stated: Any = getattr(model, "image_shape", None)
@@ -133,13 +136,13 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
     try:
         target = operator.attrgetter(path)(module)
     except AttributeError:
-        public = [value for name, value in vars(module).items() if callable(value) and name[0] != "_"]
-        names = [one.__name__ for one in public if getattr(one, "__module__", "") == module.__name__]
-        listed = ", ".join(names) or "nothing to call"
-        raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}") from None
+        raise UserError(
+            f"{spec}: no {path!r} in {module.__name__}; expected the name of a function"
+        ) from None
     if not callable(target):
-        kind = type(target).__name__
-        raise UserError(f"{spec}: {path} is a {kind}; expected a function that returns a model")
+        raise UserError(
+            f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
+        )
     return target
 
 
@@ -147,25 +150,20 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
     """Return what the callable returns, and the file of weights to load into it."""
     if isinstance(build, nn.Module):
         return build, settings.get(_WEIGHTS)
-    try:
-        signature = inspect.signature(build)
-    except (TypeError, ValueError):
-        signature = None
     weights = None
-    if signature is None or _WEIGHTS not in signature.parameters:
+    try:
+        taken = inspect.signature(build).parameters
+    except (TypeError, ValueError):
+        taken = ()
+    if _WEIGHTS not in taken:
         weights = settings.pop(_WEIGHTS, None)
     elif _WEIGHTS in settings:
         settings[_WEIGHTS] = _literal(settings[_WEIGHTS])
-    if signature is not None:
-        try:
-            signature.bind(**settings)
-        except TypeError as error:
-            takes = ", ".join(signature.parameters) or "nothing"
-            raise UserError(f"{spec}: {error}; the callable takes {takes}") from None
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
-        expected = "expected a torch.nn.Module from images in [0, 1] to logits"
-        raise UserError(f"{spec}: returned {type(model).__name__}; {expected}")
+        raise UserError(
+            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
+        )
     return model, weights
 
 
@@ -219,13 +217,14 @@ def source_digest(path: Path) -> str:
 
 def _imports(node: ast.AST) -> Iterator[str]:
     """Yield the modules that a statement may import, with the packages that hold them."""
-    names: list[str] = []
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        base = node.module or ""
-        names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
-    for name in filter(None, names):
+    match node:
+        case ast.Import(names=names):
+            modules = [alias.name for alias in names]
+        case ast.ImportFrom(module=base, names=names):
+            modules = [base or "", *(f"{base or ''}.{alias.name}".lstrip(".") for alias in names)]
+        case _:
+            modules = []
+    for name in filter(None, modules):
         yield from accumulate(name.split("."), "{}.{}".format)
 
 
