@@ -91,7 +91,7 @@ class Prompt:
         whole = [self.conversation([(question, answer)]) for answer in answers]
         first = [int(ids[labels != IGNORED][0]) for ids, labels in whole]
         if len(set(first)) < len(first):
-            raise UserError(f"answers {answers}: two begin with the same token; expected others")
+            raise UserError(f"answers {answers}: they begin with the same token; expected others")
         return first
 
     def _pieces(self, turns: Turns, image: bool) -> Pieces:
