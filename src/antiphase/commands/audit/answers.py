@@ -43,8 +43,7 @@ from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
-from antiphase.vlm.attack import ALL, ASKED_SCHEMA, summarise_answers
-from antiphase.vlm.pope import PopeSet, asked_images
+from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
