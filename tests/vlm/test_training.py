@@ -17,6 +17,7 @@ from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.vlm import load_vlm
+from antiphase.vlm import training as trainings
 from antiphase.vlm.checkpoint import VlmRecipe, named_weights, vlm_learning_rate, weights_digest
 from antiphase.vlm.model import IGNORED
 from antiphase.vlm.training import (
