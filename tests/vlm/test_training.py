@@ -16,7 +16,7 @@ from PIL import Image
 from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
-from antiphase.vlm import load_vlm
+from antiphase.vlm import YesNo, load_vlm
 from antiphase.vlm import training as trainings
 from antiphase.vlm.checkpoint import VlmRecipe, named_weights, vlm_learning_rate, weights_digest
 from antiphase.vlm.model import IGNORED
@@ -114,7 +114,7 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
             json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         ]
         assert losses[-1] < 0.7 * losses[0]
-        assert vlm.answer_logits(torch.rand(2, 3, 16, 16), QUESTIONS).isfinite().all()
+        assert YesNo(vlm, QUESTIONS[0])(torch.rand(2, 3, 16, 16)).isfinite().all()
     frozen = named_weights(load_vlm(tmp_path / "lora").language)
     own = named_weights(tiny_language())
     kept = {name.replace(".base_layer", ""): value for name, value in frozen.items() if ".lora_" not in name}

@@ -196,8 +196,10 @@ def square_of(model: nn.Module) -> Square:
     card = card_of(model)
     _, height, width = card.image_shape
     if height != width:
-        words = f"takes images of {height}×{width} pixels, but pictures are made square"
-        raise UserError(f"{card.spec}: {words}; give arrays of that shape, such as npz:FILE")
+        raise UserError(
+            f"{card.spec}: takes images of {height}×{width} pixels, but pictures are made square; give arrays of that "
+            "shape, such as npz:FILE"
+        )
     inner = getattr(model, "model", None)  # if it is bound to prompts
     squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
     return next((square for square in squares if isinstance(square, Square)), Square(height))
@@ -223,8 +225,9 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
         for model in everyone:
             if (square := square_of(model)) != data.square:
                 usual = describe_transform(square, data.channels)
-                words = f"its own preprocessing would be {usual}; it gets the pictures of {used}"
-                doubts.append(f"{card_of(model).spec}: {words}")
+                doubts.append(
+                    f"{card_of(model).spec}: its own preprocessing would be {usual}; it gets the pictures of {used}"
+                )
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
         sizes = ("×".join(map(str, card.image_shape)) for card in (one, other))
         for what, mine, theirs in (
@@ -233,8 +236,10 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
             ("preprocessing", one.preprocessing, other.preprocessing),
         ):
             if mine and theirs and mine != theirs:
-                words = f"differ in more than their attention: {what} {mine} and {theirs}"
-                doubts.append(f"{one.spec} and its twin {other.spec} {words}")
+                doubts.append(
+                    f"{one.spec} and its twin {other.spec} differ in more than their attention: "
+                    f"{what} {mine} and {theirs}"
+                )
     return doubts
 
 
@@ -247,8 +252,10 @@ def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
     fixed = [card for card in cards if not card.any_size]
     for card in fixed[1:]:
         if card.image_shape != fixed[0].image_shape:
-            shapes = f"{fixed[0].image_shape}, {card.spec} of {card.image_shape}"
-            raise UserError(f"{fixed[0].spec} takes images of shape {shapes}; measure each in its own run")
+            raise UserError(
+                f"{fixed[0].spec} takes images of shape {fixed[0].image_shape}, {card.spec} of {card.image_shape}; "
+                "measure each in its own run"
+            )
     channels, height, width = (fixed or cards)[0].image_shape
     return (height if fixed and height == width else None), channels
 

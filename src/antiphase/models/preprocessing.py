@@ -50,14 +50,11 @@ class Normalize(nn.Module):
 
 
 class Normalized(nn.Module):
-    """Wrap a classifier of normalised images as a classifier of images in [0, 1]; arguments of :class:`Normalize`."""
+    """Wrap a classifier of normalised images as a classifier of images in [0, 1]."""
 
-    def __init__(
-        self, model: nn.Module, mean: Sequence[float], std: Sequence[float], bgr: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, normalize: Normalize) -> None:
         super().__init__()
-        self.normalize = Normalize(mean, std, bgr)
-        self.model = model
+        self.normalize, self.model = normalize, model
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
         return self.model(self.normalize(images))

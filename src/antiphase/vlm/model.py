@@ -8,6 +8,7 @@ from datetime import date
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
@@ -56,9 +57,7 @@ class Prompt:
     Source: H. Liu et al., *Improved Baselines with Visual Instruction Tuning*, CVPR 2024, and its code
     (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
 
-    Args:
-        tokenizer: a fast tokenizer of transformers, with an end-of-sequence token.
-        style: ``chat`` or ``llava``; None: ``chat`` if the tokenizer has a chat template.
+    The tokenizer is a fast one of transformers; without a ``style`` it is ``chat`` if that has a chat template.
     """
 
     def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
@@ -176,12 +175,7 @@ class Projector(nn.Module):
     *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
     is subtracted from each token.
 
-    Args:
-        kind: ``linear`` or ``mlp2x``.
-        width: width of an image token.
-        count: number of tokens of an image, a square.
-        language_width: width of the language model's embeddings.
-        merge: side of the squares of tokens that become one; divides the side of the grid.
+    An image has ``count`` tokens, a square number, of ``width`` numbers.
     """
 
     def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
@@ -210,31 +204,26 @@ class Projector(nn.Module):
         the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
         mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
 
-        Args:
-            batches: tokens of some images, and the mean word embedding of the caption of each.
-            norm: root mean square distance of the captions' words from their mean.
+        ``batches`` are tokens of some images and the mean word embedding of the caption of each, ``norm`` is the root
+        mean square distance of the captions' words from their mean.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
         layer = self.layers[0]
         assert isinstance(layer, nn.Linear)
         width, out = layer.in_features, layer.out_features
-        squares, products, tokens_sum, words_sum = (
-            torch.zeros(shape, dtype=torch.float64) for shape in ((width, width), (width, out), width, out)
-        )
-        energy, images = 0.0, 0
+        shapes = ((width, width), (width, out), (width,), (out,), ())
+        sums, images = [torch.zeros(shape, dtype=torch.float64) for shape in shapes], 0
         for tokens, mean_words in batches:
             x, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
             flat = x.flatten(0, 1)
-            squares += flat.T @ flat
-            products += x.sum(1).T @ target
-            tokens_sum += flat.sum(0)
-            words_sum += target.sum(0)
-            energy += float(target.square().sum())
+            parts = (flat.T @ flat, x.sum(1).T @ target, flat.sum(0), target.sum(0), target.square().sum())
+            sums = list(map(torch.add, sums, parts))
             images += len(x)
+        squares, products, tokens_sum, words_sum, energy = sums
         count = images * self.count
         mean, mean_word = tokens_sum / count, words_sum / images
-        if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
+        if energy / images - mean_word.square().sum() < 1e-9 * norm**2:  # rounding
             raise UserError(
                 "projector-start captions: all captions have the same words; expected different ones, or "
                 "--projector-start default"
@@ -269,12 +258,8 @@ class VisionLanguageModel(nn.Module):
     Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
     Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
 
-    Args:
-        tower: see :func:`~antiphase.vlm.image_tokens`.
-        projector: from the tower's width to the language model's.
-        language: a causal language model of transformers.
-        tokenizer: its tokenizer, a fast one.
-        style: see :class:`~antiphase.vlm.Prompt`.
+    The tower is of :func:`~antiphase.vlm.image_tokens`, ``language`` a causal language model of transformers with its
+    fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
     """
 
     def __init__(
@@ -325,22 +310,16 @@ class VisionLanguageModel(nn.Module):
         if images is None or not bool(has_image.any()):
             return words, labels, mask.long()
         visual = self.visual_tokens(images).to(words.dtype)
-        count, columns = visual.shape[1], place.int().argmax(1).tolist()
-        # rows without an image are padded on the right, where the mask is False
-        columns = [at if image else None for at, image in zip(columns, has_image.tolist(), strict=True)]
-
-        def insert(rows: Tensor, parts: Tensor) -> Tensor:
-            pieces = (
-                [row, part[1:]] if at is None else [row[:at], part, row[at + 1 :]]
-                for row, part, at in zip(rows, parts, columns, strict=True)
-            )
-            return torch.stack(list(map(torch.cat, pieces)))
-
-        used = insert(mask, has_image[:, None].expand(-1, count))
+        length, count, rows = place.shape[1], visual.shape[1], torch.arange(len(place))[:, None]
+        # of each position, which of the row's it is, or of the image's behind them; a row without one is padded
+        position = torch.arange(length + count - 1, device=place.device)
+        start = torch.where(has_image, place.int().argmax(1), length)[:, None]
+        source = torch.where(position < start + count, length + position - start, position - count + 1)
+        source = torch.where(position < start, position, source)
+        used = torch.cat([mask, has_image[:, None].expand(-1, count)], 1)[rows, source]
         if labels is not None:
-            untargeted = torch.full_like(labels[:, :1], IGNORED).expand(-1, count)
-            labels = insert(labels, untargeted).masked_fill(~used, IGNORED)
-        return insert(words, visual), labels, used.long()
+            labels = F.pad(labels, (0, count), value=IGNORED)[rows, source].masked_fill(~used, IGNORED)
+        return torch.cat([words, visual], 1)[rows, source], labels, used.long()
 
     def forward(
         self,
@@ -380,7 +359,10 @@ class VisionLanguageModel(nn.Module):
         """Return the answers by greedy decoding, and the logits of their first token."""
         from transformers import GenerationConfig  # an extra
 
-        by_question = {question: self.prompt.question(question) for question in _one_each(questions, images)}
+        if isinstance(questions, str) or len(questions) != len(images):
+            count = 1 if isinstance(questions, str) else len(questions)
+            raise UserError(f"{count} questions about {len(images)} images: expected one for each image")
+        by_question = {text: self.prompt.question(check_question(text)) for text in questions}
         prompts = [by_question[question] for question in questions]
         config = GenerationConfig(
             do_sample=False,
@@ -408,21 +390,6 @@ class VisionLanguageModel(nn.Module):
             self.language.generation_config = own
         return texts, torch.stack(first)
 
-    def answer_logits(self, images: Images, questions: str | Sequence[str]) -> Float[Tensor, "batch 2"]:
-        """Return the logits of no and yes as the first token of the answers to one question, or to one for each."""
-        several = [questions] * len(images) if isinstance(questions, str) else questions
-        different = list(dict.fromkeys(_one_each(several, images)))
-        which = torch.tensor([different.index(question) for question in several])
-        return YesNo(self, different)(images, which)
-
-
-def _one_each(questions: Sequence[str], images: Images) -> Sequence[str]:
-    """Return the questions if there is one for each image."""
-    if isinstance(questions, str) or len(questions) != len(images):
-        count = 1 if isinstance(questions, str) else len(questions)
-        raise UserError(f"{count} questions about {len(images)} images: expected one for each image")
-    return [check_question(question) for question in questions]
-
 
 class YesNo(nn.Module):
     """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
@@ -431,9 +398,7 @@ class YesNo(nn.Module):
     or more, hence not AutoAttack); for several questions, which of them each image is asked is the attack's
     ``context``. Its card has two classes, ``no`` and ``yes``.
 
-    Args:
-        vlm: the model; put into evaluation mode.
-        questions: one question, or several different ones.
+    ``questions`` are one, or several different ones. Puts the model into evaluation mode.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:

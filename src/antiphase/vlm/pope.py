@@ -127,10 +127,7 @@ def pope_questions(
     which is neither in the image nor was asked about before. Ties go to the object met first. If none is left, it is
     drawn, as for *random*.
 
-    Args:
-        labelled: objects of each image by its name.
-        images: how many images.
-        seed: of the draws.
+    ``labelled`` has the objects of each image by its name.
     """
     able = [name for name, objects in labelled.items() if len(objects) >= OBJECTS]
     if len(able) < images:

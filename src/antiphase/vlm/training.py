@@ -50,24 +50,22 @@ def train_vlm(
     of a finished one. Under torchrun the processes share every batch; the gradient is that of the whole batch.
 
     Args:
-        recipe: model, data and hyperparameters.
         vlm: the model before training; changed in place.
-        conversations: captions for stage 1, instructions for stage 2.
-        out: output directory, created if missing.
         part: samples of a process that pass through the model at a time, see :func:`accumulate`; rounding only.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
         sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
             fit one device; implies checkpointing. Affects the result only by rounding.
         trackers: experiment trackers, by name or as accelerate's objects.
-        progress: show a progress bar on stderr.
     """
 
     def begin(accelerator: Accelerator) -> loop.Task:
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            fault = f"no blocks of {type(vlm.language).__name__} are known"
-            raise UserError(f"checkpointing: {fault}; leave out --checkpointing and --shard")
+            raise UserError(
+                f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
+                "--shard"
+            )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
         trained = trained_parameters(vlm, recipe)
@@ -119,18 +117,18 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
-        expected = "--projector-start captions expects a linear one; add --projector-start default"
-        raise UserError(f"projector {projector}: {expected}")
+        raise UserError(
+            f"projector {projector}: --projector-start captions expects a linear one; add --projector-start default"
+        )
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
     """Return the blocks of a language model: those that transformers keeps on one device, else those it recomputes."""
     from transformers.modeling_layers import GradientCheckpointingLayer  # an extra
 
-    names = set(getattr(language, "_no_split_modules", None) or ())
-    parts = list(language.modules())
-    named = [part for part in parts if type(part).__name__ in names]
-    return named or [part for part in parts if isinstance(part, GradientCheckpointingLayer)]
+    names = getattr(language, "_no_split_modules", None) or ()
+    named = [part for part in language.modules() if type(part).__name__ in names]
+    return named or [part for part in language.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
 @contextmanager
@@ -205,8 +203,9 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
-        fault = f"an image alone takes {vlm.projector.count} positions"
-        raise UserError(f"max_length {max_length}: {fault}; expected more")
+        raise UserError(
+            f"max_length {max_length}: an image alone takes {vlm.projector.count} positions; expected more"
+        )
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
         image = None
@@ -315,6 +314,7 @@ def _together(
     images = None
     if any(sample.image is not None for sample in samples):
         blank = torch.zeros(shape)
-        images = torch.stack([blank if sample.image is None else sample.image for sample in samples])
-        images = images.to(device)
+        images = torch.stack([blank if sample.image is None else sample.image for sample in samples]).to(
+            device
+        )
     return images, ids.to(device), labels.to(device), mask.to(device)

@@ -1,5 +1,6 @@
 """Models of timm, torchvision, open_clip and transformers by name, with their pretrained weights or those of a file."""
 
+import importlib
 import json
 import logging
 import warnings
@@ -49,7 +50,7 @@ def _load_timm(wanted: Wanted) -> nn.Module:
     settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
     used = of_timm(settings, wanted.spec)
     tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
-    return _loaded(wanted, Normalized(model, used.mean, used.std), model.num_classes, used, tag)
+    return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag)
 
 
 def _load_torchvision(wanted: Wanted) -> nn.Module:
@@ -71,7 +72,7 @@ def _load_torchvision(wanted: Wanted) -> nn.Module:
     model = _made(wanted, make, f"download {weights.url}", "pos_embedding", "image_size")
     size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
     used = of_torchvision(weights.transforms(), wanted.spec, size)
-    wrapped = Normalized(model, used.mean, used.std).eval()
+    wrapped = Normalized(model, used.normalize()).eval()
     _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
     return _loaded(wanted, wrapped, count, used, weights.name)
 
@@ -241,41 +242,38 @@ class HuggingFaceDual(ForeignDual):
     """Wrap a dual encoder of transformers as one of images in [0, 1] and strings; its tokenizer may be missing."""
 
     def encode_image(self, images: Images) -> Embeddings:
-        return _tensor(self.model.get_image_features(pixel_values=self.normalize(images)))
+        output = self.model.get_image_features(pixel_values=self.normalize(images))
+        return getattr(output, "pooler_output", output)  # transformers 5 returns more than a tensor
 
     def encode_text(self, texts: Sequence[str] | TokenIds) -> Embeddings:
-        place = self.logit_scale.device
         if isinstance(texts, Tensor):
-            return _tensor(self.model.get_text_features(input_ids=texts.to(place)))
-        if self.tokenizer is None:
+            tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
+        elif self.tokenizer is None:
             raise UserError(
                 f"{type(self.model).__name__} was saved without its tokenizer; save it next to the weights with "
                 "tokenizer.save_pretrained"
             )
-        # siglip was trained on texts of full length without a mask
-        padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
-        longest = self.model.config.text_config.max_position_embeddings
-        options = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
-        return _tensor(self.model.get_text_features(**self.tokenizer(list(texts), **options).to(place)))
+        else:
+            # siglip was trained on texts of full length without a mask
+            padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
+            longest = self.model.config.text_config.max_position_embeddings
+            options = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+            tokens = self.tokenizer(list(texts), **options).to(self.logit_scale.device)
+        output = self.model.get_text_features(**tokens)
+        return getattr(output, "pooler_output", output)
 
 
-def _tensor(output: Any) -> Tensor:
-    """Return the embedding; transformers 5 returns it as the pooled output."""
-    return output if isinstance(output, Tensor) else output.pooler_output
-
-
-def import_transformers(what: str) -> Any:
-    """Return the module transformers, an extra that ``what`` needs."""
+def import_extra(name: str, what: str) -> Any:
+    """Return a module of the extra ``vlm`` that ``what`` needs."""
     try:
-        import transformers
+        return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
-    return transformers
+        raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
 def _load_transformers(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
-    transformers = import_transformers(spec)
+    transformers = import_extra("transformers", spec)
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
@@ -311,7 +309,7 @@ def _load_transformers(wanted: Wanted) -> nn.Module:
         used = of_processor(processor, channels, spec)
     if kind == "classifier":
         count = config.num_labels
-        wrapped = Normalized(Logits(model), used.mean, used.std, used.bgr)
+        wrapped = Normalized(Logits(model), used.normalize())
         names = _class_names_of(config.id2label, count)
         return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
