@@ -81,11 +81,11 @@ def test_version_and_help(run_cli):
         ),
         (
             ["sense", "specimen:vit-0", "--parts", "lipschitz", "--samples", "1" + "0" * 12, "-q"],
-            "samples 1000000000000: expected an integer below",
+            "samples 1000000000000: expected an integer of at least 1 and below",
         ),
         (
             ["certify", "specimen:vit-0", "--samples", "1" + "0" * 14, "--limit", "1", "-q"],
-            "samples 100000000000000: expected an integer below 2**31",
+            "samples 100000000000000: expected an integer of at least 1 and below 2**31",
         ),
         (["sense", "specimen:vit-0", "--samples", "9"], "--samples: is of lipschitz alone"),
         (["sense", "specimen:vit-0", "--parts", "depth", "--probes", "9"], "--probes: is of alignment alone"),
