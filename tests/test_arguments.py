@@ -117,7 +117,10 @@ def test_validated_names_the_argument_that_does_not_fit(name, value, line):
 
 
 def test_validated_names_a_number_of_more_digits_than_python_prints():
-    assert refused(public, IMAGES, steps=10**5000) == "steps <int>: expected an integer of at least 1 and below 2**31"
+    assert (
+        refused(public, IMAGES, steps=10**5000)
+        == "steps <int>: expected an integer of at least 1 and below 2**31"
+    )
 
 
 def test_validated_takes_what_fits_and_turns_numpys_numbers_into_pythons():
