@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2**28  # far more than any text file that we write has
 _DIGITS = 20  # of an integer of 64 bits, with its sign
-_DEPTH = 64
-_SMALL = 2**24  # the depth of larger files, which are lists of images, is bounded by Python's recursion alone
 _COMPLETE = "expected a complete file"
 
 
@@ -82,20 +80,9 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: it is not valid, holds an integer of more than 64 bits, or is nested too deeply.
     """
     try:
-        value = json.loads(text, parse_int=_integer)
+        return json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [value]
-    for _ in range(_DEPTH if len(text) < _SMALL else 0):
-        inside = (
-            each.values() if isinstance(each, dict) else each
-            for each in level
-            if isinstance(each, dict | list)
-        )
-        level = [each for values in inside for each in values if isinstance(each, dict | list)]
-    if level and len(text) < _SMALL:
-        raise ValueError(f"it is nested more than {_DEPTH} levels deep")
-    return value
 
 
 def _integer(digits: str) -> int:

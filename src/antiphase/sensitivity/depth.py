@@ -182,11 +182,6 @@ class BranchChange:
         """‖(A1 − λ·A2)·V‖ / ‖A1·V‖ of the clean input over all heads: what the subtraction leaves of the signal."""
         return _over_heads(self.clean_moved) / _over_heads(self.clean_positive)
 
-    @property
-    def balance(self) -> Float[Tensor, " batch"]:
-        """‖Δ((A1 − λ·A2)·V)‖ / √(‖Δ(A1·V)‖² + λ²‖Δ(A2·V)‖²): 1 for branches that change independently."""
-        return _over_heads(self.moved) / (self.positive.square() + self.negative.square()).sum(1).sqrt()
-
 
 @validated
 def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterator[BranchChange]:

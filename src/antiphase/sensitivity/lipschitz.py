@@ -71,7 +71,7 @@ class Linearisation:
 
     @cached_property
     def _back(self) -> tuple[Tensor, Tensor]:
-        """w and J(x)ᵀ·w, with its graph."""
+        """A vector w, and J(x)ᵀ·w with its graph."""
         with torch.enable_grad():
             w = torch.zeros_like(self.y, requires_grad=True)
             return w, _gradient(self.y, self.x, w, create_graph=True)
