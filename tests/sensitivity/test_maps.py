@@ -247,7 +247,8 @@ def differential_models_of_timm():
     return [
         name
         for name, entry in entries.items()
-        if entry.__module__ in files and re.search("DiffAttention|DiffParallel|'diff'", inspect.getsource(entry))
+        if entry.__module__ in files
+        and re.search("DiffAttention|DiffParallel|'diff'", inspect.getsource(entry))
     ]
 
 
