@@ -171,7 +171,12 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     lemma = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
     low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
     sign = pl.when(high < 0).then(-1).when(low > 0).then(1).otherwise(0)
-    signs = {"negative": sign == -1, "positive": sign == 1, "undecided": sign == 0, "below": pl.col("cross") < 0}
+    signs = {
+        "negative": sign == -1,
+        "positive": sign == 1,
+        "undecided": sign == 0,
+        "below": pl.col("cross") < 0,
+    }
     return rows.with_columns(
         difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0),
         **{name: true.cast(pl.Float64) for name, true in signs.items()},
