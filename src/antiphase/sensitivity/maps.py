@@ -336,11 +336,16 @@ def _opposed(total: Tensor, left: list[Tensor], right: list[Tensor]) -> bool:
     """Return whether a sum has its two sides with weights of opposite signs everywhere."""
     u = torch.randn(total.shape, generator=torch.Generator().manual_seed(5)).to(total)
     slopes = torch.autograd.grad(total, [*left, *right], u, retain_graph=True)
-    products = [slope * u if slope.shape == u.shape else u.new_zeros(1) for slope in slopes]
-    up = [bool((one >= 0).all() and (one > 0).any()) for one in products]
-    down = [bool((one <= 0).all() and (one < 0).any()) for one in products]
-    count = len(left)
-    return (any(up[:count]) and any(down[count:])) or (any(down[:count]) and any(up[count:]))
+
+    def weights(slopes: Sequence[Tensor]) -> set[float]:
+        """Return the signs of those that have one sign everywhere."""
+        signs = [
+            {*(slope * u).sign().unique().tolist()} - {0.0} for slope in slopes if slope.shape == u.shape
+        ]
+        return {sign.pop() for sign in signs if len(sign) == 1}
+
+    opposite = weights(slopes[len(left) :])
+    return any(-sign in opposite for sign in weights(slopes[: len(left)]))
 
 
 # relative tolerance; other libraries compute parts in float32 even for float64 weights
@@ -397,14 +402,11 @@ def attention_of(
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         pooling[module] = pools(args, output)
 
-    hooks = [module.register_forward_hook(note) for module, kind in by_class.items() if kind == "unknown"]
-    try:
-        with torch.no_grad():
-            calls, left_out = observe(model, inputs, call or model, None, watch=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     known = [module for module, kind in by_class.items() if kind != "unknown"]
+    with ExitStack() as hooks, torch.no_grad():
+        for module in by_class.keys() - known:
+            hooks.enter_context(module.register_forward_hook(note))
+        calls, left_out = observe(model, inputs, call or model, None, watch=True)
     kinds: set[AttentionKind] = {by_class[module] for module in known}
     parts_of_known = {part for module in known for part in module.modules() if part not in _SUBTRACTED}
     pooled = [one.module for one in left_out if one.why == "pooling"]

@@ -45,10 +45,7 @@ def mcnemar_clustered(first: Outcomes, second: Outcomes, clusters: Int64[np.ndar
     probability = np.zeros(2 * reach + 1)
     probability[reach] = 1.0  # of a sum of 0
     for size in sizes.tolist():
-        shifted = np.zeros_like(probability)
-        shifted[size:] += probability[:-size] / 2
-        shifted[:-size] += probability[size:] / 2
-        probability = shifted
+        probability = (np.roll(probability, size) + np.roll(probability, -size)) / 2
     far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(sums.sum()))
     return min(float(probability[far].sum()), 1.0)
 
