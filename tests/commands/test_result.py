@@ -203,7 +203,7 @@ def test_a_study_is_held_as_packed_rows(tmp_path):
     assert all(each.frame("attack-pgd").equals(rows) for each in opened)
     assert held.frame()["claim"].unique().to_list() == ["fragile-at-depth-1"]
     assert held.plot().axes
-    assert "All claims" in held._repr_html_()
+    assert "Understanding Sensitivity" in held._repr_html_()
     assert (tmp_path / "saved" / "index.html").exists()
     (tmp_path / "saved" / "study.json").unlink()  # as antiphase study pack leaves it
     assert repr(ap.open(tmp_path / "saved")) == shown
