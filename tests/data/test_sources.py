@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
-from antiphase.data.expected_counts import IMAGENET_SETS, MEAN_PER_CLASS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.data.folders import data_root
+from antiphase.data.sources import IMAGENET_SETS, MEAN_PER_CLASS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.errors import UserError
 
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from antiphase.data import load_data, small_sets
-from antiphase.data.small_sets import specimen_images
+from antiphase.data.small_sets import specimen_images, specimens
 from antiphase.errors import UserError
 from tests import needs
 from tests.data.specimen_file import make_specimen_images
@@ -38,7 +38,7 @@ def test_the_specimens_are_the_real_test_images_at_their_ids():
 @needs.fashion_mnist
 def test_the_packaged_file_is_what_the_function_makes(tmp_path):
     make_specimen_images(tmp_path / "made.png")
-    assert specimen_images(tmp_path / "made.png").fingerprint() == specimen_images().fingerprint()
+    assert specimen_images(tmp_path / "made.png").fingerprint() == specimens().fingerprint()
 
 
 def test_the_file_is_small_and_its_licence_is_beside_it():

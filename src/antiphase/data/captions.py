@@ -198,25 +198,7 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     return pairs.altered(objects=tuple(objects))
 
 
-_FLICKR8K = ("Flicker8k_Dataset", "Flickr8k_Dataset", "Flickr8k_Dataset/Flicker8k_Dataset", "Images")
-_FLICKR30K = ("flickr30k-images", "flickr30k_images", "flickr30k")
-_COCO_PAGE = "https://cocodataset.org/#download (train2014.zip and val2014.zip)"
-# title, usual folder, possible folders of the images, page to get them; COCO's list has paths with train2014
-_KARPATHY = {
-    "flickr8k": ("Flickr8k", "flickr8k", _FLICKR8K, "https://forms.illinois.edu/sec/1713398"),
-    "flickr30k": ("Flickr30k", "flickr30k", _FLICKR30K, "https://shannon.cs.illinois.edu/DenotationGraph/"),
-    "coco-karpathy": ("COCO", "coco", (), _COCO_PAGE),
-}
-
-KARPATHY_SETS = {
-    name: f"{title} with five captions per image in Karpathy's splits; needs dataset_{folder}.json and the images "
-    "below the data folder"
-    for name, (title, folder, *_) in _KARPATHY.items()
-}
-"""One-line description of each of Karpathy's sets."""
-
-
-def karpathy(place: Path, root: Path, split: str) -> FilePairs:
+def karpathy(place: Path, root: Path, split: str, image_folders: Sequence[str]) -> FilePairs:
     """List the images and captions of one of Karpathy's splits, in the order of the file.
 
     In COCO, ``restval`` counts as train. Images are searched in ``root`` and in the folder of the list, including
@@ -224,26 +206,26 @@ def karpathy(place: Path, root: Path, split: str) -> FilePairs:
 
     Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
     """
-    below = ("", "coco", *_FLICKR30K, *_FLICKR8K, "images")
-    places = [parent / folder for parent in (root, place.parent) for folder in below]
+    places = [parent / folder for parent in (root, place.parent) for folder in image_folders]
     return _karpathy(f"karpathy:{place}", split, place, places)
 
 
-def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
-    """List one of ``KARPATHY_SETS``; its list and images are searched in the usual folders below ``root``."""
-    _, usual, image_folders, page = _KARPATHY[name]
+def karpathy_set(
+    name: str, root: Path, split: str, folder: str, image_folders: Sequence[str], page: str
+) -> FilePairs:
+    """List one of Karpathy's sets; its list and images are searched in the usual folders below ``root``."""
     choose_split(name, split, SPLITS)
-    own_folder, listed = root / usual, f"dataset_{usual}.json"
-    folders = [root, *(root / folder for folder in (usual, "flickr8k", "flickr30k", "coco", "karpathy"))]
-    path = next((folder / listed for folder in folders if (folder / listed).is_file()), None)
+    folders = [root, *(root / below for below in (folder, "flickr8k", "flickr30k", "coco", "karpathy"))]
+    paths = [below / f"dataset_{folder}.json" for below in folders]
+    path = next(filter(Path.is_file, paths), None)
     if path is None:
-        where = f"{listed} not found in {', '.join(map(str, folders))}"
+        where = f"{paths[0].name} not found in {', '.join(map(str, folders))}"
         raise UserError(
-            f"{name}: {where}: unzip {_CAPTION_LISTS} in {own_folder}, and the images from {page}"
+            f"{name}: {where}: unzip {_CAPTION_LISTS} in {folders[1]}, and the images from {page}"
         )
-    parents = dict.fromkeys((own_folder, path.parent, root))
-    places = [parent / folder for parent in parents for folder in (*image_folders, "images", "")]
-    return _karpathy(name, split, path, places, fix=f"unpack the images from {page} in {own_folder}")
+    parents = dict.fromkeys((folders[1], path.parent, root))
+    places = [parent / below for parent in parents for below in (*image_folders, "images", "")]
+    return _karpathy(name, split, path, places, fix=f"unpack the images from {page} in {folders[1]}")
 
 
 def _karpathy(name: str, split: str, path: Path, places: list[Path], **fix: str) -> FilePairs:

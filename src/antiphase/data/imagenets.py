@@ -17,26 +17,7 @@ WNID = re.compile(r"n\d{8}")
 """Pattern of a WordNet id."""
 
 
-_V2_FOLDER = "imagenetv2-matched-frequency-format-val"
-_V2_PAGE = "imagenetv2-matched-frequency.tar.gz of https://huggingface.co/datasets/vaishaal/ImageNetV2"
-_SKETCH_FOLDERS = ("sketch", "imagenet-sketch", "imagenet-sketch/sketch")
-_SKETCH_PAGE = "ImageNet-Sketch.zip of https://github.com/HaohanWang/ImageNet-Sketch"
-# possible folders below the data folder, the archive's own first; and where to download it
-_VARIANTS = {
-    "imagenet-v2": ((_V2_FOLDER, f"imagenet-v2/{_V2_FOLDER}", "imagenet-v2"), _V2_PAGE),
-    "imagenet-a": (("imagenet-a",), "imagenet-a.tar of https://github.com/hendrycks/natural-adv-examples"),
-    "imagenet-r": (("imagenet-r",), "imagenet-r.tar of https://github.com/hendrycks/imagenet-r"),
-    "imagenet-sketch": (_SKETCH_FOLDERS, _SKETCH_PAGE),
-}
-_NUMBERED = ("imagenet-v2",)  # with class folders named by index in place of wnid
-
-IMAGENET_VARIANTS = {
-    "imagenet-v2": "ImageNet-V2 (matched frequency), RGB, 1,000 classes in numbered folders",
-    "imagenet-a": "ImageNet-A, RGB, 200 of ImageNet's classes, photographs that a ResNet-50 gets wrong",
-    "imagenet-r": "ImageNet-R, RGB, 200 of ImageNet's classes in art, cartoons, toys and other renditions",
-    "imagenet-sketch": "ImageNet-Sketch, RGB, 1,000 classes in black and white sketches",
-}
-"""One-line description of each test set under distribution shift."""
+_VARIANTS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
 
 
 def imagenet(split: str, root: Path) -> FileImages:
@@ -55,7 +36,7 @@ def imagenet(split: str, root: Path) -> FileImages:
     return images.altered(class_names=tuple(names.get(wnid, wnid) for wnid in images.class_names))
 
 
-def imagenet_variant(name: str, split: str, root: Path) -> FileImages:
+def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], page: str) -> FileImages:
     """List a test set of ImageNet's classes under distribution shift.
 
     Its classes are the subset of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A
@@ -66,29 +47,21 @@ def imagenet_variant(name: str, split: str, root: Path) -> FileImages:
     Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
     """
     split = choose_split(name, "test" if split == "val" else split, ("test",))
-    top, page = _VARIANTS[name]
-    pattern = re.compile(r"\d+" if name in _NUMBERED else r"n\d+")  # not the archive's top folder
-    places = [root / place for place in top]
-    folder = next((place for place in places if any(map(pattern.fullmatch, sub_folders(place)))), None)
-    if folder is None:
-        several, fix = " or ".join(map(str, places)), f"unpack {page} in {root}, or set ANTIPHASE_DATA"
-        raise UserError(f"{name} has no class folders in {several}: {fix}")
-    wnids, numbered = variant_wnids(name), name in _NUMBERED
+    numbered = name == "imagenet-v2"  # its class folders are named by index in place of wnid
+    # not the archive's top folder; numbers may have leading zeros, and as text 10 would come before 2
+    pattern = re.compile(r"0*(\d+)" if numbered else r"(n\d+)")
+    for folder in (root / below for below in folders):
+        if entries := {match[1]: match[0] for match in map(pattern.fullmatch, sub_folders(folder)) if match}:
+            break
+    else:
+        fix = f"unpack {page} in {root}, or set ANTIPHASE_DATA"
+        raise UserError(f"{name} has no class folders in {root}: {', '.join(folders)}: {fix}")
+    wnids = variant_wnids(name)
     labels = list(map(str, range(CLASSES))) if numbered else wnids
-    # match by number, since sorting folder names as text would put 10 before 2; numbers may have leading zeros
-    below = sub_folders(folder)
-    keys = [str(int(entry)) if numbered and entry.isdecimal() else entry for entry in below]
-    entries = dict(zip(keys, below, strict=True))
-    odd = [
-        entry for key, entry in zip(keys, below, strict=True) if key not in labels or entries[key] != entry
-    ]
-    absent = [label for label in labels if label not in entries]
-    fault = (
-        f"lacks {len(absent):,} of {len(labels):,} class folders, the first is {absent[0]}" if absent else ""
-    )
-    if odd or fault:
-        fault = f"has a folder {odd[0]} of no class, or of one that has another folder" if odd else fault
-        raise UserError(f"{name}: {folder} {fault}: unpack {page} again")
+    if odd := set(labels) ^ entries.keys():
+        raise UserError(
+            f"{name}: {folder} lacks the class {min(odd)}, or has a folder of no class: unpack {page} again"
+        )
     names = [prompt_names()[wnid] for wnid in wnids]
     return list_classes(name, split, folder, [entries[label] for label in labels], names)
 
@@ -100,26 +73,22 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     no labels, so ``test`` means ``val``.
     """
     folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
-    annotations = folder / "val" / "val_annotations.txt"
+    fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"
     try:
         wnids = sorted((folder / "wnids.txt").read_text().split())
-        words = dict(
-            line.split("\t", 1) for line in (folder / "words.txt").read_text().splitlines() if "\t" in line
-        )
-        notes = annotations.read_text().splitlines() if split == "val" else []
+        lines = (folder / "words.txt").read_text().splitlines()
+        notes = (folder / "val" / "val_annotations.txt").read_text().splitlines()
     except OSError as error:
-        fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"
         raise UserError(f"tiny-imagenet: {error.filename} is missing: {fix}") from error
+    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    cells = [note.split("\t") for note in notes]
-    odd = [number for number, row in enumerate(cells) if len(row) < 2 or row[1] not in wnids]
-    if odd or not cells:
-        where = f"line {odd[0] + 1} of {annotations}, {notes[odd[0]]!r}" if odd else f"{annotations} is empty"
-        raise UserError(f"tiny-imagenet: {where}: expected a class of wnids.txt: unzip the archive again")
-    labels = [wnids.index(row[1]) for row in cells]
-    images = [f"images/{row[0]}" for row in cells]
+    rows = [note.split("\t")[:2] for note in notes]
+    if not rows or any(row[-1] not in wnids for row in rows):
+        line = next((note for note, row in zip(notes, rows, strict=True) if row[-1] not in wnids), "")
+        raise UserError(f"tiny-imagenet: val_annotations.txt: {line!r} names no class of wnids.txt: {fix}")
+    images, labels = [f"images/{file}" for file, _ in rows], [wnids.index(wnid) for _, wnid in rows]
     return file_set("tiny-imagenet", split, folder / "val", class_names, images, labels)
 
 

@@ -115,12 +115,15 @@ class ImageSet(Samples):
 
     def subset(self, limit: int | None, seed: int | None = None) -> Self:
         """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
-        if limit is None:
-            return self
-        if limit < 1:
-            raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
-        order = np.arange(len(self)) if seed is None else np.random.default_rng(seed).permutation(len(self))
-        return self.take(torch.from_numpy(np.sort(order[:limit])))
+        return self if limit is None else self.take(subset_rows(len(self), limit, seed))
+
+
+def subset_rows(count: int, limit: int | None, seed: int | None) -> Int64[Tensor, " rows"]:
+    """Return the rows of at most ``limit`` of ``count`` samples, see ``ImageSet.subset``."""
+    if limit is not None and limit < 1:
+        raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
+    order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+    return torch.from_numpy(np.sort(order[:limit]))
 
 
 @final

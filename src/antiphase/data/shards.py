@@ -25,7 +25,7 @@ from webdataset.tariterators import base_plus_ext
 
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, Header, members_by_key
 from antiphase.data.decoding import decode_whole, in_threads
-from antiphase.data.folders import data_root
+from antiphase.data.folders import choose_split, data_root
 from antiphase.data.images import still_there
 from antiphase.data.pairs import PairBatch, check_batch_size
 from antiphase.errors import UserError, one_line
@@ -239,6 +239,14 @@ def open_shards(
     if lanes is None:
         lanes = next(count for count in (8, 4, 2, 1) if count <= len(shards))
     return ShardStream(name, shards, samples, lanes, buffer)
+
+
+def shard_pairs(
+    name: str, split: str, path: str, root: Path, samples: int | None, lanes: int | None, progress: bool
+) -> ShardStream:
+    """Open the shards of a named source; they have only training pairs."""
+    choose_split(name, split, ("train",))
+    return open_shards(path, samples=samples, lanes=lanes, root=root, progress=progress)
 
 
 def _decoded(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height width"] | str]:

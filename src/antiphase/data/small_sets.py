@@ -2,16 +2,13 @@
 
 import gzip
 import json
-import struct
 import zlib
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 from PIL import Image
-from torch import Tensor
 
 from antiphase.data.images import ArrayImages, array_set
 from antiphase.errors import UserError, one_line
@@ -62,31 +59,25 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
             where = f"not found in {DEBIAN_FASHION_MNIST} or {folder}, and the download failed"
             fix = "apt-get install dataset-fashion-mnist"
             raise UserError(f"fashion-mnist: {where} ({one_line(error)}): {fix}") from error
-    images, labels = (read_idx(folder / name) for name in names)
-    if images.ndim != 3 or labels.shape != images.shape[:1]:
-        shapes = f"images of shape {list(images.shape)} do not match labels of shape {list(labels.shape)}"
-        raise UserError(f"{folder / names[0]}: {shapes}: delete both files and download them again")
-    return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images[:, None], labels)
-
-
-def read_idx(path: Path) -> UInt8[Tensor, "..."]:
-    """Read a gzip-compressed IDX file of unsigned bytes: 0, 0, 8, number of axes, big-endian lengths, the bytes."""
     try:
-        content = bytearray(gzip.decompress(path.read_bytes()))
-        if content[:3] != b"\0\0\x08":
-            raise ValueError("not of unsigned bytes")
-        shape = struct.unpack_from(f">{content[3]}I", content, 4)
-        return torch.frombuffer(content, dtype=torch.uint8, offset=4 + 4 * len(shape)).reshape(shape)
-    except (OSError, EOFError, zlib.error, struct.error, LookupError, ValueError, RuntimeError) as error:
-        reason = one_line(error)
-        raise UserError(f"{path} is no complete IDX file ({reason}): download it again") from error
+        contents = [gzip.decompress((folder / name).read_bytes()) for name in names]
+        # IDX: a header of 4 bytes and 4 for each axis, then the bytes
+        images = np.frombuffer(contents[0], np.uint8, offset=16).reshape(-1, 1, 28, 28)
+        labels = np.frombuffer(contents[1], np.uint8, offset=8).reshape(len(images))
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        fix = f"delete {' and '.join(names)} in {folder}, and download them again"
+        raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
+    return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images.copy(), labels.copy())
 
 
-def specimen_images(path: Path | None = None) -> ArrayImages:
-    """Return 1,000 Fashion-MNIST test images, 28×28 grey; ids are positions in the 10,000 of the test set."""
-    if path is None:
-        with as_file(files("antiphase") / "specimens" / SPECIMEN_FILE) as packaged:
-            return specimen_images(packaged)
+def specimens() -> ArrayImages:
+    """Return the 1,000 Fashion-MNIST test images in the package."""
+    with as_file(files("antiphase") / "specimens" / SPECIMEN_FILE) as path:
+        return specimen_images(path)
+
+
+def specimen_images(path: Path) -> ArrayImages:
+    """Return Fashion-MNIST test images of a file, 28×28 grey; ids are positions in the 10,000 of the test set."""
     try:
         with Image.open(path) as image:
             notes = json.loads(image.info[SPECIMEN_CHUNK])

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, validated
-from antiphase.data.expected_counts import IMAGENET_SETS
 from antiphase.data.imagenets import class_words
+from antiphase.data.sources import IMAGENET_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import (
