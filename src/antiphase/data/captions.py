@@ -198,47 +198,36 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     return pairs.altered(objects=tuple(objects))
 
 
-def karpathy(place: Path, root: Path, split: str, image_folders: Sequence[str]) -> FilePairs:
+def karpathy(
+    name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
+) -> FilePairs:
     """List the images and captions of one of Karpathy's splits, in the order of the file.
 
-    In COCO, ``restval`` counts as train. Images are searched in ``root`` and in the folder of the list, including
+    In COCO, ``restval`` counts as train. Images are searched in the data folder and in that of the list, including
     sub-folders with the usual names.
 
     Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
+
+    Args:
+        place: the list, or nothing for ``dataset_FOLDER.json`` in a folder of the data folder.
     """
-    places = [parent / folder for parent in (root, place.parent) for folder in image_folders]
-    return _karpathy(f"karpathy:{place}", split, place, places)
-
-
-def karpathy_set(
-    name: str, root: Path, split: str, folder: str, image_folders: Sequence[str], page: str
-) -> FilePairs:
-    """List one of Karpathy's sets; its list and images are searched in the usual folders below ``root``."""
-    choose_split(name, split, SPLITS)
-    folders = [root, *(root / below for below in (folder, "flickr8k", "flickr30k", "coco", "karpathy"))]
-    paths = [below / f"dataset_{folder}.json" for below in folders]
-    path = next(filter(Path.is_file, paths), None)
-    if path is None:
-        where = f"{paths[0].name} not found in {', '.join(map(str, folders))}"
-        raise UserError(
-            f"{name}: {where}: unzip {_CAPTION_LISTS} in {folders[1]}, and the images from {page}"
-        )
-    parents = dict.fromkeys((folders[1], path.parent, root))
-    places = [parent / below for parent in parents for below in (*image_folders, "images", "")]
-    return _karpathy(name, split, path, places, fix=f"unpack the images from {page} in {folders[1]}")
-
-
-def _karpathy(name: str, split: str, path: Path, places: list[Path], **fix: str) -> FilePairs:
     split = choose_split(name, split, SPLITS)
+    if folder:
+        root = root / folder
+        place = root / f"dataset_{folder}.json"
+    fix = f"unpack {_CAPTION_LISTS} in {place.parent}, and the images from {page}"
+    if folder and not place.is_file():
+        raise UserError(f"{name}: {place} not found: {fix}")
     rows: list[Row] = []
-    content = read_json(path)
-    with _layout(path):
+    content = read_json(place)
+    with _layout(place):
         for entry in content["images"]:
             if entry["split"] == split or (entry["split"] == "restval" and split == "train"):
                 file = "/".join(filter(None, (entry.get("filepath"), entry["filename"])))
                 captions = (sentence["raw"].strip() for sentence in entry["sentences"])
                 rows.append((file, tuple(filter(None, captions)), None))
-    return listed_pairs(name, split, places, rows, **fix)
+    places = [parent / below for parent in (root, place.parent) for below in image_folders]
+    return listed_pairs(name, split, places, rows, fix=fix)
 
 
 # the names that the columns of a table may have
@@ -255,41 +244,38 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     of their first rows; classes are sorted, over all splits.
     """
     name = f"csv:{place}"
-    table = table_rows(place, name)
-    if len(table) < 2:
-        raise UserError(f"{name}: {place} has no rows: expected a header line and one line per caption")
-    (_, header), *lines = table
+    (_, header), *lines = table_rows(place, name) or [(0, [])]
     columns = [cell.lower() for cell in header]
-    for number, row in lines:
-        if len(row) != len(columns):
-            expected = (
-                f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
-            )
-            raise UserError(f"{name}: line {number} of {place}: {expected}")
-    rows = [(number, dict(zip(columns, row, strict=True))) for number, row in lines]
-    chosen: list[str] = []
-    for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS):
-        if not (known := [column for column in names if column in columns]):
-            raise UserError(f"{name}: no column {', '.join(names)}: add one to {', '.join(columns)}")
-        chosen.append(known[0])
+    chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
+    if not all(chosen) or not lines:
+        expected = (
+            f"a header with one of {', '.join(_IMAGE_COLUMNS)} and one of {', '.join(_CAPTION_COLUMNS)}"
+        )
+        raise UserError(
+            f"{name}: columns {', '.join(columns)}, {len(lines)} rows: expected {expected}, then rows"
+        )
+    if odd := [line for line, row in lines if len(row) != len(columns)]:
+        expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
+        raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
+    rows = [(line, dict(zip(columns, row, strict=True))) for line, row in lines]
     splits, classes = ({row.get(column, "") for _, row in rows} - {""} for column in ("split", "label"))
     split = choose_split(name, split, sorted(splits) or SPLITS)
     class_names = tuple(sorted(classes, key=int if all(map(str.isdecimal, classes)) else str))
     captions: dict[str, list[str]] = {}
     labels: dict[str, str | None] = {}
     skipped: list[str] = []
-    for number, row in rows:
+    for line, row in rows:
         if row.get("split", split) != split:
             continue
         file, caption = (row[column] for column in chosen)
         if not file or not caption:
-            skipped.append(f"line {number} has no {'caption' if file else 'image'}")
+            skipped.append(f"line {line} has no {'caption' if file else 'image'}")
         if not file:
             continue
         captions.setdefault(file, []).extend([caption] if caption else [])
         label = row.get("label")
         if label == "" or labels.setdefault(file, label) != label:
-            raise UserError(f"{name}: line {number} labels {file} {label!r}: expected one label per image")
+            raise UserError(f"{name}: line {line} labels {file} {label!r}: expected one label per image")
     if (first := next(iter(captions), "")).startswith(("http://", "https://")):
         raise UserError(f"{name}: its images are URLs, such as {first}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}

@@ -110,9 +110,9 @@ def list_classes(
     files: list[str] = []
     labels: list[int] = []
     left_out: Counter[str] = Counter()
-    listed = {_identity(place): "" for place in (root, *root.absolute().parents) if place.exists()}
+    listed = set(map(str, (root.resolve(), *root.resolve().parents)))
     for label, folder in enumerate(folders):
-        images = sorted(_images_below(name, root, folder, listed, left_out))
+        images = sorted(_images_below(root, folder, listed, left_out))
         if not images and (root / folder).is_dir():
             raise UserError(f"{name}: class folder {root / folder} has no images: add some or remove it")
         files += images
@@ -126,17 +126,12 @@ def list_classes(
 
 
 def missing_files(root: Path, files: Iterable[str]) -> list[str]:
-    """Return the ``files``, relative to ``root``, that do not exist; lists each folder only once.
+    """Return the ``files``, relative to ``root``, that do not exist.
 
     >>> missing_files(Path("/"), ["dev/null", "dev/nil"])
     ['dev/nil']
     """
-
-    @cache
-    def names(folder: str) -> set[str]:
-        return set(os.listdir(root / folder)) if (root / folder).is_dir() else set()
-
-    return [file for file in files if os.path.basename(file) not in names(os.path.dirname(file))]
+    return [file for file in files if not os.path.exists(os.path.join(root, file))]
 
 
 def refuse_missing(name: str, root: Path, files: Sequence[str], fix: str) -> None:
@@ -158,18 +153,13 @@ def _is_litter(folder: str) -> bool:
     return folder.startswith(".") or folder.casefold() in _LITTER
 
 
-def _images_below(
-    source: str, root: Path, folder: str, listed: dict[tuple[int, int], str], left_out: Counter[str]
-) -> Iterator[str]:
-    """Yield the visible image files at any depth below ``root/folder``, relative to ``root``."""
+def _images_below(root: Path, folder: str, listed: set[str], left_out: Counter[str]) -> Iterator[str]:
+    """Yield the visible image files at any depth below ``root/folder``, relative to ``root``, but of listed folders."""
     for place, folders, names in os.walk(root / folder, onerror=_refuse, followlinks=True):
-        identity = _identity(place)
-        if (label := listed.get(identity)) is not None:
-            if label not in ("", folder):
-                raise UserError(f"{source}: {place} is a folder of the class {label}, too: remove the link")
+        if (real := os.path.realpath(place)) in listed:
             folders.clear()
             continue
-        listed[identity] = folder
+        listed.add(real)
         # links last, so that a file has its own path if it has one
         visible = sorted(name for name in folders if not _is_litter(name))
         folders[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(place, name)))
@@ -182,11 +172,6 @@ def _images_below(
                 yield f"{below}/{name}"
             elif suffix in _RARE_SUFFIXES:
                 left_out[suffix] += 1
-
-
-def _identity(place: str | Path) -> tuple[int, int]:
-    status = os.stat(place)
-    return status.st_dev, status.st_ino
 
 
 def _refuse(error: OSError) -> None:

@@ -73,22 +73,17 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     no labels, so ``test`` means ``val``.
     """
     folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
-    fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"
     try:
         wnids = sorted((folder / "wnids.txt").read_text().split())
-        lines = (folder / "words.txt").read_text().splitlines()
-        notes = (folder / "val" / "val_annotations.txt").read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"tiny-imagenet: {error.filename} is missing: {fix}") from error
-    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+        words = dict(line.split("\t") for line in (folder / "words.txt").read_text().splitlines())
+        notes = [line.split("\t") for line in (folder / "val/val_annotations.txt").read_text().splitlines()]
+        images, labels = [f"images/{note[0]}" for note in notes], [wnids.index(note[1]) for note in notes]
+    except (OSError, ValueError, IndexError) as error:
+        fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"
+        raise UserError(f"tiny-imagenet: {folder} is incomplete ({error}): {fix}") from error
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    rows = [note.split("\t")[:2] for note in notes]
-    if not rows or any(row[-1] not in wnids for row in rows):
-        line = next((note for note, row in zip(notes, rows, strict=True) if row[-1] not in wnids), "")
-        raise UserError(f"tiny-imagenet: val_annotations.txt: {line!r} names no class of wnids.txt: {fix}")
-    images, labels = [f"images/{file}" for file, _ in rows], [wnids.index(wnid) for _, wnid in rows]
     return file_set("tiny-imagenet", split, folder / "val", class_names, images, labels)
 
 

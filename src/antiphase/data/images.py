@@ -16,7 +16,7 @@ from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.data.archives import file_size
-from antiphase.data.decoding import Square, decode, describe_transform, in_threads
+from antiphase.data.decoding import Square, decode, describe_transform, in_threads, or_error
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
 from antiphase.progress import progress_bar
@@ -36,6 +36,8 @@ def still_there(name: str) -> Iterator[None]:
 class Samples(ABC):
     """Samples with stable ids, of which some may be taken."""
 
+    name: str
+    split: str
     ids: Int64[Tensor, " samples"]
 
     def __len__(self) -> int:
@@ -56,6 +58,9 @@ class Samples(ABC):
         other = copy.copy(self)
         vars(other).update(values)
         return other
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images>"
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -98,12 +103,6 @@ class ImageSet(Samples):
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
         """Return the images at ``positions`` (0 to ``len(self) - 1``) as float32 in [0, 1]."""
 
-    def __repr__(self) -> str:
-        shape = "×".join(map(str, self.image_shape))
-        skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
-        counts = f"{len(self):,} images of {shape}, {len(self.class_names):,} classes{skipped}"
-        return f"<{type(self).__name__} {self.name} ({self.split}): {counts}>"
-
     def batches(
         self, size: int
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
@@ -138,8 +137,6 @@ class ArrayImages(ImageSet):
         super().__post_init__()
         if self.pixels.dtype == torch.uint8:
             return
-        if self.pixels.dtype != torch.float32:
-            raise UserError(f"pixels of type {self.pixels.dtype}: expected uint8 or float32")
         outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # includes NaN
         if len(outside):
             raise UserError(f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images first")
@@ -211,27 +208,21 @@ class FileImages(ImageSet):
 
     def without_unreadable(self, *, progress: bool = True) -> "FileImages":
         """Decode every file once and return the set without unreadable files, which are listed in ``skipped``."""
-        readable: list[bool] = []
+        rows: list[int] = []
+        bad: list[str] = []
         with progress_bar(f"Checking {self.name}", len(self), progress) as advance:
-            for outcome in in_threads(self._readable, range(len(self))):
-                readable.append(outcome)
+            for row, outcome in enumerate(in_threads(or_error(self._decode), range(len(self)))):
+                if isinstance(outcome, UserError):
+                    bad.append(printable(self.files[row]))
+                else:
+                    rows.append(row)
                 advance(1)
-        if not any(readable):
-            first = self.files[0]
-            raise UserError(f"{self.name}: none of its {len(self)} images can be read, the first is {first}")
-        bad = (printable(file) for file, good in zip(self.files, readable, strict=True) if not good)
-        rows = [row for row, good in enumerate(readable) if good]
+        if not rows:
+            raise UserError(f"{self.name}: none of its {len(bad)} images can be read, the first is {bad[0]}")
         return self.take(rows).altered(skipped=(*self.skipped, *bad))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
         return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
-
-    def _readable(self, row: int) -> bool:
-        try:
-            self._decode(row)
-        except UserError:
-            return False
-        return True
 
 
 def array_set(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.data.archives import changed, file_size
-from antiphase.data.decoding import Square, decode_whole, in_threads
+from antiphase.data.decoding import Square, decode_whole, in_threads, or_error
 from antiphase.data.images import FileImages, ImageSet, Samples, little_endian, still_there
 from antiphase.data.objects import ImageObjects
 from antiphase.errors import UserError
@@ -91,10 +91,6 @@ class PairSet(Samples):
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         """Return one image as RGB at its own size."""
 
-    def __repr__(self) -> str:
-        counts = f"{len(self):,} images, {sum(map(len, self.captions)):,} captions"
-        return f"<{type(self).__name__} {self.name} ({self.split}): {counts}>"
-
     def subset(self, limit: int | None, seed: int | None = None) -> Self:
         """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
         if limit is None or limit >= len(self):
@@ -115,14 +111,9 @@ class PairSet(Samples):
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
 
-        def decoded(row: int) -> UInt8[Tensor, "3 height width"] | UserError:
-            try:
-                return self.pixels(row)
-            except UserError as error:
-                return error
-
         # decode two batches ahead; threads work on single images
-        images = in_threads(decoded, itertools.chain(*shares), ahead=2 * max(map(len, shares), default=1))
+        ahead = 2 * max(map(len, shares), default=1)
+        images = in_threads(or_error(self.pixels), itertools.chain(*shares), ahead)
         for rows in shares:
             outcomes = dict(zip(rows, images, strict=False))
             good = {row: image for row, image in outcomes.items() if isinstance(image, Tensor)}

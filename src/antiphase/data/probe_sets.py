@@ -66,19 +66,12 @@ def _sun397(root: Path, split: str) -> tuple[list[Path], list[int], list[str]]:
     partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
     if partition is None:
         raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
-    lines = enumerate(partition.read_text(encoding="utf-8").split("\n"), start=1)
-    files = {line: text.strip().lstrip("/") for line, text in lines if text.strip()}
+    files = [
+        line.strip().lstrip("/") for line in partition.read_text(encoding="utf-8").split("\n") if line.strip()
+    ]
     # a/abbey/sun_x.jpg: without the initial letter
-    labels = {line: "/".join(Path(file).parts[1:-1]) for line, file in files.items()}
-    if odd := [line for line, label in labels.items() if label not in classes]:
-        expected = f"expected a class of {folder / 'ClassName.txt'}: unzip {_SUN_PARTITIONS} again"
-        raise UserError(f"sun397: line {odd[0]} of {partition}, {files[odd[0]]!r}: {expected}")
-    names = [label.replace("/", " ") for label in classes]
-    return (
-        [folder / file for file in files.values()],
-        [classes.index(label) for label in labels.values()],
-        names,
-    )
+    labels = [classes.index("/".join(Path(file).parts[1:-1])) for file in files]
+    return [folder / file for file in files], labels, [label.replace("/", " ") for label in classes]
 
 
 def caltech101(split: str, root: Path) -> FileImages:

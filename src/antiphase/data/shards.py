@@ -23,6 +23,7 @@ from webdataset.gopen import gopen, gopen_schemes
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 
+from antiphase.arguments import Count, validated
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, Header, members_by_key
 from antiphase.data.decoding import decode_whole, in_threads
 from antiphase.data.folders import choose_split, data_root
@@ -80,6 +81,7 @@ class _StoppedError(Exception):
 
 
 @final
+@validated
 @dataclass(frozen=True)
 class ShardStream:
     """Pairs from tar files in img2dataset's layout: KEY.jpg, .png, .webp or .jpeg, KEY.txt, optionally KEY.json.
@@ -100,14 +102,11 @@ class ShardStream:
 
     name: str
     shards: tuple[Shard, ...]
-    samples: int
+    samples: Count
     lanes: int
-    buffer: int = BUFFER
+    buffer: Count = BUFFER
 
     def __post_init__(self) -> None:
-        for label, value in (("samples", self.samples), ("buffer", self.buffer)):
-            if value < 1:
-                raise UserError(f"{self.name}: {label} {value}: expected an integer of at least 1")
         if not 1 <= self.lanes <= len(self.shards):
             raise UserError(f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, its shards")
 
@@ -173,9 +172,10 @@ class ShardStream:
         decoded = in_threads(_decoded, read_ahead(), ahead=2 * size * len(numbers))
         while outcomes := list(itertools.islice(decoded, size * len(numbers))):
             good = [(sample, pixels) for sample, pixels in outcomes if isinstance(pixels, Tensor)]
-            ids = [key("shard", sample.shard, sample.key) for sample, _ in good]
             yield PairBatch(
-                ids=torch.tensor(ids, dtype=torch.int64),
+                ids=torch.tensor(
+                    [key("shard", sample.shard, sample.key) for sample, _ in good], dtype=torch.int64
+                ),
                 images=[pixels for _, pixels in good],
                 captions=[(sample.caption,) for sample, _ in good],
                 size=batch_size,

@@ -201,7 +201,7 @@ def load_data(
     >>> images.image_shape, images.ids.tolist()
     ((1, 8, 8), [0, 1, 2])
     >>> load_data(np.zeros((2, 3, 5, 5)), [1, 0])
-    <ArrayImages array (test): 2 images of 3×5×5, 2 classes>
+    <ArrayImages array (test): 2 images>
     """
     if not isinstance(source, str):
         images = _own_images(source, labels, class_names, limit, seed)
