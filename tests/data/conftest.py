@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphase.data import small_sets
+from antiphase.data import image_sets as small_sets
 from tests.data import idx_files
 
 

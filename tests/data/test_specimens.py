@@ -5,8 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import load_data, small_sets
-from antiphase.data.small_sets import specimen_images, specimens
+from antiphase.data import image_sets as small_sets
+from antiphase.data import load_data
+from antiphase.data.image_sets import specimen_images, specimens
 from antiphase.errors import UserError
 from tests import needs
 from tests.data.specimen_file import make_specimen_images

@@ -13,7 +13,7 @@ from torch import nn
 from antiphase.commands.loading import find_device
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet
-from antiphase.data.pairs import PairSet
+from antiphase.data.images import PairSet
 from antiphase.evaluation.tasks import QuestionSet
 from antiphase.files import write_json
 from antiphase.models.card import card_of

@@ -15,8 +15,8 @@ import torch
 from antiphase import reading
 from antiphase.data.archives import regular
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
+from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of
-from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
@@ -244,7 +244,7 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     of their first rows; classes are sorted, over all splits.
     """
     name = f"csv:{place}"
-    (_, header), *lines = table_rows(place, name) or [(0, [])]
+    (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]
     chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
     if not all(chosen) or not lines:
@@ -283,27 +283,24 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     return listed_pairs(name, split, [place.parent], listed, class_names).altered(skipped=tuple(skipped))
 
 
-def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
+def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells.
 
     A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
     in double quotes.
     """
-    where = f"{name}: " if name else ""
     try:
         lines = regular(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{where}cannot read {path} ({reason}): give a table in UTF-8") from error
+        raise UserError(f"cannot read {path} ({reason}): give a table in UTF-8") from error
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):
         try:
             cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
             fault = f"line {number} of {path} is no row of a table ({error})"
-            raise UserError(
-                f"{where}{fault}: put a whole cell in double quotes, and double those in it"
-            ) from error
+            raise UserError(f"{fault}: put a whole cell in double quotes, and double those in it") from error
         if any(cells):
             rows.append((number, [cell.strip() for cell in cells]))
     return rows

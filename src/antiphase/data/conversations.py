@@ -2,14 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
@@ -18,7 +18,6 @@ from antiphase.data.captions import read_json
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
 from antiphase.data.folders import refuse_missing
-from antiphase.data.pairs import ArrayPairs
 from antiphase.data.shards import find_shards
 from antiphase.data.sources import find_named, listed_sources
 from antiphase.errors import UserError, shown
@@ -104,8 +103,9 @@ def load_conversations(
     whole = source.load(name, "train", root, path=path, stage=stage, seed=seed, **settings)
     if limit is None or limit >= len(whole):
         return whole
-    order = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values
-    return _Part(whole, tuple(order.tolist()))
+    return whole.part(
+        torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values.tolist()
+    )
 
 
 def query_settings(query: str) -> dict[str, str]:
@@ -120,56 +120,61 @@ def query_settings(query: str) -> dict[str, str]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """Some of the conversations of a source."""
+class ListedConversations:
+    """Conversations whose turns are in memory, and whose images are read on demand.
 
-    whole: Conversations
-    positions: tuple[int, ...]
+    Attributes:
+        images: what ``read`` makes the pixels of; None for a conversation without an image.
+        identity: returns the fingerprint.
+    """
+
+    ids: Sequence[str]
+    images: Sequence[Any]
+    turns: Sequence[tuple[tuple[str, str], ...]]
+    read: Callable[[Any], UInt8[Tensor, "3 height width"]]
+    identity: Callable[[], str]
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.ids)
 
     def __getitem__(self, position: int) -> Conversation:
-        return self.whole[self.positions[position]]
+        image = self.read(self.images[position]).float() / 255 if self.has_image(position) else None
+        return Conversation(self.ids[position], image, self.turns[position])
 
     def has_image(self, position: int) -> bool:
-        return self.whole.has_image(self.positions[position])
+        return self.images[position] is not None
 
     def fingerprint(self) -> str:
-        return digest(self.whole.fingerprint(), repr(self.positions))
+        return self.identity()
+
+    def part(self, positions: Sequence[int]) -> "ListedConversations":
+        """Return the conversations at some positions."""
+        chosen = (
+            [values[position] for position in positions] for values in (self.ids, self.images, self.turns)
+        )
+        part = repr(tuple(positions))
+        return ListedConversations(*chosen, self.read, lambda: digest(self.fingerprint(), part))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class LlavaRecords:
-    """Conversations in LLaVA's JSON layout, with paths relative to the folder ``images``, decoded on demand."""
-
-    name: str
-    records: Sequence[dict[str, Any]]
-    images: Path
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, position: int) -> Conversation:
-        record = self.records[position]
-        file = record.get("image")
-        image = None if file is None else decode_whole(self.images / file).float() / 255
-        mark = "" if file is not None else _PLACE  # without an image it is a word like any other
+def _llava(records: Sequence[dict[str, Any]], folder: Path) -> ListedConversations:
+    """Return records of LLaVA's layout, with paths relative to a folder. The fingerprint is without pixels."""
+    turns = []
+    for record in records:
+        mark = "" if "image" in record else _PLACE  # without an image it is a word like any other
         texts = [part["value"].replace(_PLACE, mark).strip() for part in _answered(record["conversations"])]
-        return Conversation(str(record["id"]), image, tuple(zip(texts[::2], texts[1::2], strict=True)))
-
-    def has_image(self, position: int) -> bool:
-        return "image" in self.records[position]
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the records, without the images' pixels."""
-        return digest("llava", *(repr(sorted(record.items())) for record in self.records))
+        turns.append(tuple(zip(texts[::2], texts[1::2], strict=True)))
+    return ListedConversations(
+        [str(record["id"]) for record in records],
+        [record.get("image") for record in records],
+        turns,
+        lambda file: decode_whole(folder / file),
+        cache(lambda: digest("llava", *(repr(sorted(record.items())) for record in records))),
+    )
 
 
 def llava_conversations(
     name: str, path: str, root: Path, images: str | None = None, only: str | None = None
-) -> LlavaRecords:
+) -> ListedConversations:
     """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
     if images is None:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
@@ -187,7 +192,7 @@ def llava_conversations(
         raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
     refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
-    return LlavaRecords(name, records, folder)
+    return _llava(records, folder)
 
 
 def _checked(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
@@ -229,7 +234,7 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rest[: len(rest) // 2 * 2]
 
 
-def shard_conversations(name: str, path: str, root: Path) -> LlavaRecords:
+def shard_conversations(name: str, path: str, root: Path) -> ListedConversations:
     """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
 
     KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as in Megatron-LM. The image is the one
@@ -247,7 +252,7 @@ def shard_conversations(name: str, path: str, root: Path) -> LlavaRecords:
     ]
     if not records:
         raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
-    return LlavaRecords(name, records, folder)
+    return _llava(records, folder)
 
 
 def _members(tar: Path, folder: Path) -> Iterator[Any]:
@@ -258,17 +263,15 @@ def _members(tar: Path, folder: Path) -> Iterator[Any]:
         except ValueError as error:
             reason = f"{name} has no valid JSON file ({error})"
             raise UserError(f"{tar}: {reason}; correct or download it again") from None
-        record = {"id": name} | ({"conversations": told} if isinstance(told, list) else told)
+        record = {"id": name} | (told if isinstance(told, dict) else {"conversations": told})
         record.pop("image", None)
         if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):
             record["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"
         yield record
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class EmojiConversations:
-    """One conversation about each training scene of ``emoji-objects``.
+def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversations:
+    """Return one conversation about each training scene of ``emoji-objects``; drawings are cached in the data folder.
 
     Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
     image, some five questions, of which half are answered yes. A fifth of all conversations have the caption in place
@@ -277,75 +280,41 @@ class EmojiConversations:
 
     Neither an object's name nor the theme of the scene tells the answer. Of the scenes of a theme, let f be the share
     that show an object. One that shows it asks about it with probability min(1, (1 − f)/f), one that does not with
-    min(1, f/(1 − f)), so that as many ask and answer yes as no.
+    min(1, f/(1 − f)), so that as many ask and answer yes as no. All draws depend on the seed and the scene's number.
     """
+    scenes = emoji_objects("train", root, progress=False)
+    objects = [{thing.name for thing in several} for several in scenes.objects or ()]
+    themes = list(map(_main_theme, objects))
+    seen = Counter((theme, name) for theme, names in zip(themes, objects, strict=True) for name in names)
+    counts = Counter(themes)
 
-    scenes: ArrayPairs
-    stage: int
-    seed: int
+    def uniform(*what: int | str) -> float:
+        return (key(seed, "emoji questions", *what) % 2**53) / 2**53
 
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, position: int) -> Conversation:
-        scenes, questions = self.scenes, self._questions(position)
-        name, caption = f"{scenes.name}-{int(scenes.ids[position])}", scenes.captions[position][0]
-        if not self._shown(position, questions):
-            (first, answer), *rest = questions
-            return Conversation(name, None, ((f"The image shows {caption}.\n{first}", answer), *rest))
-        image = scenes.pixels(position).float() / 255
-        return Conversation(name, image, tuple(questions) or ((ASK_CAPTION, caption),))
-
-    def has_image(self, position: int) -> bool:
-        return self._shown(position, self._questions(position))
-
-    def fingerprint(self) -> str:
-        # the number rises when the same scene and seed give other turns
-        return digest("emoji conversations", "2", self._scenes, str(self.stage), str(self.seed))
-
-    @cached_property
-    def _scenes(self) -> str:
-        return self.scenes.fingerprint()
-
-    @cached_property
-    def _objects(self) -> list[set[str]]:
-        return [{thing.name for thing in several} for several in self.scenes.objects or ()]
-
-    @cached_property
-    def _shares(self) -> dict[int, dict[str, float]]:
-        """The share of the scenes of each theme that show an object."""
-        themes: dict[int, list[set[str]]] = {}
-        for names in self._objects:
-            themes.setdefault(_main_theme(names), []).append(names)
-        return {
-            theme: {name: sum(name in names for names in scenes) / len(scenes) for name in OBJECTS}
-            for theme, scenes in themes.items()
-        }
-
-    def _shown(self, position: int, questions: list[tuple[str, str]]) -> bool:
-        return not questions or self._uniform(position, "kind") >= _CAPTIONS + _TEXTS
-
-    def _questions(self, position: int) -> list[tuple[str, str]]:
-        """Return the questions about a scene, if any; all they draw depends on the seed and the scene's number."""
-        if self.stage == 1 or self._uniform(position, "kind") < _CAPTIONS:
-            return []
-        names = self._objects[position]
-        turns = []
-        for name, share in self._shares[_main_theme(names)].items():
+    images: list[int | None] = []
+    turns: list[tuple[tuple[str, str], ...]] = []
+    for row, (names, theme, (caption,)) in enumerate(zip(objects, themes, scenes.captions, strict=True)):
+        kind = uniform(row, "kind") if stage == 2 else 0
+        questions: list[tuple[str, str]] = []
+        for name in OBJECTS if kind >= _CAPTIONS else ():
             # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
+            share = seen[theme, name] / counts[theme]
             share = 1 - share if name in names else share
-            if self._uniform(position, "ask", name) * (1 - share) < share:
-                turns.append((ASK.format(with_article(name)), "Yes" if name in names else "No"))
-        return sorted(turns, key=lambda turn: self._uniform(position, "order", turn[0]))
-
-    def _uniform(self, position: int, *what: str) -> float:
-        number = int(self.scenes.ids[position])
-        return (key(self.seed, "emoji questions", number, *what) % 2**53) / 2**53
-
-
-def emoji_conversations(stage: int, seed: int, root: Path) -> EmojiConversations:
-    """Return the conversations about the 6,000 training scenes; drawings are cached below the data folder."""
-    return EmojiConversations(emoji_objects("train", root, progress=False), stage, seed)
+            if uniform(row, "ask", name) * (1 - share) < share:
+                questions.append((ASK.format(with_article(name)), "Yes" if name in names else "No"))
+        questions.sort(key=lambda turn: uniform(row, "order", turn[0]))
+        if in_words := bool(questions) and kind < _CAPTIONS + _TEXTS:
+            questions[0] = (f"The image shows {caption}.\n{questions[0][0]}", questions[0][1])
+        images.append(None if in_words else row)
+        turns.append(tuple(questions) or ((ASK_CAPTION, caption),))
+    return ListedConversations(
+        [f"{scenes.name}-{number}" for number in scenes.ids.tolist()],
+        images,
+        turns,
+        scenes.pixels,
+        # the number rises when the same scene and seed give other turns
+        cache(lambda: digest("emoji conversations", "2", scenes.fingerprint(), str(stage), str(seed))),
+    )
 
 
 def _main_theme(names: Iterable[str]) -> int:

@@ -72,10 +72,6 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
         return images
     split = choose_split(name, split, [part for part in SPLITS if part in splits])
     classes = sorted({label for entry in parts for label in below[entry]})
-    # a single split next to others, such as valid and invalid
-    if len(parts) == 1 and any(labels and not {*labels} & {*classes} for labels in below.values()):
-        fix = "if they are classes, rename it; if they are splits, give one of them"
-        raise UserError(f"{name}: {parts[0]} and other folders have different sub-folders: {fix}")
     return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
 
 
@@ -110,9 +106,9 @@ def list_classes(
     files: list[str] = []
     labels: list[int] = []
     left_out: Counter[str] = Counter()
-    listed = set(map(str, (root.resolve(), *root.resolve().parents)))
+    listed = dict.fromkeys(map(str, (root.resolve(), *root.resolve().parents)), "")
     for label, folder in enumerate(folders):
-        images = sorted(_images_below(root, folder, listed, left_out))
+        images = sorted(_images_below(name, root, folder, listed, left_out))
         if not images and (root / folder).is_dir():
             raise UserError(f"{name}: class folder {root / folder} has no images: add some or remove it")
         files += images
@@ -153,13 +149,17 @@ def _is_litter(folder: str) -> bool:
     return folder.startswith(".") or folder.casefold() in _LITTER
 
 
-def _images_below(root: Path, folder: str, listed: set[str], left_out: Counter[str]) -> Iterator[str]:
-    """Yield the visible image files at any depth below ``root/folder``, relative to ``root``, but of listed folders."""
+def _images_below(
+    source: str, root: Path, folder: str, listed: dict[str, str], left_out: Counter[str]
+) -> Iterator[str]:
+    """Yield the visible image files at any depth below ``root/folder``, relative to ``root``."""
     for place, folders, names in os.walk(root / folder, onerror=_refuse, followlinks=True):
-        if (real := os.path.realpath(place)) in listed:
+        if (label := listed.get(real := os.path.realpath(place))) is not None:
+            if label not in ("", folder):
+                raise UserError(f"{source}: {place} is a folder of the class {label}, too: remove the link")
             folders.clear()
             continue
-        listed.add(real)
+        listed[real] = folder
         # links last, so that a file has its own path if it has one
         visible = sorted(name for name in folders if not _is_litter(name))
         folders[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(place, name)))

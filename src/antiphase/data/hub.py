@@ -18,9 +18,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, regular, scan
 from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
-from antiphase.data.images import FileImages, file_set
+from antiphase.data.images import FileImages, FilePairs, file_set
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
-from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError, first_line, one_line, shown
 from antiphase.reading import parse_json
 

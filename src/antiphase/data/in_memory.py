@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 from antiphase.data.archives import regular
 from antiphase.data.decoding import flat, pil_to_tensor
 from antiphase.data.folders import SPLITS, choose_split
-from antiphase.data.imagenets import prompt_names
+from antiphase.data.image_sets import prompt_names
 from antiphase.data.images import ArrayImages, array_set, subset_rows
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import printable

@@ -15,9 +15,8 @@ from torch import Tensor
 from antiphase.data.captions import table_rows
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import emoji_pairs
-from antiphase.data.folders import data_root
-from antiphase.data.images import still_there
-from antiphase.data.pairs import ArrayPairs
+from antiphase.data.folders import data_root, missing_files
+from antiphase.data.images import ArrayPairs, still_there
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
@@ -120,20 +119,13 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
             raise UserError(
                 f"line {line} of {table} and the next: expected {expected}: sort or correct the rows"
             )
-        images = _image(folder, kind, pair[0]), _image(folder, kind, pair[1])
+        images = f"{_IMAGES}/{kind}/{odd}.jpg", f"{_IMAGES}/{kind}/{even}.jpg"
+        if absent := missing_files(folder, images):
+            raise UserError(f"mmvp: the image {folder / absent[0]} is missing: download it again")
         pairs[pair] = types.setdefault(kind, len(types)), (one, two), images
     patterns, statements, files = zip(*pairs.values(), strict=True)
     names = PATTERNS if len(types) == len(PATTERNS) else tuple(types)
     return MmvpSet(name, patterns, names, statements, files, tuple(pairs), folder)
-
-
-def _image(folder: Path, kind: str, number: int) -> str:
-    """Return the image file of a question; other sets in this format may use PNG."""
-    names = [f"{_IMAGES}/{kind}/{number}{suffix}" for suffix in (".jpg", ".png")]
-    for name in names:
-        if (folder / name).is_file():
-            return name
-    raise UserError(f"mmvp: the image {folder / names[0]} of question {number} is missing: download it again")
 
 
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:

@@ -5,7 +5,6 @@ import glob
 import itertools
 import os
 import re
-import shlex
 import tarfile
 import threading
 from collections import deque
@@ -27,8 +26,7 @@ from antiphase.arguments import Count, validated
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, Header, members_by_key
 from antiphase.data.decoding import decode_whole, in_threads
 from antiphase.data.folders import choose_split, data_root
-from antiphase.data.images import still_there
-from antiphase.data.pairs import PairBatch, check_batch_size
+from antiphase.data.images import PairBatch, check_batch_size, still_there
 from antiphase.errors import UserError, one_line
 from antiphase.files import digest, write_text
 from antiphase.progress import progress_bar
@@ -121,7 +119,7 @@ class ShardStream:
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch, see :class:`~antiphase.data.pairs.PairSource`.
+        """Yield this process's share of each batch, see :class:`~antiphase.data.images.PairSource`.
 
         Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
         smaller by one, and unusable entries of the shards, which are replaced by the next sample.
@@ -291,7 +289,7 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files of a shard up to damaged data, whose reason is added to ``damage``."""
     try:
         path = Path(shard.place)
-        stream = path.open("rb", _READ_BYTES) if shard.local else gopen(_address(shard.place))
+        stream = path.open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
         with (
             contextlib.closing(stream),  # raises if a command failed
             tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive,
@@ -309,20 +307,10 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
         damage.append(f"the command ended with exit code {code[1]}" if code else reason)
 
 
-def _address(place: str) -> str:
-    """Return a URL that webdataset can open; s3 URLs are read through the AWS command line.
-
-    >>> _address("s3://bucket/00000.tar"), _address("gs://bucket/00000.tar")
-    ('pipe:aws s3 cp s3://bucket/00000.tar -', 'gs://bucket/00000.tar')
-    """
-    own = place.startswith("s3://") and "s3" not in gopen_schemes
-    return f"pipe:aws s3 cp {shlex.quote(place)} -" if own else place
-
-
 def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL. Relative
+    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative
     paths are searched for in the working directory; if it has none of them, in the data folder ``root``.
     """
     try:
@@ -358,13 +346,12 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
     missing: list[str] = []
     for place in places:
         scheme = urlparse(place).scheme
-        if scheme in gopen_schemes or scheme == "s3":
+        if scheme in gopen_schemes:
             existing.append((place, False))
             continue
         if scheme and not Path(place).exists():
-            raise UserError(
-                f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' that writes it"
-            )
+            fix = "use 'pipe:COMMAND' that writes it, such as 'pipe:aws s3 cp URL -'"
+            raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: {fix}")
         path = base / Path(place).expanduser()
         pattern = str(path / "*.tar" if path.is_dir() else path)
         files = [str(path)] if path.is_file() else filter(os.path.isfile, sorted(glob.glob(pattern)))

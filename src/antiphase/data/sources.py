@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from antiphase.arguments import OWN_WORDS, Count, Must, Seed, validated
 from antiphase.data import in_memory
 from antiphase.data.folders import choose_split, data_root
-from antiphase.data.images import ArrayImages, FileImages, ImageSet
-from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
+from antiphase.data.images import ArrayImages, ArrayPairs, FileImages, FilePairs, ImageSet, PairSet
 from antiphase.data.shards import ShardStream
 from antiphase.errors import UserError, shown
 
@@ -113,11 +112,11 @@ RETRIEVAL_SETS = tuple(_LISTED["suites"]["retrieval"])
 
 def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
     """Return pairs that have labels as labelled images."""
-    shared = ("split", "class_names", "ids", "labels", "skipped", "prompts")
-    values: dict[str, Any] = {"name": name, **{field: getattr(pairs, field) for field in shared}}
+    values = vars(pairs) | {"name": name}
+    del values["captions"], values["objects"]
     if isinstance(pairs, ArrayPairs):
-        return ArrayImages(pixels=pairs.array, **values)
-    return FileImages(root=pairs.root, files=pairs.files, image_size=224, channels=3, **values)
+        return ArrayImages(pixels=values.pop("array"), **values)
+    return FileImages(image_size=224, channels=3, **values)
 
 
 def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:

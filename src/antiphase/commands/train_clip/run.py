@@ -6,7 +6,7 @@ from typing import Any
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.record import write_training_record
 from antiphase.commands.train_clip.options import TrainClipOptions
-from antiphase.data.pairs import PairSet
+from antiphase.data.images import PairSet
 from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.evaluation.encoders import encoder_numbers
