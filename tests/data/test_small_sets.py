@@ -9,7 +9,7 @@ import torch
 import torchvision.datasets
 from sklearn.datasets import load_digits
 
-from antiphase.data import image_sets as small_sets
+from antiphase.data import image_sets
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from tests import needs
@@ -42,7 +42,7 @@ def test_the_digits_split_is_the_same_everywhere():
 
 @pytest.mark.parametrize(("split", "prefix"), [("test", "t10k"), ("train", "train")])
 def test_fashion_mnist_reads_debians_files(tmp_path, monkeypatch, write_fashion_mnist, split, prefix):
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     images, labels = write_fashion_mnist(tmp_path / "debian", prefix)
     made = load_data("fashion-mnist", split=split, root=tmp_path / "none")
     assert (made.name, made.split, made.image_shape) == ("fashion-mnist", split, (1, 28, 28))
@@ -87,7 +87,7 @@ def test_fashion_mnist_without_files_or_network_is_one_line(tmp_path, monkeypatc
 
 
 def test_damaged_fashion_mnist_files_are_one_line(tmp_path, monkeypatch, write_idx, write_fashion_mnist):
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     write_fashion_mnist(tmp_path)
     images, labels = tmp_path / "t10k-images-idx3-ubyte.gz", tmp_path / "t10k-labels-idx1-ubyte.gz"
     whole = images.read_bytes()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import image_sets as small_sets
+from antiphase.data import image_sets
 from antiphase.data import load_data
 from antiphase.data.image_sets import specimen_images, specimens
 from antiphase.errors import UserError
@@ -43,17 +43,17 @@ def test_the_packaged_file_is_what_the_function_makes(tmp_path):
 
 
 def test_the_file_is_small_and_its_licence_is_beside_it():
-    assert len((FOLDER / small_sets.SPECIMEN_FILE).read_bytes()) < 600_000
+    assert len((FOLDER / image_sets.SPECIMEN_FILE).read_bytes()) < 600_000
     licence = (FOLDER / "LICENSE-fashion-mnist").read_text()
     assert "Zalando SE" in licence
     assert "The MIT License" in licence
-    assert small_sets.SPECIMEN_FILE in licence
+    assert image_sets.SPECIMEN_FILE in licence
 
 
 def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
     tmp_path, monkeypatch, write_fashion_mnist
 ):
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     images, labels = write_fashion_mnist(tmp_path, count=101)
     make_specimen_images(tmp_path / "out" / "made.png", per_class=3)
     made = specimen_images(tmp_path / "out" / "made.png")
@@ -63,7 +63,7 @@ def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
 
 
 def test_a_damaged_file_is_one_line(tmp_path):
-    whole = (FOLDER / small_sets.SPECIMEN_FILE).read_bytes()
+    whole = (FOLDER / image_sets.SPECIMEN_FILE).read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     Image.new("L", (28, 28)).save(tmp_path / "plain.png")
     for name in ("cut.png", "plain.png", "absent.png"):
