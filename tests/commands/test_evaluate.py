@@ -13,8 +13,7 @@ from PIL import Image
 
 from antiphase.commands.evaluate.result import headline
 from antiphase.commands.evaluate.sources import requested
-from antiphase.data import image_sets
-from antiphase.data import load_data, load_pairs
+from antiphase.data import image_sets, load_data, load_pairs
 from antiphase.data.sources import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation import probe
 from antiphase.evaluation.few_shot import draw_episodes, few_shot_accuracies

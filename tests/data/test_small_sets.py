@@ -9,8 +9,7 @@ import torch
 import torchvision.datasets
 from sklearn.datasets import load_digits
 
-from antiphase.data import image_sets
-from antiphase.data import load_data
+from antiphase.data import image_sets, load_data
 from antiphase.errors import UserError
 from tests import needs
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import image_sets
-from antiphase.data import load_data
+from antiphase.data import image_sets, load_data
 from antiphase.data.image_sets import specimen_images, specimens
 from antiphase.errors import UserError
 from tests import needs
