@@ -34,7 +34,7 @@ class Source:
 
     Attributes:
         description: what it is, in one line.
-        read: module and name of the function that returns the data. Its parameters are any of ``name``, ``split``,
+        read: the function that returns the data, or its module and name. Its parameters are any of ``name``, ``split``,
             ``root`` (the data folder), ``path`` (what follows the colon of the name), ``place`` (that as a path), the
             arguments of ``load_data``, ``load_pairs`` or ``load_conversations``, and ``more``.
         splits: splits of images; None if the function decides.
@@ -46,7 +46,7 @@ class Source:
     """
 
     description: str
-    read: str
+    read: str | Callable[..., Any]
     splits: Sequence[str] | None = None
     image_size: int = 224
     channels: int = 3
@@ -56,6 +56,8 @@ class Source:
 
     @property
     def function(self) -> Callable[..., Any]:
+        if not isinstance(self.read, str):
+            return self.read
         module, _, name = self.read.partition(".")
         return getattr(import_module(f"antiphase.data.{module}"), name)
 
@@ -89,12 +91,12 @@ def listed_sources(kind: str) -> dict[str, Source]:
     }
 
 
-_IMAGES, _PAIRS = listed_sources("images"), listed_sources("pairs")
+_SOURCES, _PAIR_SOURCES = listed_sources("images"), listed_sources("pairs")
 
-SOURCES: dict[str, str] = {name: source.description for name, source in _IMAGES.items()}
+SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """Name of each source of images and what it is, in one line."""
 
-PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PAIRS.items()}
+PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PAIR_SOURCES.items()}
 """One-line description of each source of pairs."""
 
 PROBE_SETS = tuple(_LISTED["suites"]["probe"])
@@ -155,7 +157,7 @@ def source_of(name: str) -> Source:
     >>> source_of("cifar100").classes
     100
     """
-    return find_named(name, _IMAGES, "data source")
+    return find_named(name, _SOURCES, "data source")
 
 
 @validated
@@ -273,7 +275,7 @@ def load_pairs(
         lanes: lanes of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
         progress: show a progress bar on stderr while data are counted or prepared.
     """
-    source = find_named(name, _PAIRS, "source of pairs")
+    source = find_named(name, _PAIR_SOURCES, "source of pairs")
     streamed = name.startswith("shards:")
     if streamed and limit is not None:
         raise UserError(f"{name}: limit {limit} does not apply to shards; use --samples {limit}")
