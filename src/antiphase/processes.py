@@ -28,7 +28,7 @@ def rank_and_count() -> tuple[int, int]:
         UserError: the environment makes no sense, or torchrun has ended already.
     """
     count = _number("WORLD_SIZE", 1, 10**_LONGEST, usual=1)
-    rank, _ = (_number(name, 0, count - 1, usual=0) for name in ("RANK", "LOCAL_RANK"))
+    rank, _ = (_number(name, 0, count - 1) for name in ("RANK", "LOCAL_RANK"))
     if count > 1:
         for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:

@@ -204,22 +204,26 @@ def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     are left out, and so is the loss's gradient. Metrics: ``gamma`` itself, and in logarithms ``relative``,
     ``by_gamma``, ``by_rho``, ``by_cosine``. Columns ``model, against, site, layer, metric, value, low, high, n``.
     """
-    keys = ["site", "layer", "sample"]
     signed = _signed(rows.filter(pl.col("site") != "loss"))
-    signed = signed.with_columns(lam_second=pl.col("lam") ** 2 * pl.col("second"))
     kind = dict(rows.select("model", "attention").unique().iter_rows())
     blocks: list[Block] = []
     for pair in pairs:
         if [kind[name] for name in pair] != ["differential", "softmax"]:
             continue
-        model, base = (signed.filter(model=name).group_by(keys) for name in pair)
-        both = model.agg(pl.mean("first", "lam_second", "difference")).join(
-            base.agg(base=pl.mean("first")), on=keys
-        )
-        for place, block in both.sort(keys).group_by(["site", "layer"], maintain_order=True):
-            parts = block.select("first", "lam_second", "difference", "base").to_numpy()
+        model, base = (signed.filter(model=name) for name in pair)
+        both = _joined(model, base, difference=pl.mean("difference"))
+        for place, block in both.group_by(["site", "layer"], maintain_order=True):
+            parts = block.select("first", "second", "difference", "base").to_numpy()
             blocks.append(((*pair, *place), parts, _EXPLAINED))
     return estimate_table(blocks, _PAIR)
+
+
+def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+    """Average ‖J1‖², λ²‖J2‖² and other columns, and ‖J1‖² of the base, over the heads of each layer and sample."""
+    keys = ["site", "layer", "sample"]
+    second = (pl.col("lam") ** 2 * pl.col("second")).mean()
+    model = rows.group_by(keys).agg(pl.mean("first"), second=second, **columns)
+    return model.join(base.group_by(keys).agg(base=pl.mean("first")), on=keys).sort(keys)
 
 
 def prediction_error(rows: pl.DataFrame) -> float:
@@ -310,11 +314,9 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
     Returns:
         Columns ``layer, sample`` and ``LAYER_PARTS``: ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and ‖J_base‖²; samples that both have.
     """
-    lam, keys = pl.col("lam"), ["layer", "sample"]
-    second, cross = (lam**2 * pl.col("second")).mean(), (lam * pl.col("cross")).mean()
-    own, base = (rows.filter(site="pixels").group_by(keys) for rows in (own, own if base is None else base))
-    parts = own.agg(pl.mean("first"), second=second, cross=cross)
-    return parts.join(base.agg(base=pl.mean("first")), on=keys).sort(keys).select(*keys, *LAYER_PARTS)
+    own, base = (rows.filter(site="pixels") for rows in (own, own if base is None else base))
+    parts = _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean())
+    return parts.select("layer", "sample", *LAYER_PARTS)
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
