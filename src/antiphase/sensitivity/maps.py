@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
-from antiphase.models.kinds import AttentionKind, attention_modules, is_own_code, named_attention, strongest
+from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
 from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
 from antiphase.sensitivity.detection import (
     DETECTIONS,
