@@ -64,7 +64,7 @@ def given_models(profile: Profile) -> list[Given]:
     return found
 
 
-def listed(models: Sequence[Given]) -> str:
+def models_in_words(models: Sequence[Given]) -> str:
     """Return the models for a reader, with what is to know about each."""
     parts = []
     for one in models:
