@@ -13,7 +13,6 @@ from antiphase.commands.lineup import check_fit
 from antiphase.commands.loading import with_kind_found
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
-from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.class_names import in_model_order
@@ -24,6 +23,7 @@ from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
+from antiphase.studies.store import file_digest
 
 FACTORS: dict[str, Any] = {
     "series": pl.String,
@@ -143,13 +143,7 @@ def _content(spec: str) -> str:
     place = Path(named).expanduser()
     names = (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE, RELEASED_FILE)
     files = [path for path in (place, *(place / name for name in names)) if path.is_file()]
-    return _digest(*((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
-
-
-@lru_cache
-def _digest(*files: tuple[Path, int, int]) -> str:
-    """Return the digest of files by path, modification time and size; empty without any."""
-    return digest(*(path.read_bytes() for path, _, _ in files))[:16] if files else ""
+    return file_digest(*files)[:16] if files else ""
 
 
 @lru_cache
