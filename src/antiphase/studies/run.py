@@ -63,7 +63,7 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
         for label, why in run.failed.values():
             by_reason.setdefault(why, []).append(label)
         lines = [f"{len(run.failed)} cells failed"]
-        for why, (label, *others) in by_reason.items():
+        for why, (label, *others) in sorted(by_reason.items(), key=lambda reason: reason[0] == _WAITED):
             lines.append(f"{label}{f' and {len(others)} more' if others else ''}: {why}")
         raise Failures("\n".join(lines))
     return make_plan(cells, lab.store)

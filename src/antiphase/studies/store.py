@@ -110,7 +110,9 @@ class Store:
         if rows is not None:
             write_frame(folder / ROWS_FILE, rows)
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-        kept = [path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)]
+        kept = [
+            path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)
+        ]
         files = {str(path): file_digest(folder / path) for path in kept}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
         # last: until then a killed run resumes from it

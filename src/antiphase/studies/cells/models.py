@@ -125,9 +125,8 @@ def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any)
         note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
-    extra = tuple(sorted(factors.items()))
-    content = _content(spec)
-    return Given(spec=spec, series=series, seed=seed, content=content, extra=extra, note=note)
+    told = {"series": series, "seed": seed, "note": note, "extra": tuple(sorted(factors.items()))}
+    return Given(spec=spec, content=_content(spec), **told)
 
 
 def _content(spec: str) -> str:
@@ -181,6 +180,14 @@ class Measurement(Cell):
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from facts_of_given(self.model)
+
+    def options(self) -> Any:
+        """Return the options of the command that measures the same."""
+        raise NotImplementedError
+
+    def running(self, lab: Lab) -> Any:
+        """Return the options of the command, with the lab's."""
+        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
