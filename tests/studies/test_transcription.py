@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 
-from antiphase.studies import paper_settings as module
 from antiphase.studies.paper_settings import (
     Line,
     compare,
@@ -61,16 +60,19 @@ def test_the_paper_profile_is_the_papers_or_declares_why_not(name):
 
 
 @studies
-def test_a_wrong_number_in_the_transcription_is_found(name, monkeypatch):
-    found = facts(name)
-    monkeypatch.setattr(module, "gather", lambda *_: found)
+def test_a_wrong_number_in_the_transcription_is_found(name):
     for line in TRANSCRIBED[name]:
         wrong = replace(line, paper=(*line.paper, "wrong"), ours=line.ours and (*line.ours, "wrong"))
-        monkeypatch.setattr(module, "printed_settings", lambda _, wrong=wrong: {name: (wrong,)})
-        heading, row = list(dry_run(known_studies()[name], PAPER))[1:3]
-        assert heading.split() == ["setting", "ours", "paper", "verdict"]
-        assert row.split()[0] == line.name
-        assert row.endswith("  differs")
+        ((_, _, verdict),) = compare((wrong,), facts(name))
+        assert verdict == "differs", line
+
+
+def test_a_dry_run_is_a_table_of_settings():
+    said = list(dry_run(known_studies()["figure-2a"], PAPER))
+    assert said[0] == "figure-2a: 36 cells built"
+    assert said[1].split() == ["setting", "ours", "paper", "verdict"]
+    assert [row.split()[0] for row in said[2:]] == [line.name for line in TRANSCRIBED["figure-2a"]]
+    assert not any(row.endswith("  differs") for row in said)
 
 
 @studies

@@ -316,114 +316,92 @@ def draw(rows: RowsByTable) -> Artefact:
         if not measured.seeds:
             notes.append(f"No training seed is finished yet{of}.")
             continue
-        shown = _Shown(measured, of, f"causes-{data}" if of else "causes")
-        plots += shown.plots()
-        sheets += shown.tables()
-        notes.append(shown.sentence())
+        stem = f"causes-{data}" if of else "causes"
+        parts = _by_eps(measured, measured.parts)
+        plots += _plots(measured, of, stem, parts)
+        sheets += _tables(measured, of, stem, parts)
+        notes.append(sentence(parts, of))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
 
-class _Shown:
-    """What is shown of one data set."""
+def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -> pl.DataFrame:
+    """Return the ASR of models at every ε, as measured or standardised to the margins of the twins."""
+    rate = measured.even if matched else measured.broken
+    return pl.concat(
+        _by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names
+    )
 
-    def __init__(self, measured: Measured, of: str, stem: str) -> None:
-        self.measured, self.of, self.stem = measured, of, stem
 
-        def rates(names: Iterable[str], values: Callable[[str, float], Matrix]) -> pl.DataFrame:
-            order = {name: number for number, name in enumerate(names)}
-            asr = _by_eps(measured, lambda eps: {name: values(name, eps) for name in order}, as_share)
-            return asr.sort(pl.col("series").replace_strict(order), maintain_order=True)
+def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
+    rate, difference, minus = "attack success rate", "difference in ASR", "DiffViT − ViT"
+    factors = SCALED | {DIFFVIT: 1.0}
 
-        self.asr = rates(SERIES, measured.broken)
-        self.matched = rates((*TRAINED, *CHANGED), measured.even)
-        self.parts, self.other, self.remaining = (
-            _by_eps(measured, values)
-            for values in (measured.parts, measured.other_order, measured.differences)
-        )
+    def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any) -> Any:
+        """Return a panel with a line or bar for each ε, and every series in its place."""
+        place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
+        some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
+        return panels(some, f"{title}{of}", "x", (x, y), percent=True, **style)
 
-    def plots(self) -> list[Plot]:
-        """Return the figures."""
-        of, rate, difference = self.of, "attack success rate", "difference in ASR"
-        factors = dict(sorted((SCALED | {DIFFVIT: 1.0}).items(), key=lambda item: item[1]))
-        other_maps = {DIFFVIT: "as trained"} | {name: name for name in (MEAN, UNIFORM, *STOPPED)}
-        places = {name: float(number) for number, name in enumerate(PARTS)}
+    def bars(names: Mapping[str, str]) -> Any:
+        asr = _rates(measured, names).filter(pl.col("eps").is_in(EPS[1:3]))
+        ticks = tuple(names.values())
+        return at(asr, _placed(names), "1/255 and 2/255", "", rate, kind="bar", ticks=ticks)
 
-        def at(
-            frame: pl.DataFrame, where: Mapping[str, float], title: str, x: str, y: str, **style: Any
-        ) -> Any:
-            """Return a panel with a line or bar for each ε, and every series in its place."""
-            place = pl.col("series").replace_strict(where, return_dtype=pl.Float64)
-            some = frame.filter(pl.col("series").is_in(list(where))).with_columns(x=place)
-            some = some.sort("x", maintain_order=True).with_columns(series="column")
-            return panels(some, f"{title}{of}", "x", (x, y), percent=True, **style)
+    remaining, style = _by_eps(measured, measured.differences), {"percent": True, "level": 0.0}
+    drawn = {
+        "lambda": [
+            *at(_rates(measured, factors), factors, "as measured", "factor of λ", rate),
+            *at(_rates(measured, factors, matched=True), factors, AT_MARGINS, "factor of λ", rate),
+        ],
+        "maps": bars({DIFFVIT: "as trained"} | {name: name for name in (MEAN, UNIFORM, *STOPPED)}),
+        "controls": bars(TRAINED),
+        "remaining": panels(remaining, f"{minus}{of}", "eps", ("ε", difference), scale="eps", **style),
+        "parts": at(parts, _placed(PARTS), minus, "", difference, kind="bar", ticks=PARTS, level=0.0),
+    }
+    return [PAPER.plot(f"{stem}-{name}", some, caption=name) for name, some in drawn.items()]
 
-        def bars(names: Mapping[str, str]) -> Any:
-            asr = self.asr.filter(pl.col("eps").is_in(EPS[1:3]))
-            order = {name: float(number) for number, name in enumerate(names)}
-            return at(asr, order, "1/255 and 2/255", "", rate, kind="bar", ticks=tuple(names.values()))
 
-        minus, ladder = "DiffViT − ViT", {"kind": "bar", "ticks": PARTS, "level": 0.0}
-        style: dict[str, Any] = {"scale": "eps", "percent": True, "level": 0.0}
-        drawn = {
-            "lambda": [
-                *at(self.asr, factors, "as measured", "factor of λ", rate),
-                *at(self.matched, factors, AT_MARGINS, "factor of λ", rate),
-            ],
-            "maps": bars(other_maps),
-            "controls": bars(TRAINED),
-            "remaining": panels(self.remaining, f"{minus}{of}", "eps", ("ε", difference), **style),
-            "parts": at(self.parts, places, minus, "", difference, **ladder),
-        }
-        return [PAPER.plot(f"{self.stem}-{name}", some, caption=name) for name, some in drawn.items()]
+def _placed(names: Iterable[str]) -> dict[str, float]:
+    return {name: float(number) for number, name in enumerate(names)}
 
-    def tables(self) -> list[Table]:
-        """Return the tables."""
-        measured, words = self.measured, PAPER.words["parts"]
-        # with a stopped gradient, clean predictions are the trained model's
-        accuracy = _frame(
-            measured,
-            (
-                (name, "clean accuracy", as_share(mean_of(measured.correct(name))))
-                for name in SERIES
-                if name not in STOPPED
-            ),
-        )
-        by_model = pl.concat([accuracy, self.asr], how="diagonal")
-        order = {name: number for number, name in enumerate(SERIES)}
-        named = pl.concat([self.parts, self.other]).with_columns(pl.col("series").replace(words))
-        plain: dict[str, Any] = {"percent": False, "digits": 3}
-        shown = {
-            "parts": (named, "part", {}),
-            "remaining": (self.remaining, "compared", {}),
-            "strata": (_frame(measured, _by_strata(measured)), "strata", {}),
-            "asr": (by_model.sort(pl.col("series").replace_strict(order), maintain_order=True), "model", {}),
-            "matched": (self.matched, "model", {}),
-            "distance": (_frame(measured, _distances(measured)), "model", plain | {"digits": 2}),
-            "training": (_frame(measured, _training(measured)), "model", plain),
-            "angle": (_frame(measured, _angles(measured)), "model", plain),
-        }
-        return [
-            table
-            for name, (frame, index, style) in shown.items()
-            for table in tables(
-                frame,
-                PAPER.words["tables"][name] + self.of,
-                f"{self.stem}-{name}",
-                "series",
-                "column",
-                index=index,
-                **style,
-            )
-        ]
 
-    def sentence(self) -> str:
-        """Return how the difference in ASR at 1/255 falls into parts, in one sentence."""
-        own = self.parts.filter(column="1/255")
-        words = {}
-        for row in own.iter_rows(named=True):
-            value, interval = signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points")
-            words[row["series"]] = f"{value.removesuffix(' points')} {interval}"
-        return filled(PAPER.words["notes"]["parts"], parts=words, of=self.of, over=over(own))
+def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Table]:
+    named = pl.concat([parts, _by_eps(measured, measured.other_order)])
+    accuracy = (
+        (name, "clean accuracy", as_share(mean_of(measured.correct(name))))
+        for name in SERIES
+        if name not in STOPPED  # their clean predictions are the trained model's
+    )
+    by_model = pl.concat([_frame(measured, accuracy), _rates(measured, SERIES)], how="diagonal")
+    order = pl.col("series").replace_strict(_placed(SERIES))
+    training, maps = ("training loss", "margin m", "gradient ‖g‖₁"), ("‖g_1‖₂", "‖g_2‖₂", "cosθ", "κ")
+    both_maps = (DIFFVIT, BARE, NORMAL[DIFFVIT])
+    numbers: dict[str, Any] = {"percent": False, "digits": 3}
+    shown: dict[str, tuple[pl.DataFrame, str, dict[str, Any]]] = {
+        "parts": (named.with_columns(pl.col("series").replace(PAPER.words["parts"])), "part", {}),
+        "remaining": (_by_eps(measured, measured.differences), "compared", {}),
+        "strata": (_frame(measured, _by_strata(measured)), "strata", {}),
+        "asr": (by_model.sort(order, maintain_order=True), "model", {}),
+        "matched": (_rates(measured, (*TRAINED, *CHANGED), matched=True), "model", {}),
+        "distance": (_frame(measured, _distances(measured)), "model", numbers | {"digits": 2}),
+        "training": (_frame(measured, _quantities(measured, TRAINED, *training)), "model", numbers),
+        "angle": (_frame(measured, _quantities(measured, both_maps, *maps)), "model", numbers),
+    }
+    made = []
+    for name, (frame, index, style) in shown.items():
+        title, key = PAPER.words["tables"][name] + of, f"{stem}-{name}"
+        made += tables(frame, title, key, "series", "column", index=index, **style)
+    return made
+
+
+def sentence(parts: pl.DataFrame, of: str) -> str:
+    """Return how the difference in ASR at 1/255 falls into parts, in one sentence."""
+    own = parts.filter(column="1/255")
+    words = {}
+    for row in own.iter_rows(named=True):
+        value, interval = signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points")
+        words[row["series"]] = f"{value.removesuffix(' points')} {interval}"
+    return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own))
 
 
 def _by_strata(measured: Measured) -> Iterator[Entry]:
@@ -434,31 +412,31 @@ def _by_strata(measured: Measured) -> Iterator[Entry]:
             yield str(strata), eps_label(eps), as_difference(mean_of(one - two))
 
 
+_GEOMETRIC = {"margin m": "margin", "gradient ‖g‖₁": "norm1", "‖g_1‖₂": "positive", "‖g_2‖₂": "negative"}
+
+
 def _distances(measured: Measured) -> Iterator[Entry]:
     """Yield the least perturbation and its factors for the ladder, and their ratio between the twins."""
     logs = {series: measured.logarithms(series) for series in LADDER}
-    first, *rest = LOGARITHMS
+    logs["DiffViT / ViT"] = {name: logs[DIFFVIT][name] - logs[VIT][name] for name in LOGARITHMS}
     for series, values in logs.items():
-        yield series, f"{first}, 255ths", _geometric(values[first], 255.0)
-        yield from ((series, name, _geometric(values[name])) for name in rest)
-    for name in LOGARITHMS:
-        column = f"{first}, 255ths" if name == first else name
-        yield "DiffViT / ViT", column, _geometric(logs[DIFFVIT][name] - logs[VIT][name])
+        for name, scale in zip(LOGARITHMS, (1.0 if "/" in series else 255.0, 1.0, 1.0, 1.0), strict=True):
+            yield series, name + ", 255ths" * (name == LOGARITHMS[0]), _geometric(values[name], scale)
 
 
-def _training(measured: Measured) -> Iterator[Entry]:
-    for series in TRAINED:
-        yield series, "training loss", mean_of(measured.losses(series))
-        for name, column in (("margin m", "margin"), ("gradient ‖g‖₁", "norm1")):
-            yield series, name, _geometric(_log(measured.of(series, column)))
-
-
-def _angles(measured: Measured) -> Iterator[Entry]:
-    for series in (DIFFVIT, BARE, NORMAL[DIFFVIT]):
-        for name, column in (("‖g_1‖₂", "positive"), ("‖g_2‖₂", "negative")):
-            yield series, name, _geometric(_log(measured.of(series, column)))
-        yield series, "cosθ", mean_of(measured.cosines(series))
-        yield series, "κ", _geometric(np.log(measured.gains(series)))
+def _quantities(measured: Measured, models: Iterable[str], *names: str) -> Iterator[Entry]:
+    """Yield quantities of some models by name: geometric means of margins and gradients, and means of others."""
+    for series in models:
+        for name in names:
+            if name == "training loss":
+                value = mean_of(measured.losses(series))
+            elif name == "cosθ":
+                value = mean_of(measured.cosines(series))
+            elif name == "κ":
+                value = _geometric(np.log(measured.gains(series)))
+            else:
+                value = _geometric(_log(measured.of(series, _GEOMETRIC[name])))
+            yield series, name, value
 
 
 def checks(rows: RowsByTable) -> Checks:

@@ -1,7 +1,7 @@
 """Studies as declarations: their words are in ``studies.toml`` of a paper, their sizes in ``profiles.toml``."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,30 +83,26 @@ class Paper:
         words = self.words[name]
         shared = {field: words[field] for field in ("source", "margin", "paper") if field in words}
 
-        def stated(found: Checks, values: Mapping[str, Any]) -> list[Claim]:
-            claims = []
-            for key, some in found.items():
+        def stated(checks: Checks, values: Mapping[str, Any]) -> Iterator[Claim]:
+            for key, some in checks.items():
                 if isinstance(some, Claim):
-                    claims.append(some)
+                    yield some
                     continue
                 own = words["claims"][key]
                 fields = shared | (own if isinstance(own, dict) else {"statement": own})
-                fields["statement"] = filled(fields["statement"], **values)
-                claims.append(Claim(key, checks=some, **fields))
-            return claims
+                yield Claim(key, checks=some, **fields | {"statement": filled(fields["statement"], **values)})
 
         def claims(rows: RowsByTable) -> list[Claim]:
             values = fill(rows)
             if not by_data:
-                return stated(checks(rows), values)
+                return list(stated(checks(rows), values))
+            sets = pl.concat(frame.select("data") for frame in rows.values()).unique(maintain_order=True)
 
-            def of_one(named: pl.DataFrame) -> list[Claim]:
-                frames = {table: frame.filter(data=named["data"][0]) for table, frame in rows.items()}
-                return stated(checks(frames), values)
+            def of_one(one: pl.DataFrame) -> list[Claim]:
+                frames = {table: frame.filter(data=one["data"][0]) for table, frame in rows.items()}
+                return list(stated(checks(frames), values))
 
-            return each_data(
-                pl.concat(frame.select("data").unique(maintain_order=True) for frame in rows.values()), of_one
-            )
+            return each_data(sets, of_one)
 
         about = (words["label"], words["title"], words["text"])
         return Study(name, self.name, *about, cells, draw, claims, settings, words.get("meaningless", {}))

@@ -63,22 +63,20 @@ def draw_rates(
 def levels(rows: RowsByTable) -> list[str]:
     """Return two sentences for each data set: ASR at 1/255 and accuracy of both models, and the paper's ASR."""
     attacks = rows["attack"].filter((pl.col("eps") - 1 / 255).abs() < 1e-9)
-    rates, right = (
-        estimates(frame, ["data", "series"], value).select("data", "series", "value")
+    frames = (
+        estimates(frame, ["data", "series"], value)
         for frame, value in ((attacks, ASR), (rows["accuracy"], CORRECT))
     )
-    both = rates.join(right, on=["data", "series"], suffix="_clean", maintain_order="left")
-    printed, their_data = PRINTED.filter(column="1/255").select("value", "data").row(0)
+    asr, clean = ({(row[0], row[1]): f"{row[2]:.1%}" for row in frame.iter_rows()} for frame in frames)
+    printed, source = PRINTED.filter(column="1/255").select("value", "data").row(0)
     sentences = []
-    for (data,), block in both.group_by("data", maintain_order=True):
-        if {"ViT", "DiffViT"} <= set(block["series"]):
-            asr, clean = (
-                {series: f"{value:.1%}" for series, value in block.select("series", name).iter_rows()}
-                for name in ("value", "value_clean")
-            )
-            names = {"data": titled(str(data)), "own": titled(their_data), "paper": f"{printed:.1%}"}
-            sentences.append(filled(PAPER.words["notes"]["levels"], asr=asr, clean=clean, **names))
-    return [sentence.replace("%", " %") for sentence in sentences]
+    for data in dict.fromkeys(data for data, _ in asr):
+        rates = [{series: of.get((data, series)) for series in ("ViT", "DiffViT")} for of in (asr, clean)]
+        if all(rates[0].values()) and all(rates[1].values()):
+            names = {"data": titled(data), "own": titled(source), "paper": f"{printed:.1%}"}
+            words = PAPER.words["notes"]["levels"]
+            sentences.append(filled(words, asr=rates[0], clean=rates[1], **names).replace("%", " %"))
+    return sentences
 
 
 def _vit_study(
@@ -99,29 +97,33 @@ def _vit_study(
 
 
 def _clip_study(
-    part: str, by: str, few: str, many: str, pair: tuple[str, str], attack: str, prefix: str, **cells: Any
+    part: str,
+    by: str,
+    attack: str,
+    prefix: str,
+    claims: tuple[str, str],
+    higher_on_imagenet: tuple[str, str],
+    attacks: Callable[[Profile], list[dict[str, Any]]],
 ) -> Study:
     """Return the study of CLIPs under an attack: a claim for sets of few classes, another for ImageNet.
 
     Args:
-        pair: series that is said to be higher on ImageNet, and the other.
-        **cells: function from the profile to what :meth:`RobustnessBench.clip_attack` takes, as a list.
+        attacks: function from the profile to what each of :meth:`RobustnessBench.clip_attack` takes.
     """
-    attacks = cells["attacks"]
 
-    def all_of(profile: Profile) -> list[Cell]:
+    def cells(profile: Profile) -> list[Cell]:
         clips, sizes = attacked_clips(profile), bench(profile)
         made: list[Cell] = [sizes.clip_attack(*clip, **how) for clip in clips for how in attacks(profile)]
         return made + [sizes.clip_accuracy(*clip) for clip in clips]
 
     def checks(rows: RowsByTable) -> Checks:
         frame = rows["attack"]
-        where = {by: frame[by].unique(maintain_order=True).to_list()}
-        names = frame["data"].unique(maintain_order=True).to_list()
-        sets = [name for name in names if name != MANY_CLASSES]
-        made = {few: higher(frame, "DiffCLIP", than="CLIP", **where, data=sets)}
+        levels, names = (frame[column].unique(maintain_order=True).to_list() for column in (by, "data"))
+        few = [name for name in names if name != MANY_CLASSES]
+        made = {claims[0]: higher(frame, "DiffCLIP", than="CLIP", **{by: levels, "data": few})}
         if MANY_CLASSES in names:
-            made[many] = higher(frame, pair[0], than=pair[1], **where, data=MANY_CLASSES)
+            first, second = higher_on_imagenet
+            made[claims[1]] = higher(frame, first, than=second, **{by: levels, "data": MANY_CLASSES})
         return made
 
     def few_classes(rows: RowsByTable) -> dict[str, str]:
@@ -131,7 +133,7 @@ def _clip_study(
 
     name = f"figure-2{part}"
     draw = partial(draw_rates, name=name, by=by, attack=attack, prefix=prefix)
-    return PAPER.study(name, all_of, draw, checks, clip_settings, fill=few_classes)
+    return PAPER.study(name, cells, draw, checks, clip_settings, fill=few_classes)
 
 
 FIGURE_2A = _vit_study(
@@ -144,12 +146,11 @@ FIGURE_2A = _vit_study(
 FIGURE_2B = _clip_study(
     "b",
     "eps",
-    "clip-fragile-few-classes",
-    "clip-fragile-imagenet",
-    ("DiffCLIP", "CLIP"),
     "PGD on the cosine",
     "asr-clip",
-    attacks=lambda profile: [{"eps": EPS}],
+    ("clip-fragile-few-classes", "clip-fragile-imagenet"),
+    ("DiffCLIP", "CLIP"),
+    lambda profile: [{"eps": EPS}],
 )
 FIGURE_2C = _vit_study(
     "c",
@@ -161,12 +162,11 @@ FIGURE_2C = _vit_study(
 FIGURE_2D = _clip_study(
     "d",
     "width",
-    "clip-fragile-to-patches",
-    "clip-above-on-imagenet",
-    ("CLIP", "DiffCLIP"),
     "patches",
     "patches-clip",
-    attacks=lambda profile: [
+    ("clip-fragile-to-patches", "clip-above-on-imagenet"),
+    ("CLIP", "DiffCLIP"),
+    lambda profile: [
         {"eps": (1.0,), "attack": "patch", "width": width} for width in CLIP_WIDTHS[profile.name]
     ],
 )
