@@ -81,7 +81,9 @@ class Paper:
             fill: function from the rows to values in the statements of claims.
         """
         words = self.words[name]
-        shared = {field: words[field] for field in ("source", "margin", "paper") if field in words}
+        shared: dict[str, Any] = {
+            field: words[field] for field in ("source", "margin", "paper") if field in words
+        }
 
         def stated(checks: Checks, values: Mapping[str, Any]) -> Iterator[Claim]:
             for key, some in checks.items():

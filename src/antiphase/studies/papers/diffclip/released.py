@@ -82,14 +82,19 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
     path, _, setting = name.partition("#")
     lambda_init = read_lambda_init(spec, setting) if setting else None
     by_depth = lambda_init == "depth"
-    towers, depth = (bool(setting), bool(setting)), 12  # whether each has differential attention
+    towers: tuple[bool, ...] = (bool(setting), bool(setting))  # whether each has differential attention
+    depth = 12
     file = local_checkpoint(path)
     if file is not None:
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
         towers = tuple(attention_spec(one.attention).differential for one in (config.vision, config.text))
         depth = config.vision.depth
     both = "diffclip-depth" if by_depth else "diffclip"
-    variants = {(False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text"}
+    variants: dict[tuple[bool, ...], str] = {
+        (False, False): "clip",
+        (True, False): "diffclip-vision",
+        (False, True): "diffclip-text",
+    }
     facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
     if any(towers):
         facts["lambda_init"] = 0.8 if by_depth else lambda_init
@@ -101,7 +106,4 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
 @lru_cache
 def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
     """Return the sizes and towers of a checkpoint, read once for each modification time."""
-    constant, schedule = (None, "depth") if lambda_init == "depth" else (lambda_init, "constant")
-    return stored_config(file) or config_of(
-        read_released(file), str(file), lambda_init=constant, schedule=schedule
-    )
+    return stored_config(file) or config_of(read_released(file), str(file), lambda_init)

@@ -1,11 +1,12 @@
 """Tables 1, 2, 4 and 5: linear probe, few-shot, retrieval and zero-shot by data set, and their spread over seeds."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import polars as pl
 
 from antiphase.data.sources import PROBE_SETS
-from antiphase.studies.claims import Claim
+from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact, Table, tables
 from antiphase.studies.papers.declarations import Checks, filled
@@ -48,7 +49,7 @@ def draw_table_1(rows: RowsByTable) -> Artefact:
 def checks_of_table_1(rows: RowsByTable) -> Checks:
     """Check that DiffCLIP is better on average over the data sets, and on all of them but one of nine."""
     observed = observations(rows["evaluate"])
-    checks: dict[str, Checks | Claim] = {
+    checks: dict[str, Sequence[Check] | Claim] = {
         f"{task}-average": gains(averaged(observed), [task]) for task in TITLES
     }
     for task in TITLES:

@@ -108,7 +108,7 @@ def draw_layers(rows: RowsByTable) -> Artefact:
     plots.append(PAPER.plot("figure-4-lambda", panels(lam, "λ, {data}", number, ("layer", "λ"))))
     title, name = f"Lipschitz estimate by layer, {where}", "layers-{data}-{depth}-{estimator}"
     listed = tables(means, title, name, "series", LAYER_NAME, **_NUMBERS)
-    row, style = pl.format("{}, {}", "data", "series"), _NUMBERS | {"digits": 3}
+    row, style = pl.format("{}, {}", "data", "series"), {**_NUMBERS, "digits": 3}
     return Artefact(plots, listed + tables(lam, "λ by layer", "lambda-by-layer", row, LAYER_NAME, **style))
 
 

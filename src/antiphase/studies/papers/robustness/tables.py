@@ -11,7 +11,7 @@ from antiphase.studies.estimation import ASR, CORRECT, estimates, peak, trend
 from antiphase.studies.figures import IN_255THS, Artefact, panels
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks
-from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, bench, vit_study
+from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, all_cells, bench, vit_study
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 LAMBDAS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95)
@@ -28,11 +28,11 @@ def lambda_cells(profile: Profile) -> list[Cell]:
     """A DiffViT for each λ_init, PGD on each; λ_init = .8 is the model of the other studies."""
     sizes = bench(profile)
     models = [
-        sizes.train("diffvit", seed, **({} if lam == 0.8 else {"lambda_init": lam}))
+        sizes.train("diffvit", seed) if lam == 0.8 else sizes.train("diffvit", seed, lambda_init=lam)
         for lam in LAMBDAS
         for seed in sizes.seeds_of(profile)
     ]
-    return [sizes.attack(model, SMALL) for model in models] + [sizes.accuracy(model) for model in models]
+    return all_cells([sizes.attack(model, SMALL) for model in models], [*map(sizes.accuracy, models)])
 
 
 def draw_lambdas(rows: RowsByTable) -> Artefact:
@@ -126,7 +126,7 @@ def adversarial_cells(profile: Profile) -> list[Cell]:
         for eps in TRAINED
         for seed in sizes.seeds_of(profile)
     ]
-    return [sizes.attack(model, SMALL) for model in models] + [sizes.accuracy(model) for model in models]
+    return all_cells([sizes.attack(model, SMALL) for model in models], [*map(sizes.accuracy, models)])
 
 
 def _by_training(natural: str, hostile: str) -> pl.Expr:
