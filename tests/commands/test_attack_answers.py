@@ -15,7 +15,7 @@ from antiphase.commands.audit import answers
 from antiphase.commands.audit.answers import answers_headline, attack, attack_answers
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
@@ -275,8 +275,9 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
     assert rows["success"].any()
 
 
-def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
+def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, monkeypatch):
     out, (model, _), pope, _ = attacked
+    monkeypatch.setattr(answers, "_gallery", lambda rows, *rest: _stored(out))
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
