@@ -41,9 +41,7 @@ def test_preprocessing_is_open_clips(ours):
         0, 256, (241, 331, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )
     picture = Image.fromarray(pixels.numpy())
-    _, _, preprocess = open_clip.create_model_and_transforms(
-        "tiny-vit", pretrained=None, force_image_size=32
-    )
+    _, _, preprocess = open_clip.create_model_and_transforms("tiny-vit", pretrained=None, force_image_size=32)
     expected = preprocess(picture)
     found = ours.normalize(ours.square(pil_to_tensor(picture)).float()[None] / 255)[0]
     torch.testing.assert_close(found, expected)
