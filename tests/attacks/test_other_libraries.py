@@ -352,7 +352,7 @@ def test_foreign_verdicts_are_told_as_they_come():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"batchsize": 3}, "option 'batchsize': expected one of name, seed"),
+        ({"batchsize": 3}, "option 'batchsize': expected one of name, settings"),
         ({"precision": "bf16"}, "float32"),
     ],
 )

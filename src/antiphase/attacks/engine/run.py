@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from antiphase.attacks.engine.checks import (
     check_budgets,
+    check_classes,
     check_goal,
     check_inputs,
     check_targets,
@@ -40,7 +41,10 @@ _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
 _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
 _REACH = 1.02  # times ε
 _COUNTS = ("forwards", "backwards")
-_SETTLED = (*_COUNTS, *"position item clean best prediction success near loss start_loss".split())
+_SETTLED = (
+    *_COUNTS,
+    *("position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss"),
+)
 
 
 def run_search(
@@ -72,7 +76,7 @@ def run_search(
     images = check_inputs(images, threat, ids, run.context)
     if settings is None:
         names = [one.name for one in fields(cast(Any, search))]
-        settings = {name: getattr(search, name) for name in names if name not in ("threat", "name")}
+        settings = {name: getattr(search, name) for name in names if name not in ("threat", "name", "mask")}
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
@@ -142,9 +146,7 @@ class _Work:
             raise UserError(f"the model returned logits of shape {shape}: expected at least two classes")
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
-        low, high = int(label.min()), int(label.max())
-        if low < 0 or high >= classes:
-            raise UserError(f"labels from {low} to {high}: the model tells classes 0 to {classes - 1} apart")
+        check_classes("labels", label, classes)
         check_targets(search.targets, classes)
         others = logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
         self.targets = others.indices[:, : max(1, min(search.targets or 0, classes - 1))].clone()

@@ -122,7 +122,9 @@ class Lane:
             )
         now = count = len(self.tried)
         self.waited = self.waited + 1 if count else 0
-        if len(self.batch):  # else there is nothing to wait for, and rows that stay together share their passes
+        if len(
+            self.batch
+        ):  # else there is nothing to wait for, and rows that stay together share their passes
             if count < self.together and self.waited < _PATIENCE:
                 return Rows()
             now = count - count % self.together or count
