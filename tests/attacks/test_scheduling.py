@@ -92,7 +92,7 @@ def test_where_all_items_count_all_run_ahead():
 def test_near_failures_of_a_robust_sample_are_repeated_once():
     schedule = _schedule(2, 2)
     _next(schedule, 4)
-    for position, success in ((0, False), (1, True)):
+    for position, success in ((1, True), (0, False)):
         _end(schedule, position, 0, near=True)
         assert _next(schedule, 4, repeats=True) == []
         assert _end(schedule, position, 1, success) == ([1] if success else [])
