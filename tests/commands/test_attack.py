@@ -107,7 +107,7 @@ def test_the_norms_at_which_samples_fall(tmp_path, run_cli, victim):
     for stored, own in zip(norms, eps_at(result.distance.numpy(), result.success.numpy()), strict=True):
         assert stored["level"] == own.level
         assert stored["eps"] == pytest.approx(own.eps, rel=1e-5)
-    assert "50 %" in out
+    assert "50%" in out
 
 
 def test_a_compiled_search_has_cells_of_its_own(tmp_path, run_cli, victim, monkeypatch):

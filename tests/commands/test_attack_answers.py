@@ -12,7 +12,8 @@ import torch
 
 import antiphase as ap
 from antiphase.commands.audit import answers
-from antiphase.commands.audit.answers import answers_headline, attack_answers, attack_questions
+from antiphase.commands.audit.answers import answers_headline, attack, attack_answers
+from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
@@ -30,7 +31,7 @@ PLAN = attack_options((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2
 
 def asked(models, twins, pope, options, out):
     out.mkdir(parents=True, exist_ok=True)
-    return attack_questions(models, twins, pope, options.model_copy(update={"out": out}))
+    return attack(options.model_copy(update={"out": out}), lineup=Lineup(models, twins, pope))
 
 
 def _vlm(seed, attention):
@@ -107,7 +108,7 @@ def test_the_page_has_the_questions_and_the_answers(attacked):
     words = json.loads((out / "questions.json").read_text())
     assert len(words["questions"]) == 10
     assert all(question in page for question in words["questions"])
-    for text in ("truth: no", "false yes, ε = 2/255", "rise to ε = 8/255", "false-yes", "2 images"):
+    for text in ("truth: no", "False yes, APGD-CE", "False yes, rise, APGD-CE", "false-yes", "2 images"):
         assert text in page
     assert set(words["answers"]) == {"differential-0", "softmax-0"}
 
@@ -283,8 +284,8 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
         "<antiphase audit: Whether an attack makes differential-0 say yes to absent"
     )
     assert "2 images" in repr(result)
-    assert "rise to ε = 8/255" in result._repr_html_()
-    assert len(result.plot().axes) == 2
+    assert "False yes, rise, APGD-CE" in result._repr_html_()
+    assert [axes.get_ylabel() for axes in result.plot().axes] == ["false yes (%)", "accuracy (%)"]
     alone, models = [], (model, _vlm(3, "softmax"))
     for model in models:
         place = tmp_path / str(len(alone))
@@ -302,9 +303,7 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
     with pytest.raises(UserError, match="'differential-0' and 'softmax-3' were attacked differently"):
         read_result(tmp_path / "one", "audit").compare(alone[1])
     other = ap.audit("specimen:vit-0", limit=2, eps="1/255", steps=1, sense_limit=0)
-    with pytest.raises(
-        UserError, match="a result of audit of POPE's answers and one of audit; expected the same"
-    ):
+    with pytest.raises(UserError, match="got AnswersResult and AuditResult; expected two results"):
         alone[0].compare(other)
 
 

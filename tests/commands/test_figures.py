@@ -4,13 +4,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, rate_figure
+from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg
 from tests.commands.audits import audited
 
 
 def draw(directory, metric="asr"):
     run = audited(directory)
-    return run, rate_figure(run.rates, run.mean_rates, run.families, metric)
+    return run, run.rate_figure(metric)
 
 
 @pytest.mark.parametrize("metric", ["asr", "robust_accuracy"])

@@ -68,7 +68,7 @@ def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
         karpathy(path, tmp_path, "train")
     for text, line in (
         ("nope", "cannot be read"),
-        ('{"images": [{}]}', "expected Karpathy's splits .*'split'"),
+        ('{"images": [{}]}', "expected the published layout .*'split'"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=line):

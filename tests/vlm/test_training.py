@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from PIL import Image
 
-from antiphase.commands.train_vlm import run as runs
 from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.vlm import load_vlm
+from antiphase.vlm import training as trainings
 from antiphase.vlm.checkpoint import named_weights, weights_digest
 from antiphase.vlm.prompt import IGNORED
 from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
@@ -146,7 +146,7 @@ def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli)
     assert told(order(1, True)) == told(order(1, False)) != drawn
     code, _, err = run_cli(*words(parts, 1, tmp_path / "x", *begin(parts), "--text-first"))
     assert (code, err.count("\n")) == (2, 1)
-    assert "text-first: conversations of stage 1 all have an image" in err
+    assert "text-first True: is of stage 2" in err
 
 
 def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli, monkeypatch):
@@ -255,7 +255,7 @@ def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(part
 def test_a_tracker_gets_what_the_log_has(parts, tmp_path, run_cli, monkeypatch):
     fake = Fake()
     monkeypatch.setattr(
-        runs, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]})
+        trainings, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]})
     )
     assert run_cli(*words(parts, 1, tmp_path, *begin(parts)))[0] == 0
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -354,7 +354,7 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
     out = tmp_path / "x"
     for arguments, message in (
         (words(parts, 1, out), "tower: is missing; expected --tower, or --pretrained"),
-        (words(parts, 1, out, *begin(parts), "--lora", "2"), "lora 2: stage 1 trains the projector alone"),
+        (words(parts, 1, out, *begin(parts), "--lora", "2"), "lora 2: is of stage 2"),
         (
             words(parts, 2, out, "--pretrained", "p", "--merge", "2"),
             "merge 2: --pretrained has one; leave out --merge",

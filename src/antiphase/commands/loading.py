@@ -151,8 +151,7 @@ def check_twins(models: Sized, twins: Sized) -> None:
     """
     if twins and len(twins) != len(models):
         raise UserError(
-            f"against: {len(twins)} for {len(models)} model{'s' * (len(models) != 1)}; give one twin for each, in the "
-            "models' order"
+            f"against: {len(twins)} twins for models: {len(models)}; give one twin for each, in the models' order"
         )
 
 

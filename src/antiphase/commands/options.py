@@ -23,7 +23,6 @@ class Typed:
         flags: names of the option in place of ``--field-name``.
         metavar: word for the value in the help text.
         text: turns a default into the text that one would type; the field's validator reads such text.
-        check: turns text into the value, and raises ValueError if it cannot.
         choices: the valid values of a field of strings that has no ``Literal`` type.
     """
 
@@ -31,7 +30,6 @@ class Typed:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     text: Callable[[Any], str] | None = None
-    check: Callable[[Any], Any] | None = None
     choices: Collection[str] | None = None
 
 
@@ -102,8 +100,6 @@ def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
 _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
-
-_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
 _SETTING = re.compile(r"\w+\s*=")
 
 
@@ -138,8 +134,6 @@ def read_eps(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, Iterable):
         return value
     name = info.field_name or "eps"
-    if not isinstance(value, Iterable):
-        raise UserError(f"{name} {shown(value)}: expected one or more numbers, such as 8/255")
     return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
 
 
@@ -209,6 +203,11 @@ def read_models(value: Any) -> Any:
     return tuple(words)
 
 
+def as_tuple(value: Any) -> Any:
+    """Return one text or path as a tuple of it, and anything else as it is."""
+    return (value,) if isinstance(value, str | Path) else value
+
+
 def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words.
 
@@ -232,8 +231,6 @@ def directory(value: str | Path) -> Path:
         raise ValueError(f"{str(value)!r} is no path; expected a directory")
     if os.path.isfile(value):  # never raises, unlike Path.is_file
         raise ValueError(f"{str(value)!r} is a file; expected a directory")
-    if len(Path(value).parts) > _MOST_PARTS:
-        raise ValueError(f"has {len(Path(value).parts):,} parts; expected at most {_MOST_PARTS}")
     return Path(in_unicode(str(value)))
 
 

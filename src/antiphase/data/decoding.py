@@ -145,7 +145,10 @@ Result = TypeVar("Result")
 
 
 def in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], ahead: int | None = None
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    ahead: int | None = None,
+    workers: int | None = None,
 ) -> Iterator[Result]:
     """Yield ``function(item)`` for each item in order, while up to ``ahead`` (16) items are computed in threads.
 
@@ -154,7 +157,7 @@ def in_threads(
     """
     ahead = WORKERS if ahead is None else ahead
     waiting: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(min(WORKERS, ahead))
+    pool = ThreadPoolExecutor(workers or min(WORKERS, ahead))
     try:
         for item in items:
             waiting.append(pool.submit(function, item))

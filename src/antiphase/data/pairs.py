@@ -32,6 +32,12 @@ class PairBatch:
     bad: tuple[str, ...] = ()  # one line for each unusable sample since the last batch
 
 
+def check_batch_size(name: str, batch_size: int, samples: int) -> None:
+    """Refuse batches that are larger than a source."""
+    if not 1 <= batch_size <= samples:
+        raise UserError(f"batch size {batch_size}: expected 1 to {samples}, the samples of {name}")
+
+
 class PairSource(Protocol):
     """Interface of training pairs: a set in random order, or a stream of shards."""
 
@@ -99,10 +105,7 @@ class PairSet(Samples):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches per epoch; remaining samples are not used in that epoch."""
-        if not 1 <= batch_size <= len(self):
-            raise UserError(
-                f"batch size {batch_size}: expected 1 to {len(self)}, the number of pairs in {self.name}"
-            )
+        check_batch_size(self.name, batch_size, len(self))
         return len(self) // batch_size
 
     def batches(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, sense
+from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, rows_of, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
@@ -88,10 +88,9 @@ def measure_radii(
 
     def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
         constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
-        columns = (*margin_slopes(model, images), constant)
-        for sample, *values in zip(ids.tolist(), *(column.tolist() for column in columns), strict=True):
-            numbers = zip(("prediction", "margin", "slope", "lipschitz"), values, strict=True)
-            yield {"sample": sample, "label": labels[sample], **dict(numbers)}
+        columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
+        columns |= {"lipschitz": constant, "label": torch.tensor([labels[sample] for sample in ids.tolist()])}
+        yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
 
     part = Part("radius", RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, rows)
     how = {"steps": steps, "seed": seed, "batch_size": batch_size}

@@ -9,6 +9,7 @@ from antiphase.commands.fields import (
     MOST_AT_ONCE,
     Against,
     Device,
+    Directory,
     Limit,
     Model,
     Out,
@@ -20,7 +21,7 @@ from antiphase.commands.fields import (
     Unicode,
     Words,
 )
-from antiphase.commands.options import Options, Typed, at_least_one, directory, read_words
+from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS
 
@@ -105,14 +106,11 @@ class EvaluateOptions(Options):
     suffix: Suffix = ""
     iterations: int = Field(1000, ge=1, description="Maximum number of L-BFGS iterations of the probe.")
     out: Out = Path("antiphase-evaluate")
-    cache: Annotated[
-        Path | None,
-        Typed(check=directory, metavar="DIRECTORY"),
-        Field(
-            description="Directory in which features are kept for later runs. If not given: features/ in the data "
-            "directory."
-        ),
-    ] = None
+    cache: Directory | None = Field(
+        None,
+        description="Directory in which features are kept for later runs. If not given: features/ in the data "
+        "directory.",
+    )
     random_weights: RandomWeights = False
     skip_bad: SkipBad = False
     batch_size: int = Field(

@@ -1,11 +1,11 @@
 """The options of ``antiphase export``."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from antiphase.commands.options import Options, Typed, directory
+from antiphase.commands.fields import Directory
+from antiphase.commands.options import Options, Typed
 from antiphase.errors import UserError
 
 
@@ -26,11 +26,7 @@ class ExportOptions(Options):
         Typed(argument=True),
         Field(description="Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."),
     ]
-    out: Annotated[
-        Path | None,
-        Typed(check=directory, metavar="DIRECTORY"),
-        Field(description="Directory to write. Either this or --push is needed."),
-    ] = None
+    out: Directory | None = Field(None, description="Directory to write. Either this or --push is needed.")
     layout: Literal["antiphase", "released"] = Field(
         "antiphase", description="Names of the weights: ours, or those of DiffCLIP's released code."
     )

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands.fields import Device, Model, Models, Quiet, RandomWeights, Unicode, Words
-from antiphase.commands.options import Options, Typed, at_least_one
+from antiphase.commands.options import Options, Typed, as_tuple, at_least_one
+
+Files = Annotated[tuple[Path, ...], BeforeValidator(as_tuple)]
 
 
 class LookOptions(Options):
@@ -30,9 +32,13 @@ class LookOptions(Options):
         "diffclip:PATH."
     )
     images: Annotated[
-        tuple[Path, ...], Typed(argument=True, metavar="IMAGE"), Field(description="One or more image files.")
+        Files, Typed(argument=True, metavar="IMAGE"), Field(description="One or more image files.")
     ]
-    text: tuple[Unicode, ...] = Field(description="Text to look for; repeat for several texts.")
+    text: Annotated[
+        tuple[Unicode, ...],
+        BeforeValidator(as_tuple),
+        Field(description="Text to look for; repeat for several texts."),
+    ]
     against: Models = Field(
         (),
         description="Model to show next to it, such as the twin with standard attention; several separated by "
@@ -52,7 +58,7 @@ class LookOptions(Options):
         description="Layer of attention, positive and negative, counted from 0. If not given: the last "
         "layer, -1.",
     )
-    mask: tuple[Path, ...] = Field(
+    mask: Files = Field(
         (), description="Image with the object in white, to measure the maps against; repeat, once per IMAGE."
     )
     prompt: Unicode = Field(

@@ -29,15 +29,13 @@ class RerunOptions(Options):
             description="Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."
         ),
     ]
-    out: Annotated[
-        Directory | None,
-        Field(
-            description="Directory of the repetition. If not given: the name of the run with -again after it."
-        ),
-    ] = None
-    run_code: Annotated[
-        bool, Field(description="Run the code of python: models that the run names. Read it first.")
-    ] = False
+    out: Directory | None = Field(
+        None,
+        description="Directory of the repetition. If not given: the name of the run with -again after it.",
+    )
+    run_code: bool = Field(
+        False, description="Run the code of python: models that the run names. Read it first."
+    )
     quiet: Quiet = False
 
 
