@@ -1,6 +1,5 @@
 """Several ε in one call: what carries over, and that nothing else changes."""
 
-import functools
 import itertools
 from dataclasses import replace
 
@@ -190,22 +189,6 @@ def test_down_takes_an_infinite_budget(victim):
     assert [result.asr for result in down] == sorted(result.asr for result in down)
     with pytest.raises(UserError, match="eps inf: APGD needs a finite ε"):
         sweep(Ensemble("two", (first, second)), *victim, None, THREAT, [0.1, float("inf")], nested="down")
-
-
-def test_down_calls_apart_what_does_not_say_that_it_takes_budgets(victim):
-    class Silent:
-        __signature__ = "none"
-
-        def __call__(self, model, images, labels, threat, **run):
-            return apgd(model, images, labels, threat, steps=3, **run)
-
-    ensembles = [
-        Ensemble("two", (Stage("apgd", apgd, {"steps": 20}), Stage("late", late)))
-        for late in (Silent(), functools.partial(apgd, steps=3))
-    ]
-    apart, together = (sweep(each, *victim, None, THREAT, EPS, nested="down") for each in ensembles)
-    for one, other in zip(apart, together, strict=True):
-        _same(one, other)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """Attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
 
 import contextlib
-import importlib
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
@@ -105,7 +103,8 @@ def run_foolbox(
     Args:
         attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
     """
-    foolbox = _library("foolbox")
+    import foolbox
+
     if not isinstance(attack, foolbox.Attack):
         raise UserError(f"attack of type {type(attack).__name__}: expected an attack of foolbox")
     norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")
@@ -237,15 +236,6 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
-
-
-def _library(name: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they import names that newer dependencies no longer have
-            return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"{name} is not installed ({error}): pip install {name}") from error
 
 
 def _name(attack: Any) -> str:

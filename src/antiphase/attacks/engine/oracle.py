@@ -213,12 +213,13 @@ def attacked(model: Classifier, *options: Any, **named: Any) -> Iterator[Oracle]
         yield Oracle(model, *options, **named)
         return
     model = differentiable(model)
-    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model):
+        oracle = Oracle(model, *options, **named)
+        frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-            yield Oracle(model, *options, **named)
+            yield oracle
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)
