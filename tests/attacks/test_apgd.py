@@ -106,21 +106,6 @@ def test_agrees_with_the_slow_twin(norm, objective, steps):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("options", [{}, {"objective": "dlr", "restarts": 2}, {"targets": 3}])
-def test_batch_size_and_order_change_nothing(norm, options):
-    model, images = _network(), _images(67)
-    threat = Threat(norm, {"linf": 0.01, "l2": 0.1}[norm])
-    results = [apgd(model, images, None, threat, steps=11, batch_size=size, **options) for size in (1, 7, 64)]
-    assert 0 < results[0].asr < 1
-    for other in results[1:]:
-        for name in ("success", "adversarial", "distance", "forwards", "backwards"):
-            assert torch.equal(getattr(results[0], name), getattr(other, name)), name
-    order = torch.randperm(67, generator=torch.Generator().manual_seed(5))
-    shuffled = apgd(model, images[order], None, threat, steps=11, ids=order, **options)
-    assert torch.equal(results[0].adversarial[order], shuffled.adversarial)
-
-
-@pytest.mark.parametrize("norm", NORMS)
 def test_without_early_stop_the_highest_loss_is_kept(norm):
     model, images = _network(), _images(23)
     threat = Threat(norm, {"linf": 0.02, "l2": 0.2}[norm])
