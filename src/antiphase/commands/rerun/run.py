@@ -47,7 +47,8 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     command = find_command(name)
     repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
     check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
-    command.answer(repeated, typed)
+    with command.reporting(repeated) as report:
+        report(command.function()(repeated, typed))
     files = compared(options.run, out)
     for one in files:
         say(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
