@@ -156,8 +156,14 @@ def test_classes_that_can_be_told_apart_are():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"features": torch.tensor([[1.0], [math.nan]])}, "features of shape .* without NaN or infinite values"),
-        ({"features": torch.tensor([[1.0], [math.inf]])}, "features of shape .* without NaN or infinite values"),
+        (
+            {"features": torch.tensor([[1.0], [math.nan]])},
+            "features of shape .* without NaN or infinite values",
+        ),
+        (
+            {"features": torch.tensor([[1.0], [math.inf]])},
+            "features of shape .* without NaN or infinite values",
+        ),
         (
             {"features": torch.ones(3, 1)},
             r"labels of shape \(2,\) .*: expected one per sample, \(3,\), as in features",
