@@ -64,7 +64,11 @@ class _Noise:
     def step(self, rows: Rows, oracle: Oracle) -> None:
         x = self._draw(rows)
         logits = oracle.forward(rows, x)
-        rows.keep_best(x, margin(logits, rows["label"]), logits.argmax(1) != rows["label"])
+        loss = margin(logits, rows["label"])
+        better = loss > rows["loss"]
+        rows.put("best", better, x)
+        rows.put("loss", better, loss)
+        rows["found"] = rows["found"] | (better & (logits.argmax(1) != rows["label"]))
         rows["t"] = rows["t"] + 1
         rows["done"] = rows["t"] == self.draws
 
