@@ -145,7 +145,10 @@ def environment() -> Environment:
     )
     templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line}
     templates.filters |= {"eps": eps_label, "attack": words.attack_label}
-    templates.filters |= {name: getattr(words, name) for name in ("percent", "points", "p_text")}
+    templates.filters |= {
+        name: getattr(words, name)
+        for name in ("percent", "percent_range", "points", "points_range", "p_text")
+    }
     return templates
 
 

@@ -34,7 +34,7 @@ from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.report.figure import families, rate_figure
-from antiphase.report.gallery import AttackGallery, gallery_cards, gallery_markup, read_gallery, write_gallery
+from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, spread
 from antiphase.report.words import attack_name, percent, percent_range, points, points_interval, points_range
@@ -234,13 +234,7 @@ class AnswersResult(Result):
         with self.unpacked() as folder:
             gallery = read_gallery(folder / "gallery.safetensors")
         words = self.read_json("questions.json", ("questions", "answers"))
-        cards = gallery_cards(gallery)
-        for place, card in enumerate(cards):
-            card |= {"title": words["questions"][place], "note": f"truth: {card['title']}"}
-            for tile in card["tiles"]:
-                clean, attacked = words["answers"][tile["model"]][place]
-                tile |= {"clean_prediction": clean, "prediction": attacked}
-        return gallery_markup(gallery, colors, cards, _words("gallery"), "answer")
+        return gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
