@@ -37,7 +37,7 @@ from antiphase.report.figure import families, rate_figure
 from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, spread
-from antiphase.report.words import attack_name, percent, percent_range, points, points_interval, points_range
+from antiphase.report.words import attack_name, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
@@ -250,10 +250,12 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
         shown = _only(answers["results"], first)
         return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
     row = moves[0]
-    ends = (-math.inf if row["low"] is None else row["low"], math.inf if row["high"] is None else row["high"])
-    (sign,) = decide([Estimate(row["value"], *ends, row["n"])], seeds=row["seeds"])
-    difference = points_interval(row["value"], row["low"], row["high"])
-    values = {**row, "sign": sign, "difference": difference, "least_seeds": LEAST_SEEDS}
+    low, high = (
+        -math.inf if row["low"] is None else row["low"],
+        math.inf if row["high"] is None else row["high"],
+    )
+    (sign,) = decide([Estimate(row["value"], low, high, row["n"])], seeds=row["seeds"])
+    values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
     return Headline(_words("title", **values), _words("lead", **values))
 
 

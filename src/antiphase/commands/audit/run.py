@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
-from antiphase.attacks.engine.oracle import Oracle
+from antiphase.attacks.engine.oracle import logits_of
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
@@ -196,7 +196,9 @@ def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOpti
     chosen: dict[int, int] = {}
     for positions in torch.arange(len(data)).split(64):
         images, labels = data.images(positions), data.labels[positions]
-        right = torch.stack([_predict(model, images) == labels for model in models.values()]).all(0)
+        right = torch.stack([logits_of(model, images).argmax(1) == labels for model in models.values()]).all(
+            0
+        )
         for label, position in zip(labels[right].tolist(), positions[right].tolist(), strict=True):
             chosen.setdefault(label, position)
         if len(chosen) >= _GALLERY_SIZE:
@@ -229,11 +231,6 @@ def attack_gallery(
         clean_prediction=tuple(result.clean_prediction.numpy() for result in results),
         prediction=tuple(result.prediction.numpy() for result in results),
     )
-
-
-def _predict(model: nn.Module, images: Tensor) -> Tensor:
-    oracle = Oracle(model)
-    return oracle.predict(images.to(oracle.device)).cpu()
 
 
 def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:
