@@ -65,14 +65,11 @@ def read_gallery(path: Path) -> AttackGallery:
         with safe_open(path, framework="numpy") as file:
             header = {name: parse_json(value) for name, value in file.metadata().items()}
             count = range(len(header["models"]))
-            by_model = {name: tuple(file.get_tensor(f"m{m}.{name}") for m in count) for name in _BY_MODEL}
-            return AttackGallery(
-                header["eps"],
-                tuple(header["models"]),
-                tuple(header["class_names"]),
-                **{name: file.get_tensor(name) for name in _SHARED},
-                **by_model,
-            )
+            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in _SHARED}
+            for name in _BY_MODEL:
+                arrays[name] = tuple(file.get_tensor(f"m{m}.{name}") for m in count)
+            models, class_names = tuple(header["models"]), tuple(header["class_names"])
+            return AttackGallery(header["eps"], models, class_names, **arrays)
     except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): expected a run's gallery; delete it or run again"
