@@ -15,7 +15,7 @@ from antiphase.commands.audit import answers
 from antiphase.commands.audit.answers import answers_headline, attack, attack_answers
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model

@@ -11,9 +11,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from antiphase.data import load_data
-from antiphase.data.imagenets import prompt_names, variant_wnids
+from antiphase.data.image_sets import FASHION_MNIST_CLASSES, prompt_names, variant_wnids
 from antiphase.data.images import ArrayImages
-from antiphase.data.small_sets import FASHION_MNIST_CLASSES
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.models import load_model

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphase.data import ImageSet
-from antiphase.data.imagenets import CLASSES, WNID, prompt_names, published_wnids
+from antiphase.data.image_sets import CLASSES, WNID, prompt_names, published_wnids
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from antiphase.attention import outputs_only
 from antiphase.data.decoding import in_threads
-from antiphase.data.pairs import PairBatch, PairSource
+from antiphase.data.images import PairBatch, PairSource
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import mean_lambdas

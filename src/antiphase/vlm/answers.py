@@ -11,7 +11,7 @@ from torch import nn
 
 from antiphase.data import PairSet
 from antiphase.data.conversations import ASK_CAPTION
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows

@@ -23,8 +23,7 @@ from antiphase.data.conversations import ASK
 from antiphase.data.decoding import Square
 from antiphase.data.emoji import emoji_objects, with_article
 from antiphase.data.folders import data_root, missing_files
-from antiphase.data.images import ImageSet
-from antiphase.data.pairs import PairSet, model_images
+from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows

@@ -9,7 +9,7 @@ from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.record import environment_record
 from antiphase.commands.train.options import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
 from antiphase.data import load_data
-from antiphase.data.pairs import PairSet
+from antiphase.data.images import PairSet
 from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.files import write_json
