@@ -297,7 +297,7 @@ def _subtracted_outputs(modules: Sequence[nn.Module], run: Callable[[], Any]) ->
             sides = args[0].clone(), args[1]
         output = func(*args, **kwargs)
         if sides is not None and output.requires_grad:
-            sums.append((*sides, output, minus))
+            sums.append((*sides, output, minus))  # pyright: ignore[reportArgumentType]
         return output
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:
