@@ -297,7 +297,7 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
             for member in archive:
                 if member.isreg() and base_plus_ext(member.name)[0] is not None:
                     yield member.name, archive.extractfile(member).read()  # pyright: ignore
-                archive.members = []
+                archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
             for rest in iter(partial(archive.fileobj.read, _READ_BYTES), b""):  # pyright: ignore
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("a header is damaged")
