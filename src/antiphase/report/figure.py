@@ -232,3 +232,10 @@ def _broken(text: str) -> str:
         return text
     middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
     return f"{text[:middle]}\n{text[middle + 1 :]}"
+
+
+def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> None:
+    """Draw a legend of artists by label; labels are not read as formulas."""
+    legend = place.legend(list(entries.values()), ["label"] * len(entries), frameon=False, **how)
+    for text, label in zip(legend.get_texts(), entries, strict=True):
+        text.set(text=label, parse_math=False)

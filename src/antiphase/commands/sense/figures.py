@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.evaluation.rates import over_seeds
-from antiphase.report.figure import MARKERS, STYLE, Family, dress, legend_label
+from antiphase.report.figure import MARKERS, STYLE, Family, add_legend, dress, legend_label
 from antiphase.report.words import number
 from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.intervals import Estimate, as_size
@@ -65,16 +65,7 @@ def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Fi
                         marker = MARKERS[place % len(MARKERS)]
                         drawn[legend_label(family)] = _draw(axes, panel, own, family, marker, aside)
                 _dress(axes, panel)
-        legend = figure.legend(
-            list(drawn.values()),
-            ["family"] * len(drawn),
-            frameon=False,
-            loc="outside upper left",
-            fontsize=8.0,
-            ncols=columns,
-        )
-        for text, label in zip(legend.get_texts(), drawn, strict=True):
-            text.set(text=label, parse_math=False)
+        add_legend(figure, drawn, loc="outside upper left", fontsize=8.0, ncols=columns)
     return figure
 
 
