@@ -74,7 +74,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
         "top-1, squared penalty",
         "5-way 5-shot",
         "mean of 7",
-        "Differences to the twins",
+        "p (McNemar)",
     ):
         assert words in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("report: ")) <= 80
