@@ -40,13 +40,13 @@ _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset()) 
 class Options(BaseModel):
     """The options of a command: its command line, its Python function and its stored record read this model.
 
-    A field's description is its help text, its bounds are checked in all three.
+    A field's docstring is its help text, its bounds are checked in all three.
 
     Raises:
         UserError: an unknown option, a missing one, or a value that is not valid.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
 
     @classmethod
