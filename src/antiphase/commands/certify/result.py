@@ -3,20 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 import polars as pl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.text import Text
 
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
-from antiphase.report.figure import STYLE, Family, add_legend, dress, families, legend_label
+from antiphase.report.figure import Family, add_legend, colors_of, dress, families, legend_label, new_figure
 from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import ends, number, percent, percent_range, points, points_range
+from antiphase.report.table import Field, Table, estimate_field
+from antiphase.report.words import number, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import decide
 from antiphase.statistics.intervals import Estimate
 
@@ -96,10 +94,8 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     The axis ends at the largest radius that the number of noise samples can certify.
     """
     smoothing, drawn = summary["smoothing"], {}
-    colors = _colors(summary)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.0, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+    colors = colors_of(families(summary["models"]))
+    with new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
         for model, dashes in zip(summary["models"], ("-", (0, (5, 1.5))), strict=False):
             name, color = model["name"], colors[model["name"]]
@@ -122,12 +118,9 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _colors(summary: Mapping[str, Any]) -> dict[str, str]:
-    return {name: family.color for family in families(summary["models"]) for name in family.models}
-
-
 def _certified(summary: Mapping[str, Any]) -> Table:
-    colors, models = _colors(summary), summary["models"]
+    models = summary["models"]
+    colors = colors_of(families(models))
     rows = tuple(
         (
             Field(model["name"], color=colors[model["name"]], kind="name"),
@@ -202,7 +195,5 @@ def _estimates(
 
 def _estimate(estimate: Mapping[str, Any]) -> Field:
     value, low, high = (estimate[key] for key in ("value", "low", "high"))
-    if value is None:
-        return Field("–")
-    digits = 3 if abs(value) < 10 else 1
-    return Field(number(value, digits), (ends(low, high, lambda end: number(end, digits), " to "),))
+    digits = 3 if value is None or abs(value) < 10 else 1
+    return estimate_field(value, low, high, lambda end: number(end, digits))

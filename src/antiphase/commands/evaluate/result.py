@@ -13,9 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import polars as pl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.commands.result import Result, combined_rows, listed
@@ -26,13 +24,14 @@ from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
 from antiphase.report.figure import (
     MARKERS,
-    STYLE,
     Family,
     add_legend,
+    colors_of,
     draw_radar,
     dress,
     families,
     legend_label,
+    new_figure,
 )
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
@@ -181,7 +180,7 @@ def _quoted(row: Number) -> str:
 
 def _task_table(task: str, results: Sequence[Number], groups: Sequence[Family]) -> Table:
     """Tabulate the numbers of a task: models and data sets down, numbers across."""
-    colors = {model: family.color for family in groups for model in family.models}
+    colors = colors_of(groups)
     columns = list(dict.fromkeys(map(heading, results)))
     blocks: dict[tuple[str, str], dict[str, Field]] = {}
     for row in results:
@@ -209,7 +208,7 @@ def _field(row: Number) -> Field:
 
 def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -> Table:
     """Tabulate how much higher each model is than its twin."""
-    colors = {model: family.color for family in groups for model in family.models}
+    colors = colors_of(groups)
     rows = (
         (
             Field(row["model"], (), colors[row["model"]], "name"),
@@ -235,10 +234,7 @@ def dot_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
     for row in results:
         if row["headline"]:
             lines.setdefault((row["data"], heading(row)), []).append(row)
-    with matplotlib.rc_context(STYLE):
-        size = (6.4, 0.9 + 0.22 * len(lines) * (len(groups) + 1))
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
+    with new_figure(6.4, 0.9 + 0.22 * len(lines) * (len(groups) + 1)) as figure:
         axes = figure.add_subplot()
         drawn: dict[str, Any] = {}
         for index, family in enumerate(groups):
@@ -281,9 +277,7 @@ def radar_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
             mean = dict(rows.group_by("metric").agg(100 * pl.col("value").mean()).iter_rows())
             look = {"marker": MARKERS[index % len(MARKERS)], "ms": 4, "lw": 1.7, "color": family.color}
             means[legend_label(family)] = ([mean.get(pattern, math.nan) for pattern in patterns], look)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-        FigureCanvasAgg(figure)
+    with new_figure(5.6, 5.2) as figure:
         axes: Any = figure.add_subplot(projection="polar")
         draw_radar(axes, patterns, list(means.values()))
         entries = dict(zip(means, axes.lines, strict=True))

@@ -260,14 +260,11 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
 
 
 def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
-    lines: list[str] = []
-    for source in sources:
-        rows = [
-            {**row, "model": f"{row['model']}, zero-shot on {source.name} ({row['setting']})"}
-            for row in results
-            if (row["task"], row["data"], row["metric"]) == ("zero-shot", source.name, "top-1")
-        ]
-        if rows and isinstance(source.test, ImageSet | PairSet):
-            classes = len(source.test.class_names)
-            lines += not_above_chance(pl.DataFrame(rows), {row["model"]: classes for row in rows})
-    return lines
+    tests: dict[str, Any] = {source.name: source.test for source in sources}
+    rows = [
+        {**row, "model": f"{row['model']}, zero-shot on {row['data']} ({row['setting']})"}
+        for row in results
+        if (row["task"], row["metric"]) == ("zero-shot", "top-1")
+    ]
+    classes = {row["model"]: len(tests[row["data"]].class_names) for row in rows}
+    return not_above_chance(pl.DataFrame(rows, infer_schema_length=None), classes) if rows else []

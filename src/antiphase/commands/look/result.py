@@ -18,8 +18,7 @@ from antiphase.commands.result import Result, listed
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_json
 from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import ends
+from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS
 from antiphase.statistics.intervals import Estimate, clipped, jackknife, paired_difference, proportion
 
@@ -148,10 +147,7 @@ def _mask_table(metrics: pl.DataFrame) -> Table:
         hits = proportion(int(block["pointing_game"].sum()), len(block))
         mean = _mean(block["average_precision"])
         mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
-        rates = (
-            Field(f"{rate.value:.2f}", (ends(rate.low, rate.high, "{:.2f}".format, " to "),))
-            for rate in (hits, mean)
-        )
+        rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
         rows.append((*(Field(str(word), kind="name") for word in key), Field(str(len(block))), *rates))
     columns = ("model", "method", "text", "images", "pointing game", "average precision")
     title = "Maps against masks, 95 % intervals over the images"
