@@ -21,7 +21,6 @@ SMALL = {
     "embed_dim": 12,
 }
 TINY = {
-    "quickstart": "--limit 2 --eps 8/255 -q --out out",
     "audit": "specimen:diffvit-0 --against specimen:vit-0 --limit 3 --eps 1/255 --sense-limit 0 -q --out out",
     "attack": "specimen:vit-0 --attack fgsm --limit 3 -q --out out",
     "sense": "specimen:vit-0 --parts alignment --limit 1 --probes 2 -q --out out",
@@ -41,7 +40,11 @@ TINY = {
     "study new": "mine",
 }
 LONGER = {"rerun", "study run", "study rows", "study claims", "study pack", "study report"}  # below
-TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/commands/test_card.py, test_leaderboard.py
+TRIED_ELSEWHERE = {
+    "quickstart",
+    "verify",
+    "leaderboard",
+}  # test_cli, commands/test_card.py, test_leaderboard.py
 
 
 @pytest.fixture

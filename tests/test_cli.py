@@ -20,10 +20,8 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
         "quickstart", "--eps", "8/255", "--limit", 12, "--out", tmp_path / "run", "--quiet"
     )
     assert code == 0, err
-    assert "report.html" in out
-    assert "diffvit" in out
-    assert "8 seeds" in " ".join(out.split())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert json.loads(out).items() >= summary.items()
     assert [m["name"] for m in summary["models"]] == [
         f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(8)
     ]
@@ -33,6 +31,7 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
     ]
     assert sum(m["clean_accuracy"] for m in summary["models"]) > 0.6 * 16
     page = (tmp_path / "run" / "report.html").read_text()
+    assert "8 seeds" in page
     assert 'src="http' not in page
 
 
@@ -81,11 +80,11 @@ def test_version_and_help(run_cli):
         ),
         (
             ["sense", "specimen:vit-0", "--parts", "lipschitz", "--samples", "1" + "0" * 12, "-q"],
-            "samples 1000000000000: expected an integer below",
+            "samples 1000000000000: expected an integer of at least 1 and below",
         ),
         (
             ["certify", "specimen:vit-0", "--samples", "1" + "0" * 14, "--limit", "1", "-q"],
-            "samples 100000000000000: expected an integer below 2**31",
+            "samples 100000000000000: expected an integer of at least 1 and below 2**31",
         ),
         (["sense", "specimen:vit-0", "--samples", "9"], "--samples: is of lipschitz alone"),
         (["sense", "specimen:vit-0", "--parts", "depth", "--probes", "9"], "--probes: is of alignment alone"),

@@ -19,7 +19,7 @@ def shown(text: object, most: int = 80) -> str:
     """
     try:
         whole = repr(text)
-    except ValueError:  # an integer of more digits than Python prints
+    except (ValueError, RecursionError):  # an integer of too many digits, or too deeply nested
         whole = f"<{type(text).__name__}>"
     whole = " ".join(whole.split()) if "\n" in whole else whole
     side = (most - 3) // 2

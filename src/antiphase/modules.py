@@ -21,8 +21,8 @@ def device_of(model: object, default: torch.device | str = "cpu") -> torch.devic
     Raises:
         UserError: A weight has no values, because it is on the meta device or its lazy module has not run yet.
     """
-    found: list[torch.device] = []
-    for name, weight in _weights(model):
+    weights = dict(_weights(model))
+    for name, weight in weights.items():
         if is_lazy(weight):
             raise UserError(
                 f"{type(model).__name__}: {name} is lazy and has no values yet; expected a model that has run once: "
@@ -33,8 +33,7 @@ def device_of(model: object, default: torch.device | str = "cpu") -> torch.devic
                 f"{type(model).__name__}: {name} is on the meta device, without values; expected weights: call "
                 "model.to_empty(device='cpu') and model.load_state_dict(…)"
             )
-        found.append(weight.device)
-    return found[0] if found else torch.device(default)
+    return next((weight.device for weight in weights.values()), torch.device(default))
 
 
 def differentiable(model: Module) -> Module:
@@ -107,10 +106,10 @@ def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:
     kinds = {weight.dtype for _, weight in _weights(model) if weight.is_floating_point()}
     if len(kinds) == 1 and dtype not in kinds:
         weights = kinds.pop()
-        ways = {torch.float32: "float()", torch.float64: "double()"}
-        own = f"convert it with model.{ways.get(dtype, f'to({dtype})')}"
-        other = f", or the images with images.{ways[weights]}" if weights in ways else ""
-        return f"images of {dtype} for weights of {weights}: {own}{other}"
+        return (
+            f"images of {dtype} for weights of {weights}: convert it with model.to({dtype}), or the images with "
+            f"images.to({weights})"
+        )
     if "Guard failed" in str(error):
         return "export it for batches of any size, with dynamic_shapes=({0: torch.export.Dim('batch')},)"
     return ""

@@ -30,12 +30,11 @@ def rank_and_count() -> tuple[int, int]:
     count = _number("WORLD_SIZE", 1, 10**_LONGEST, usual=1)
     rank, _ = (_number(name, 0, count - 1, usual=0) for name in ("RANK", "LOCAL_RANK"))
     if count > 1:
-        if missing := [
-            name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
-        ]:
-            raise UserError(
-                f"WORLD_SIZE {count} without {missing[0]}: start with torchrun, or unset WORLD_SIZE"
-            )
+        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise UserError(
+                    f"WORLD_SIZE {count} without {name}: start with torchrun, or unset WORLD_SIZE"
+                )
         _number("MASTER_PORT", 1, 65_535)
         _end_with_torchrun()
     return rank, count
@@ -113,8 +112,6 @@ def this_process() -> Process:
     import torch
     from accelerate import PartialState
 
-    from antiphase.processes import end_group_at_exit
-
     end_group_at_exit()
     # a process that has less to do waits for the others, however long
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
@@ -164,11 +161,11 @@ def end_group_at_exit() -> None:
     Otherwise a Gloo thread that still holds Python tensors may take the interpreter's lock during shutdown and abort
     the process. NCCL groups are left alone, because destroying them waits for processes that may have failed.
     """
-    atexit.register(_end_group)
 
+    def end_group() -> None:
+        import torch.distributed as dist
 
-def _end_group() -> None:
-    import torch.distributed as dist
+        if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
+            dist.destroy_process_group()
 
-    if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
-        dist.destroy_process_group()
+    atexit.register(end_group)

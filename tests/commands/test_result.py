@@ -120,10 +120,10 @@ def test_what_cannot_be_compared_is_one_line(audited):
     single = ap.audit("specimen:vit-0", **FAST)
     fewer = ap.audit("specimen:diffvit-0", against="specimen:vit-0", **{**FAST, "limit": 3})
     for other, line in (
-        (sensed, "a result of audit and one of sense; expected the same kind"),
+        (sensed, "got AuditResult and SenseResult; expected two results of the same kind"),
         (single, "2 models and 1; expected as many in both results"),
         (fewer, "different images, specimen-fashion-mnist and specimen-fashion-mnist"),
-        ("audit", "got a str; expected a result"),
+        ("audit", "got AuditResult and str; expected two"),
     ):
         with pytest.raises(UserError, match=line):
             audited.compare(other)

@@ -130,8 +130,8 @@ def test_report_writes_a_site_and_markdown(call, store, tmp_path):
     page = (tmp_path / "site" / "robustness-table-1.html").read_text()
     for text in (markdown, page):
         assert "not judged (smoke)" in text
-        assert "over training seeds" not in text
-        assert "1 seed" in text
+        assert "training seeds: 1" in text
+        assert "for one training seed" in text
 
 
 def test_the_claims_of_a_report_can_be_replaced(call, store, tmp_path):

@@ -149,7 +149,5 @@ def test_a_single_value_without_an_interval_has_an_axis():
     points = pl.DataFrame(
         {"value": [0.8], "low": [None], "high": [None]}, schema_overrides={"low": pl.Float64}
     )
-    low, high = limits(
-        Panel("", "layer", "λ", points), points.with_columns(high=pl.lit(None, pl.Float64)), None
-    )
+    low, high = limits(Panel("", "layer", "λ", points.with_columns(high=pl.lit(None, pl.Float64))))
     assert low < 0.8 < high

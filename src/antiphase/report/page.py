@@ -108,7 +108,7 @@ def write_page(
     if isinstance(run["data"], list):
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
         run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
-    run["settings"] = {name: _in_one_line(value) for name, value in run["settings"].items()}
+    run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
     page = environment().get_template("page.html")
     write_text(
         path,
@@ -123,10 +123,10 @@ def write_page(
     )
 
 
-def _in_one_line(value: Any) -> Any:
+def in_one_line(value: Any) -> Any:
     """Return a setting as text.
 
-    >>> _in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), _in_one_line([])
+    >>> in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), in_one_line([])
     ('steps 20, step_size ε/4, targets none', '–')
     """
     if isinstance(value, Mapping):
@@ -143,7 +143,8 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    templates.filters |= {"breakable": _breakable, "eps": eps_label, "attack": words.attack_label}
+    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line}
+    templates.filters |= {"eps": eps_label, "attack": words.attack_label}
     templates.filters |= {name: getattr(words, name) for name in ("percent", "points", "p_text")}
     return templates
 

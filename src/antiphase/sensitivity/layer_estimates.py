@@ -57,7 +57,7 @@ _TWO_MAPS: dict[str, Statistic] = _NORM | {
     "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
     "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
 }
-_TWO_MAPS |= {name: lambda m, place=place: m[..., place] for place, name in enumerate(_PARTS) if place > 3}
+_TWO_MAPS |= {name: lambda m, place=place: m[..., place] for place, name in enumerate(_PARTS[4:], 4)}
 # first, λ²·second, difference, base
 _EXPLAINED: dict[str, Statistic] = {
     "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
@@ -170,13 +170,16 @@ def _apart(mine: Statistic, theirs: Statistic) -> Statistic:
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     lemma = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
     low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
-    negative, positive = (high < 0).fill_null(value=False), (low > 0).fill_null(value=False)
+    sign = pl.when(high < 0).then(-1).when(low > 0).then(1).otherwise(0)
+    signs = {
+        "negative": sign == -1,
+        "positive": sign == 1,
+        "undecided": sign == 0,
+        "below": pl.col("cross") < 0,
+    }
     return rows.with_columns(
         difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0),
-        negative=negative.cast(pl.Float64),
-        positive=positive.cast(pl.Float64),
-        undecided=(~negative & ~positive).cast(pl.Float64),
-        below=(pl.col("cross") < 0).cast(pl.Float64),
+        **{name: true.cast(pl.Float64) for name, true in signs.items()},
     )
 
 
@@ -309,12 +312,9 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
     """
     lam, keys = pl.col("lam"), ["layer", "sample"]
     second, cross = (lam**2 * pl.col("second")).mean(), (lam * pl.col("cross")).mean()
-    parts = own.filter(site="pixels").group_by(keys).agg(pl.mean("first"), second=second, cross=cross)
-    if base is None:
-        parts = parts.with_columns(base="first")
-    else:
-        parts = parts.join(base.filter(site="pixels").group_by(keys).agg(base=pl.mean("first")), on=keys)
-    return parts.sort(keys).select(*keys, *LAYER_PARTS)
+    own, base = (rows.filter(site="pixels").group_by(keys) for rows in (own, own if base is None else base))
+    parts = own.agg(pl.mean("first"), second=second, cross=cross)
+    return parts.join(base.agg(base=pl.mean("first")), on=keys).sort(keys).select(*keys, *LAYER_PARTS)
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
@@ -340,12 +340,10 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
     Returns:
         Columns ``layer, sample`` and ``RADIUS_PARTS``; samples that all have.
     """
-    columns = [pl.col(name).log().alias(f"log_{name}") for name in ("margin", "lipschitz")]
-    one, two = (rows.select("sample", *columns) for rows in (own, base))
-    logs = one.join(two, on="sample", suffix="_base").select(
+    logs = own.join(base, on="sample", suffix="_base").select(
         "sample",
-        log_margin=pl.col("log_margin") - pl.col("log_margin_base"),
-        log_constant=pl.col("log_lipschitz") - pl.col("log_lipschitz_base"),
+        log_margin=pl.col("margin").log() - pl.col("margin_base").log(),
+        log_constant=pl.col("lipschitz").log() - pl.col("lipschitz_base").log(),
     )
     return layers.join(logs, on="sample", maintain_order="left").select("layer", "sample", *RADIUS_PARTS)
 

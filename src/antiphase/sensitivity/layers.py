@@ -19,6 +19,7 @@ from antiphase.attention.maps import masked_softmax
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 
+Tokens = Float[Tensor, "batch tokens dim"]
 Turn = Callable[[Tensor], Tensor]
 TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
 PerToken = Float[Tensor, "batch heads tokens width"]
@@ -139,7 +140,7 @@ class Branch:
         to_key = _pull(self.turn_k, self.k, scores.mT @ self.turned_q)
         return to_query @ self.to_q + to_key @ self.to_k
 
-    def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Maps:
+    def jvp(self, direction: Tokens) -> Maps:
         """Return J·t, the derivative of the map as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
         query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
@@ -164,7 +165,7 @@ class TracedBranch:
     """The maps of a module that is run as a whole: a ``Branch`` whose queries and keys are not known."""
 
     function: Callable[[Tensor], Maps]  # from tokens to the map of each head
-    tokens: Float[Tensor, "batch tokens dim"]
+    tokens: Tokens
 
     @property
     def heads(self) -> int:
@@ -183,7 +184,7 @@ class TracedBranch:
             slopes = [torch.autograd.grad(one, x, v, retain_graph=True)[0] for one, v in pairs]
         return torch.stack(slopes, 1)
 
-    def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Maps:
+    def jvp(self, direction: Tokens) -> Maps:
         """Return J·t as :meth:`Branch.jvp`."""
         prepare_forward_mode()
         return torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
@@ -218,12 +219,12 @@ class Layer:
     """One attention layer at its tokens: ``output = finish(A1 − λ·A2)``."""
 
     name: str  # of the module in the model
-    tokens: Float[Tensor, "batch tokens dim"]  # its input, by which sensitivity "at the tokens" is measured
+    tokens: Tokens  # its input, by which sensitivity "at the tokens" is measured
     positive: AnyBranch  # of A1; the only branch of standard attention
     negative: AnyBranch | None  # of A2
     lam: Tensor | None  # λ: (), (heads,) or (batch, heads, queries); None for standard attention
     finish: Callable[[Tensor], Tensor]  # from the combined map to the layer's output
-    tangent: Float[Tensor, "batch tokens dim"] | None = None  # as in Call
+    tangent: Tokens | None = None  # as in Call
     values: PerToken | None = None  # V, which the map multiplies; None if the adapter does not give it
 
     @property

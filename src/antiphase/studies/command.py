@@ -128,8 +128,8 @@ def _rows(options: RowsOptions, _: str) -> Answer:
 
 def _claims(options: ClaimsOptions, _: str) -> Answer:
     from antiphase.studies.plan import reading
-    from antiphase.studies.report.site import plain_claims, replace_claims
-    from antiphase.studies.report.tables import console_claims
+    from antiphase.studies.report.findings import replace_claims
+    from antiphase.studies.report.tables import console_claims, plain_claims
     from antiphase.studies.results import results_of
 
     options = reading(options)
@@ -163,7 +163,8 @@ def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
 
 def _report(options: ReportOptions, _: str) -> Answer:
     from antiphase.studies.plan import reading
-    from antiphase.studies.report.site import replace_findings, write_findings, write_site
+    from antiphase.studies.report.findings import replace_findings, write_findings
+    from antiphase.studies.report.site import write_site
     from antiphase.studies.results import results_of
 
     options = reading(options)

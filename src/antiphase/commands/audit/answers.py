@@ -181,7 +181,6 @@ class AnswersResult(Result):
     needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "pope")
     settings_title = "Attack"
-    measures = "POPE's answers"
 
     def headlines(self) -> list[Headline]:
         return [answers_headline(self.summary["pope"])]

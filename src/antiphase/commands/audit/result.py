@@ -37,7 +37,7 @@ from antiphase.evaluation.rates import (
 from antiphase.registry import QUESTIONS, find
 from antiphase.report.figure import Family, families, rate_figure, seed_counts
 from antiphase.report.gallery import gallery_markup, read_gallery
-from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text, write_page
+from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
 from antiphase.report.table import Field, Table, spread
 from antiphase.report.words import (
     attack_condition,
@@ -301,19 +301,18 @@ class AuditResult(Result):
         )
         return [*titles, *(table.console() for table in short)]
 
+    @property
+    def reading(self) -> str:
+        """How to read the page."""
+        template = environment().get_template("how_to_read_rates.html")
+        return template.render(seeds=seed_counts(self.families))
+
     def write_report(self, folder: Path) -> Path:
         """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""
         from antiphase.commands.audit.card import write_card
 
-        path = folder / "report.html"
-        reading = (
-            environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
-        )
-        write_page(
-            path, self.record, self.headlines(), self.drawn, settings=self.settings_title, reading=reading
-        )
         write_card(self, folder)
-        return path
+        return super().write_report(folder)
 
     def rate_figure(self, metric: str) -> Any:
         """Draw one rate over ε, a panel for each attack and norm."""

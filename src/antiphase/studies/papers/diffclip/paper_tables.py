@@ -100,7 +100,7 @@ def apart(observed: pl.DataFrame, where: Mapping[str, str], first: str, second: 
 
 def caption(what: str, means: pl.DataFrame, samples: str) -> str:
     """Return a caption that says what intervals are over."""
-    return f"{what} Intervals: 95 % over {over(means, samples=samples)}; dashed: the paper."
+    return f"{what} Intervals: 95 % over {over(means, samples=samples)}; hollow: the paper."
 
 
 _MODEL = ["pretraining", "series", SEED]
