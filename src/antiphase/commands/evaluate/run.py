@@ -42,16 +42,12 @@ _WHOLE = {"mmvp", "emoji-mmvp"}  # data that are always whole
 
 
 def run(options: EvaluateOptions, command: str = "") -> None:
-    """Load models and data, measure every task of every model on every data set, and write the run directory.
-
-    It then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
-    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
-    on a data set.
+    """Load models and data, measure, and write rows, summary and record.
 
     Raises:
         UserError: models or data cannot be loaded, or do not allow what was asked for.
     """
-    began, protocol, progress = time.monotonic(), protocol_of(options), not options.quiet
+    protocol, progress = protocol_of(options), not options.quiet
     tasks, names = requested(options.tasks, options.data)
     check_twins(options.models, options.against)
     if tasks is not None:
@@ -80,7 +76,32 @@ def run(options: EvaluateOptions, command: str = "") -> None:
     doubts = [str(warning.message) for warning in caught if warning.category is UserWarning]
     doubts = [*dict.fromkeys(doubts), *doubts_about(models, twins)]
     doubts += [line for source in sources for line in left_out(source)]
-    lineup = Lineup(models, twins, sources[0].test)
+    evaluate(models, twins, sources, options, tasks=tasks, doubts=doubts, command=command)
+
+
+def evaluate(
+    models: Sequence[nn.Module],
+    twins: Sequence[nn.Module],
+    sources: Sequence[Source],
+    options: EvaluateOptions,
+    *,
+    tasks: Tasks | None = None,
+    doubts: Sequence[str] = (),
+    command: str = "",
+) -> dict[str, Any]:
+    """Measure every task of every model on every data set and write the run directory; return the summary.
+
+    It then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
+    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
+    on a data set. Without ``tasks`` it is every task that models and data allow.
+
+    Raises:
+        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
+            fails; the cells that are done are kept.
+    """
+    began, protocol = time.monotonic(), protocol_of(options)
+    test: Any = sources[0].test
+    lineup = Lineup(models, twins, test)
     titles = [source.name for source in sources]
     if len(set(titles)) < len(titles):
         raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
@@ -90,12 +111,15 @@ def run(options: EvaluateOptions, command: str = "") -> None:
     rows = pl.concat([cell.named_rows() for cell in cells])
     patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
     summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
-    doubts += [
-        f"{name}: its features are taken behind its projection, before which it cannot be cut"
-        for name, model in lineup.by_name.items()
-        if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
+    said = [
+        *doubts,
+        *_at_chance(summary["results"], sources),
+        *(
+            f"{name}: its features are taken behind its projection, before which it cannot be cut"
+            for name, model in lineup.by_name.items()
+            if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
+        ),
     ]
-    doubts += _at_chance(summary["results"], sources)
     if this_process().first:
         write_frame(options.out / "rows.parquet", rows)
         precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
@@ -104,7 +128,7 @@ def run(options: EvaluateOptions, command: str = "") -> None:
             "precision": ", ".join(precisions),
         }
         tests = [source.test for source in sources]
-        record = lineup.record(options, settings, doubts, command, time.monotonic() - began) | {
+        record = lineup.record(options, settings, said, command, time.monotonic() - began) | {
             "data": titles,
             "n": [len(test) for test in tests],
             "against": [twin for _, twin in lineup.pairs],
@@ -112,6 +136,7 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         }
         write_json(options.out / "run.json", record)
         write_json(options.out / "summary.json", summary)
+    return summary
 
 
 def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOptions) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands.fields import Device, Model, Models, Quiet, RandomWeights, Unicode, Words
 from antiphase.commands.options import Options, Typed, as_tuple, at_least_one
@@ -27,8 +27,10 @@ class LookOptions(Options):
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
     """
 
-    model: Model
-    """CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, diffclip:PATH."""
+    model: Model = Field(
+        description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
+        "diffclip:PATH."
+    )
     images: Annotated[Files, Typed(argument=True, metavar="IMAGE")]
     """One or more image files."""
     text: Annotated[tuple[Unicode, ...], BeforeValidator(as_tuple)]
