@@ -22,7 +22,7 @@ from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate, mean_over_seeds
 
-_WORDS = tomllib.loads((files(__package__) / "words.toml").read_text(encoding="utf-8"))
+_WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
 _SCHEMAS = {
     "alignment": sensitivity.ALIGNMENT_SCHEMA,
     "lipschitz": sensitivity.LIPSCHITZ_SCHEMA,
@@ -258,7 +258,7 @@ def _cell(row: Mapping[str, Any] | None, scale: float) -> Field:
         size = scale * end
         return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
 
-    return estimate_field(*(row[name] if row else None for name in ("value", "low", "high")), text)
+    return Field("–") if row is None else estimate_field(row["value"], row["low"], row["high"], text)
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:
