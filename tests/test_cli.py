@@ -268,12 +268,12 @@ def test_an_interrupt_while_modules_load_is_one_line(monkeypatch, run_cli):
 
 @pytest.mark.parametrize("error", [RuntimeError("in C++"), RecursionError(), ImportError("half of a module")])
 def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one_line(monkeypatch, run_cli, error):
-    def interrupted():
+    def interrupted(**_):
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         raise error
 
-    monkeypatch.setattr("antiphase.cli.app.run", interrupted)
+    monkeypatch.setattr("antiphase.cli.app.app", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code, out, err = run_cli("audit")

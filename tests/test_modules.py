@@ -11,7 +11,7 @@ from torch import nn
 import antiphase as ap
 from antiphase.attacks import Threat, fab, pgd, square
 from antiphase.errors import UserError
-from antiphase.models.kinds import attention_kind
+from antiphase.models.card import attention_kind
 from antiphase.modules import device_of, differentiable, evaluating, running, to_evaluation
 from tests.attacks import toys
 

@@ -14,8 +14,8 @@ from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
+from antiphase.models.card import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.clip import ClipVariant, diffclip
-from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.transformer import AttentionSpec
 from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS

@@ -77,7 +77,7 @@ def validated(public: Public) -> Public:
     ... def attack(steps: Count) -> None: ...
     >>> attack(0)
     Traceback (most recent call last):
-    antiphase.errors.UserError: steps 0: expected an integer of at least 1
+    antiphase.errors.UserError: steps 0: expected an integer of at least 1 and below 2**31
     """
     if isinstance(public, type):
         public.__init__ = validated(public.__init__)  # type: ignore[misc]

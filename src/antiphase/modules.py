@@ -18,8 +18,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def device_of(model: object, default: torch.device | str = "cpu") -> torch.device:
     """Return the device of a model's first parameter or buffer; ``default`` if it has none or is a plain function.
 
-    Raises:
-        UserError: A weight has no values, because it is on the meta device or its lazy module has not run yet.
+    A UserError names a weight without values, on the meta device or of a lazy module that has not run yet.
     """
     weights = dict(_weights(model))
     for name, weight in weights.items():
@@ -80,14 +79,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def running(model: object, images: Tensor, name: str = "", what: str = "images") -> Iterator[None]:
-    """Report what a model raises within a block as a ``UserError``: one line that names the model and its images.
-
-    Args:
-        model: any callable.
-        images: what it is called on.
-        name: name of the model; by default its class.
-        what: name of the images.
-    """
+    """Report what a model raises within a block as a ``UserError``: one line that names the model and its images."""
     try:
         yield
     except UserError:

@@ -24,11 +24,10 @@ _LONGEST = 9  # digits
 def rank_and_count() -> tuple[int, int]:
     """Return which of how many processes this one is; if there are several, it ends when torchrun does.
 
-    Raises:
-        UserError: the environment makes no sense, or torchrun has ended already.
+    A UserError refuses an environment that makes no sense, and a torchrun that has ended already.
     """
     count = _number("WORLD_SIZE", 1, 10**_LONGEST, usual=1)
-    rank, _ = (_number(name, 0, count - 1, usual=0) for name in ("RANK", "LOCAL_RANK"))
+    rank, _ = (_number(name, 0, count - 1) for name in ("RANK", "LOCAL_RANK"))
     if count > 1:
         for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
@@ -122,11 +121,7 @@ _PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluat
 
 
 def start_processes(**options: Any) -> "Accelerator":
-    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves.
-
-    Args:
-        **options: options of accelerate's ``Accelerator``.
-    """
+    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs

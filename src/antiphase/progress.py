@@ -13,26 +13,17 @@ _LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{po
 
 @dataclass(frozen=True)
 class StatusBar:
-    """A progress bar with a note behind it.
+    """A progress bar with a note behind it."""
 
-    Attributes:
-        show: sets how much is done, and the note.
-        say: writes a line above the bar.
-    """
-
-    show: Callable[[float, str], None]
-    say: Callable[[str], None]
+    show: Callable[[float, str], None]  # sets how much is done, and the note
+    say: Callable[[str], None]  # writes a line above the bar
 
 
 @contextlib.contextmanager
 def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
     """Show a progress bar on stderr, on a terminal or in a notebook; in the end it is gone.
 
-    Args:
-        title: in front of the bar.
-        total: number of units.
-        shown: whether there is a bar; lines are written in any case.
-        done: units that were done before.
+    ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
     """
     from tqdm.auto import tqdm  # takes a while
 

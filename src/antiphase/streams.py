@@ -47,12 +47,7 @@ def generator(*parts: int | str) -> torch.Generator:
 
 
 def sample_keys(base: int | Keys, samples: Keys) -> Keys:
-    """Return one key per row, from a base key and the id of the sample.
-
-    Args:
-        base: key from :func:`key`, one for all or one per row.
-        samples: ids of the samples.
-    """
+    """Return one key per row, from a base key (:func:`key`), one for all or one per row, and the sample's id."""
     return _mix(_mix(samples.to(torch.int64) * _GOLDEN + base) + base)
 
 

@@ -47,12 +47,7 @@ def prepare_streams() -> None:
 
 
 def console(err: bool = False, **settings: Any) -> "Console":
-    """Return a rich console that escapes text as :func:`safe` does.
-
-    Args:
-        err: whether it writes to standard error.
-        **settings: of ``rich.console.Console``.
-    """
+    """Return a rich console, to standard error if ``err``, that escapes text as :func:`safe` does."""
     from rich.console import Console
     from rich.segment import Segment
 

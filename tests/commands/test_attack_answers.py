@@ -15,14 +15,13 @@ from antiphase.commands.audit import answers
 from antiphase.commands.audit.answers import answers_headline, attack, attack_answers
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
-from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
-from antiphase.vlm.attack import ALL, answer_rates, summarise_answers
-from antiphase.vlm.pope import asked_images, emoji_pope
+from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, YesNo, image_tokens, save_vlm
+from antiphase.vlm.pope import ALL, answer_rates, asked_images, emoji_pope, summarise_answers
 from tests.commands.audits import attack_options, report
 from tests.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
@@ -81,7 +80,7 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
         zip(questions.ids.tolist(), questions.asked(), strict=True)
     )
     by_sample = {
-        sample: one.answer_logits(questions.images([at]), question).argmax().item()
+        sample: YesNo(one, question)(questions.images([at])).argmax().item()
         for at, (sample, question) in enumerate(zip(questions.ids.tolist(), questions.asked(), strict=True))
     }
     assert {row["sample"]: row["clean_prediction"] for row in said.iter_rows(named=True)} == by_sample
@@ -276,8 +275,9 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
     assert rows["success"].any()
 
 
-def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
+def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, monkeypatch):
     out, (model, _), pope, _ = attacked
+    monkeypatch.setattr(answers, "_gallery", lambda rows, *rest: _stored(out))
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
@@ -399,7 +399,7 @@ def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     )
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     question = "Is there a cat in the image?"
-    torch.testing.assert_close(found.answer_logits(images, question), model.answer_logits(images, question))
+    torch.testing.assert_close(YesNo(found, question)(images), YesNo(model, question)(images))
     code, out, err = run_cli(
         "evaluate",
         tmp_path / "vlm",

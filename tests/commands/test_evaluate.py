@@ -13,8 +13,8 @@ from PIL import Image
 
 from antiphase.commands.evaluate.result import headline
 from antiphase.commands.evaluate.sources import requested
-from antiphase.data import load_data, load_pairs, small_sets
-from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
+from antiphase.data import image_sets, load_data, load_pairs
+from antiphase.data.sources import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation import probe
 from antiphase.evaluation.few_shot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.metrics import ROW_SCHEMA
@@ -137,7 +137,7 @@ def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path, 
     images, labels = (specimens.images(range(1000))[:, 0] * 255).round().numpy(), specimens.labels.numpy()
     write_split(tmp_path / "set", "t10k", images[:150], labels[:150])
     write_split(tmp_path / "set", "train", images[150:550], labels[150:550])
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path / "set")
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path / "set")
     arguments = ("evaluate", "specimen:vit-0", "--data", "fashion-mnist", "--cache", cache, *QUICK)
     code, out, err = run_cli(*arguments, "--out", tmp_path / "out")
     assert code == 0, err

@@ -197,15 +197,13 @@ def test_a_study_is_held_as_packed_rows(tmp_path):
     stored = ap.study("figure-2a", profile="smoke", store=tmp_path / "store", quiet=True)
     assert held.directory is None
     opened = [ap.open(tmp_path / "store"), ap.open(held.save(tmp_path / "saved"))]
-    shown = (
-        "<antiphase study run: figure-2a under profile smoke: 4 of 4 cells; 1 claim: 1 not judged (smoke)>"
-    )
+    shown = "<antiphase study run: figure-2a under profile smoke: 4 of 4 cells; claims: not judged (smoke) 1>"
     assert [repr(each) for each in (held, stored, *opened)] == [shown] * 4
     rows = held.frame("attack-pgd")
     assert all(each.frame("attack-pgd").equals(rows) for each in opened)
     assert held.frame()["claim"].unique().to_list() == ["fragile-at-depth-1"]
     assert held.plot().axes
-    assert "All claims" in held._repr_html_()
+    assert "Understanding Sensitivity" in held._repr_html_()
     assert (tmp_path / "saved" / "index.html").exists()
     (tmp_path / "saved" / "study.json").unlink()  # as antiphase study pack leaves it
     assert repr(ap.open(tmp_path / "saved")) == shown

@@ -235,10 +235,13 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "has no rows: expected a header line"),
-        ("image,caption\n", "has no rows"),
-        ("picture,caption\na.png,x\n", "no column image, file, .*: add one to picture, caption"),
-        ("image,words\na.png,x\n", "no column caption, title, text: add one to image, words"),
+        ("", "columns , 0 rows: expected a header with one of image, "),
+        ("image,caption\n", "columns image, caption, 0 rows: expected"),
+        (
+            "picture,caption\na.png,x\n",
+            "columns picture, caption, 1 rows: expected a header with one of image",
+        ),
+        ("image,words\na.png,x\n", "columns image, words, .* one of caption, title, text"),
         ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: put cells"),
         ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
         ("image,caption,label\na.png,x,cat\na.png,y,dog\n", "line 3 labels a.png 'dog': expected one label"),

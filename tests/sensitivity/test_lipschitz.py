@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
-from antiphase.data.small_sets import specimen_images
+from antiphase.data.image_sets import specimen_images
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.sensitivity.lipschitz import (

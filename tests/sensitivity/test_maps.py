@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from antiphase.errors import UserError
 from antiphase.models import diffclip, diffvit, vit
-from antiphase.models.kinds import attention_kind
+from antiphase.models.card import attention_kind
 from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
 from antiphase.sensitivity.attention_adapters import find_adapter
 from antiphase.sensitivity.maps import record

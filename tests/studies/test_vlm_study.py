@@ -18,8 +18,7 @@ from antiphase.studies.papers.diffclip.pope import bench, hallucinations, models
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store, described, identity
-from antiphase.vlm.checkpoint import load_vlm, named_weights, weights_digest
-from antiphase.vlm.language import load_language
+from antiphase.vlm.checkpoint import load_language, load_vlm, named_weights, weights_digest
 from antiphase.vlm.pope import NO, UNPARSED, YES
 
 TOWER = TrainClip(variant="diffclip", data="openmoji")

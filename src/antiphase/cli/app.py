@@ -118,8 +118,9 @@ def register(group: typer.Typer, command: "Command") -> None:
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            answer = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+        output = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+        with output, command.reporting(chosen) as report:
+            answer = report(command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]])))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
             from pydantic_core import to_json  # takes time to import
@@ -152,15 +153,14 @@ app = typer.Typer(
 )
 
 
-def run() -> None:
-    """Run the command line."""
+@contextlib.contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """Prepare the process for a command, and end it with one line and exit code 2 after a user's mistake."""
     keep_freed_memory()
     prepare_streams()
     try:
         rank_and_count()
-        code = app(prog_name="antiphase", standalone_mode=False)
-        if code == _INTERRUPTED:  # typer's answer to an interrupt
-            raise KeyboardInterrupt
+        yield
         sys.stdout.flush()
     except Failures as error:
         _complain(*str(error).splitlines())
@@ -187,8 +187,6 @@ def run() -> None:
         _complain(
             "the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
         )
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
 
 
 def _complain(*lines: str) -> None:

@@ -118,8 +118,7 @@ def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]
 def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
     import torch
 
-    from antiphase.models.card import ModelCard, with_card
-    from antiphase.models.kinds import attention_kind
+    from antiphase.models.card import ModelCard, attention_kind, with_card
     from antiphase.modules import device_of, running
 
     name = spec.removeprefix(PREFIX)

@@ -72,8 +72,7 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
     """Note in the card of a model of the user's own code the kind of attention and the λ that it is found to have."""
     import torch
 
-    from antiphase.models.card import ModelCard, with_card
-    from antiphase.models.kinds import is_own_code
+    from antiphase.models.card import ModelCard, is_own_code, with_card
     from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
     from antiphase.modules import device_of
     from antiphase.sensitivity.maps import attention_of

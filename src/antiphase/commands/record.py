@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from antiphase.data import ImageSet
-from antiphase.data.pairs import PairSet
+from antiphase.data.images import PairSet
 from antiphase.evaluation.tasks import QuestionSet
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint

@@ -15,8 +15,8 @@ import torch
 from antiphase import reading
 from antiphase.data.archives import regular
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
+from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of
-from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
@@ -198,65 +198,36 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     return pairs.altered(objects=tuple(objects))
 
 
-_FLICKR8K = ("Flicker8k_Dataset", "Flickr8k_Dataset", "Flickr8k_Dataset/Flicker8k_Dataset", "Images")
-_FLICKR30K = ("flickr30k-images", "flickr30k_images", "flickr30k")
-_COCO_PAGE = "https://cocodataset.org/#download (train2014.zip and val2014.zip)"
-# title, usual folder, possible folders of the images, page to get them; COCO's list has paths with train2014
-_KARPATHY = {
-    "flickr8k": ("Flickr8k", "flickr8k", _FLICKR8K, "https://forms.illinois.edu/sec/1713398"),
-    "flickr30k": ("Flickr30k", "flickr30k", _FLICKR30K, "https://shannon.cs.illinois.edu/DenotationGraph/"),
-    "coco-karpathy": ("COCO", "coco", (), _COCO_PAGE),
-}
-
-KARPATHY_SETS = {
-    name: f"{title} with five captions per image in Karpathy's splits; needs dataset_{folder}.json and the images "
-    "below the data folder"
-    for name, (title, folder, *_) in _KARPATHY.items()
-}
-"""One-line description of each of Karpathy's sets."""
-
-
-def karpathy(place: Path, root: Path, split: str) -> FilePairs:
+def karpathy(
+    name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
+) -> FilePairs:
     """List the images and captions of one of Karpathy's splits, in the order of the file.
 
-    In COCO, ``restval`` counts as train. Images are searched in ``root`` and in the folder of the list, including
+    In COCO, ``restval`` counts as train. Images are searched in the data folder and in that of the list, including
     sub-folders with the usual names.
 
     Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
+
+    Args:
+        place: the list, or nothing for ``dataset_FOLDER.json`` in a folder of the data folder.
     """
-    below = ("", "coco", *_FLICKR30K, *_FLICKR8K, "images")
-    places = [parent / folder for parent in (root, place.parent) for folder in below]
-    return _karpathy(f"karpathy:{place}", split, place, places)
-
-
-def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
-    """List one of ``KARPATHY_SETS``; its list and images are searched in the usual folders below ``root``."""
-    _, usual, image_folders, page = _KARPATHY[name]
-    choose_split(name, split, SPLITS)
-    own_folder, listed = root / usual, f"dataset_{usual}.json"
-    folders = [root, *(root / folder for folder in (usual, "flickr8k", "flickr30k", "coco", "karpathy"))]
-    path = next((folder / listed for folder in folders if (folder / listed).is_file()), None)
-    if path is None:
-        where = f"{listed} not found in {', '.join(map(str, folders))}"
-        raise UserError(
-            f"{name}: {where}: unzip {_CAPTION_LISTS} in {own_folder}, and the images from {page}"
-        )
-    parents = dict.fromkeys((own_folder, path.parent, root))
-    places = [parent / folder for parent in parents for folder in (*image_folders, "images", "")]
-    return _karpathy(name, split, path, places, fix=f"unpack the images from {page} in {own_folder}")
-
-
-def _karpathy(name: str, split: str, path: Path, places: list[Path], **fix: str) -> FilePairs:
     split = choose_split(name, split, SPLITS)
+    if folder:
+        root = root / folder
+        place = root / f"dataset_{folder}.json"
+    fix = f"unpack {_CAPTION_LISTS} in {place.parent}, and the images from {page}"
+    if folder and not place.is_file():
+        raise UserError(f"{name}: {place} not found: {fix}")
     rows: list[Row] = []
-    content = read_json(path)
-    with _layout(path):
+    content = read_json(place)
+    with _layout(place):
         for entry in content["images"]:
             if entry["split"] == split or (entry["split"] == "restval" and split == "train"):
                 file = "/".join(filter(None, (entry.get("filepath"), entry["filename"])))
                 captions = (sentence["raw"].strip() for sentence in entry["sentences"])
                 rows.append((file, tuple(filter(None, captions)), None))
-    return listed_pairs(name, split, places, rows, **fix)
+    places = [parent / below for parent in (root, place.parent) for below in image_folders]
+    return listed_pairs(name, split, places, rows, fix=fix)
 
 
 # the names that the columns of a table may have
@@ -273,41 +244,38 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     of their first rows; classes are sorted, over all splits.
     """
     name = f"csv:{place}"
-    table = table_rows(place, name)
-    if len(table) < 2:
-        raise UserError(f"{name}: {place} has no rows: expected a header line and one line per caption")
-    (_, header), *lines = table
+    (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]
-    for number, row in lines:
-        if len(row) != len(columns):
-            expected = (
-                f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
-            )
-            raise UserError(f"{name}: line {number} of {place}: {expected}")
-    rows = [(number, dict(zip(columns, row, strict=True))) for number, row in lines]
-    chosen: list[str] = []
-    for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS):
-        if not (known := [column for column in names if column in columns]):
-            raise UserError(f"{name}: no column {', '.join(names)}: add one to {', '.join(columns)}")
-        chosen.append(known[0])
+    chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
+    if not all(chosen) or not lines:
+        expected = (
+            f"a header with one of {', '.join(_IMAGE_COLUMNS)} and one of {', '.join(_CAPTION_COLUMNS)}"
+        )
+        raise UserError(
+            f"{name}: columns {', '.join(columns)}, {len(lines)} rows: expected {expected}, then rows"
+        )
+    if odd := [line for line, row in lines if len(row) != len(columns)]:
+        expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
+        raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
+    rows = [(line, dict(zip(columns, row, strict=True))) for line, row in lines]
     splits, classes = ({row.get(column, "") for _, row in rows} - {""} for column in ("split", "label"))
     split = choose_split(name, split, sorted(splits) or SPLITS)
     class_names = tuple(sorted(classes, key=int if all(map(str.isdecimal, classes)) else str))
     captions: dict[str, list[str]] = {}
     labels: dict[str, str | None] = {}
     skipped: list[str] = []
-    for number, row in rows:
+    for line, row in rows:
         if row.get("split", split) != split:
             continue
         file, caption = (row[column] for column in chosen)
         if not file or not caption:
-            skipped.append(f"line {number} has no {'caption' if file else 'image'}")
+            skipped.append(f"line {line} has no {'caption' if file else 'image'}")
         if not file:
             continue
         captions.setdefault(file, []).extend([caption] if caption else [])
         label = row.get("label")
         if label == "" or labels.setdefault(file, label) != label:
-            raise UserError(f"{name}: line {number} labels {file} {label!r}: expected one label per image")
+            raise UserError(f"{name}: line {line} labels {file} {label!r}: expected one label per image")
     if (first := next(iter(captions), "")).startswith(("http://", "https://")):
         raise UserError(f"{name}: its images are URLs, such as {first}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}
@@ -315,27 +283,24 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     return listed_pairs(name, split, [place.parent], listed, class_names).altered(skipped=tuple(skipped))
 
 
-def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
+def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells.
 
     A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
     in double quotes.
     """
-    where = f"{name}: " if name else ""
     try:
         lines = regular(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{where}cannot read {path} ({reason}): give a table in UTF-8") from error
+        raise UserError(f"cannot read {path} ({reason}): give a table in UTF-8") from error
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):
         try:
             cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
             fault = f"line {number} of {path} is no row of a table ({error})"
-            raise UserError(
-                f"{where}{fault}: put a whole cell in double quotes, and double those in it"
-            ) from error
+            raise UserError(f"{fault}: put a whole cell in double quotes, and double those in it") from error
         if any(cells):
             rows.append((number, [cell.strip() for cell in cells]))
     return rows

@@ -21,6 +21,8 @@ from antiphase.files import printable
 
 Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"]
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _MODES = {1: "L", 3: "RGB"}
 _MOST_ASPECT = 16  # of an image that is resized whole
 
@@ -138,10 +140,19 @@ def _read(file: Path | bytes, channels: int, name: str, fix: str) -> Image.Image
         raise UserError(f"cannot read image {name} ({one_line(error)}): {fix}") from error
 
 
-WORKERS = min(16, os.cpu_count() or 1)
+def or_error(function: Callable[[Item], Result]) -> Callable[[Item], Result | UserError]:
+    """Return a function that returns the UserError it would raise."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+    def call(item: Item) -> Result | UserError:
+        try:
+            return function(item)
+        except UserError as error:
+            return error
+
+    return call
+
+
+WORKERS = min(16, os.cpu_count() or 1)
 
 
 def in_threads(

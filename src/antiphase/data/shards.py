@@ -5,7 +5,6 @@ import glob
 import itertools
 import os
 import re
-import shlex
 import tarfile
 import threading
 from collections import deque
@@ -23,11 +22,11 @@ from webdataset.gopen import gopen, gopen_schemes
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 
+from antiphase.arguments import Count, validated
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, Header, members_by_key
 from antiphase.data.decoding import decode_whole, in_threads
-from antiphase.data.folders import data_root
-from antiphase.data.images import still_there
-from antiphase.data.pairs import PairBatch, check_batch_size
+from antiphase.data.folders import choose_split, data_root
+from antiphase.data.images import PairBatch, check_batch_size, still_there
 from antiphase.errors import UserError, one_line
 from antiphase.files import digest, write_text
 from antiphase.progress import progress_bar
@@ -80,6 +79,7 @@ class _StoppedError(Exception):
 
 
 @final
+@validated
 @dataclass(frozen=True)
 class ShardStream:
     """Pairs from tar files in img2dataset's layout: KEY.jpg, .png, .webp or .jpeg, KEY.txt, optionally KEY.json.
@@ -100,14 +100,11 @@ class ShardStream:
 
     name: str
     shards: tuple[Shard, ...]
-    samples: int
+    samples: Count
     lanes: int
-    buffer: int = BUFFER
+    buffer: Count = BUFFER
 
     def __post_init__(self) -> None:
-        for label, value in (("samples", self.samples), ("buffer", self.buffer)):
-            if value < 1:
-                raise UserError(f"{self.name}: {label} {value}: expected an integer of at least 1")
         if not 1 <= self.lanes <= len(self.shards):
             raise UserError(f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, its shards")
 
@@ -122,7 +119,7 @@ class ShardStream:
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch, see :class:`~antiphase.data.pairs.PairSource`.
+        """Yield this process's share of each batch, see :class:`~antiphase.data.images.PairSource`.
 
         Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
         smaller by one, and unusable entries of the shards, which are replaced by the next sample.
@@ -173,9 +170,10 @@ class ShardStream:
         decoded = in_threads(_decoded, read_ahead(), ahead=2 * size * len(numbers))
         while outcomes := list(itertools.islice(decoded, size * len(numbers))):
             good = [(sample, pixels) for sample, pixels in outcomes if isinstance(pixels, Tensor)]
-            ids = [key("shard", sample.shard, sample.key) for sample, _ in good]
             yield PairBatch(
-                ids=torch.tensor(ids, dtype=torch.int64),
+                ids=torch.tensor(
+                    [key("shard", sample.shard, sample.key) for sample, _ in good], dtype=torch.int64
+                ),
                 images=[pixels for _, pixels in good],
                 captions=[(sample.caption,) for sample, _ in good],
                 size=batch_size,
@@ -241,6 +239,14 @@ def open_shards(
     return ShardStream(name, shards, samples, lanes, buffer)
 
 
+def shard_pairs(
+    name: str, split: str, path: str, root: Path, samples: int | None, lanes: int | None, progress: bool
+) -> ShardStream:
+    """Open the shards of a named source; they have only training pairs."""
+    choose_split(name, split, ("train",))
+    return open_shards(path, samples=samples, lanes=lanes, root=root, progress=progress)
+
+
 def _decoded(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height width"] | str]:
     """Return the sample with its pixels, or with the line that says why it has none."""
     file = f"{sample.key}.{sample.suffix}"
@@ -283,7 +289,7 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files of a shard up to damaged data, whose reason is added to ``damage``."""
     try:
         path = Path(shard.place)
-        stream = path.open("rb", _READ_BYTES) if shard.local else gopen(_address(shard.place))
+        stream = path.open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
         with (
             contextlib.closing(stream),  # raises if a command failed
             tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive,
@@ -301,20 +307,10 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
         damage.append(f"the command ended with exit code {code[1]}" if code else reason)
 
 
-def _address(place: str) -> str:
-    """Return a URL that webdataset can open; s3 URLs are read through the AWS command line.
-
-    >>> _address("s3://bucket/00000.tar"), _address("gs://bucket/00000.tar")
-    ('pipe:aws s3 cp s3://bucket/00000.tar -', 'gs://bucket/00000.tar')
-    """
-    own = place.startswith("s3://") and "s3" not in gopen_schemes
-    return f"pipe:aws s3 cp {shlex.quote(place)} -" if own else place
-
-
 def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL. Relative
+    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative
     paths are searched for in the working directory; if it has none of them, in the data folder ``root``.
     """
     try:
@@ -350,13 +346,12 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
     missing: list[str] = []
     for place in places:
         scheme = urlparse(place).scheme
-        if scheme in gopen_schemes or scheme == "s3":
+        if scheme in gopen_schemes:
             existing.append((place, False))
             continue
         if scheme and not Path(place).exists():
-            raise UserError(
-                f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' that writes it"
-            )
+            fix = "use 'pipe:COMMAND' that writes it, such as 'pipe:aws s3 cp URL -'"
+            raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: {fix}")
         path = base / Path(place).expanduser()
         pattern = str(path / "*.tar" if path.is_dir() else path)
         files = [str(path)] if path.is_file() else filter(os.path.isfile, sorted(glob.glob(pattern)))

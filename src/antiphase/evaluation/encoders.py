@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from antiphase.data.pairs import PairSet, model_images
+from antiphase.data.images import PairSet, model_images
 from antiphase.evaluation.metrics import estimate, task_metrics
 from antiphase.evaluation.retrieval import chosen_captions, retrieval_rows
 from antiphase.evaluation.tasks import Captions

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, Count, Seed, validated
-from antiphase.data.expected_counts import PROBE_SETS
+from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows

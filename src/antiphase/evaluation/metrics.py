@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.data.expected_counts import MEAN_PER_CLASS
+from antiphase.data.sources import MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.intervals import (

@@ -133,8 +133,10 @@ def _layer(
     lam: Tensor | None = None,
 ) -> Layer:
     """Return a layer whose values are multiplied by the map; ``finish`` receives the product."""
-    one, two = (*branches, None)[:2]
-    return Layer(call.name, call.tokens, one, two, lam, lambda a: finish(a @ values), call.tangent, values)
+    negative = branches[1] if len(branches) > 1 else None
+    return Layer(
+        call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values), call.tangent, values
+    )
 
 
 def _ours(module: Any, call: Call) -> Layer:

@@ -83,10 +83,9 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
 
 def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
     steps = name.split(".")
-    for end in range(len(steps), 0, -1):
-        if isinstance(parts[".".join(steps[: end - 1])], nn.ModuleList | nn.Sequential):
-            return ".".join(steps[:end])
-    return name
+    paths = (".".join(steps[:end]) for end in range(len(steps), 0, -1))
+    lists = nn.ModuleList | nn.Sequential
+    return next((path for path in paths if isinstance(parts[path.rpartition(".")[0]], lists)), name)
 
 
 def _length(x: Tensor) -> Tensor:

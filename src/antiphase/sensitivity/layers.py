@@ -5,7 +5,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -100,10 +100,8 @@ class Branch:
 
     def double(self) -> "Branch":
         """Convert to float64, which avoids cancellation for peaked maps."""
-        mask = None if self.mask is None else self.mask.double()
-        return replace(
-            self, mask=mask, **{name: getattr(self, name).double() for name in ("q", "k", "to_q", "to_k")}
-        )
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: x.double() for name, x in parts.items() if isinstance(x, Tensor)})
 
     @cached_property
     def turned_q(self) -> PerToken:

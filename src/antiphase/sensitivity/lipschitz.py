@@ -133,17 +133,9 @@ def power_iteration(
 ) -> OperatorNorm:
     """Return a lower bound of ‖J(x)‖ that rises towards it: ‖Jv‖ after v ← JᵀJv / ‖JᵀJv‖, T times.
 
-    A sample stops by itself once a step adds no more than ``tolerance`` of its value.
-
-    Args:
-        f: the function; it needs second derivatives, as all of torch's plain operations have.
-        x: where.
-        steps: T, of two backward passes each.
-        seed: of the random starts.
-        ids: ids of the samples.
-        restarts: random starts; the best is kept for each sample.
-        tolerance: relative.
-        start: first direction, in place of the first random one; zero only where that one is wanted.
+    f needs second derivatives, as all of torch's plain operations have. Each of the T ``steps`` costs two backward
+    passes; a sample stops by itself once a step adds no more than ``tolerance`` of its value. Of several ``restarts``
+    the best is kept for each sample. ``start`` is taken in place of the first random direction, but where it is zero.
     """
     ids = _ids(x, ids)
     best = Rows(value=x.new_full((len(x),), -1.0), direction=torch.zeros_like(x))
@@ -213,13 +205,8 @@ def uniform_sampling(
     is over layers). With D inputs both values are near the average slope and not the steepest: where f is nearly
     linear the mean comes to ‖J‖_F/√D, and the largest of K is little above it.
 
-    Args:
-        f: the function.
-        x: where.
-        eps: ε, in the units of x; where f works in float32 no less than about 10⁻³ of them.
-        samples: K, a forward pass each; the paper names none.
-        seed: of the draws.
-        ids: ids of the samples.
+    ``eps`` is in the units of x, where f works in float32 no less than about 10⁻³ of them. ``samples`` is K, a forward
+    pass each; the paper names none.
     """
     return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
 

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
-from antiphase.models.kinds import AttentionKind, attention_modules, is_own_code, named_attention, strongest
+from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
 from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
 from antiphase.sensitivity.detection import (
     DETECTIONS,
@@ -297,7 +297,7 @@ def _subtracted_outputs(modules: Sequence[nn.Module], run: Callable[[], Any]) ->
             sides = args[0].clone(), args[1]
         output = func(*args, **kwargs)
         if sides is not None and output.requires_grad:
-            sums.append((*sides, output, minus))
+            sums.append((*sides, output, minus))  # pyright: ignore[reportArgumentType]
         return output
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:

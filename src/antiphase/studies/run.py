@@ -278,7 +278,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         UserError: an option does not suit the processes, or a cell fails.
     """
     if options.track:
-        from antiphase.training.tracking import check_trackers
+        from antiphase.training.loop import check_trackers
 
         check_trackers(options.track)
     chosen, device, process = select(options), find_device(options.device), this_process()

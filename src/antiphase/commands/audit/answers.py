@@ -43,8 +43,7 @@ from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
-from antiphase.vlm.attack import ALL, ASKED_SCHEMA, summarise_answers
-from antiphase.vlm.pope import PopeSet, asked_images
+from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
@@ -57,7 +56,7 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
 
     ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
     ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
-    :func:`~antiphase.vlm.attack.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
+    :func:`~antiphase.vlm.pope.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
     gallery.
 
     Args:

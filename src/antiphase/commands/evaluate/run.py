@@ -18,8 +18,8 @@ from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.data import FileImages, ImageSet, PairSet
 from antiphase.data.folders import data_root
+from antiphase.data.images import content_key
 from antiphase.data.mmvp import MmvpSet
-from antiphase.data.pairs import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks

@@ -45,7 +45,8 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     command = find_command(name)
     repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
     check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
-    command.answer(repeated, typed)
+    with command.reporting(repeated) as report:
+        report(command.function()(repeated, typed))
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())

@@ -9,7 +9,7 @@ from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.record import environment_record
 from antiphase.commands.train.options import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
 from antiphase.data import load_data
-from antiphase.data.pairs import PairSet
+from antiphase.data.images import PairSet
 from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.files import write_json
@@ -17,8 +17,8 @@ from antiphase.models import CLIP
 from antiphase.processes import this_process
 from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
+from antiphase.training.loop import check_trackers
 from antiphase.training.recipe import ClipRecipe, Recipe, make_clip_recipe
-from antiphase.training.tracking import check_trackers
 
 Metrics = list[dict[str, Any]]
 """Of each epoch."""
@@ -125,9 +125,7 @@ def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
 def _train_vlm(options: TrainVlmOptions) -> Metrics:
     from antiphase.data.conversations import load_conversations
     from antiphase.models.zoo import load_model
-    from antiphase.vlm.checkpoint import aligned, assemble
-    from antiphase.vlm.language import add_lora
-    from antiphase.vlm.recipe import MERGE, VlmRecipe, make_vlm_recipe
+    from antiphase.vlm.checkpoint import MERGE, VlmRecipe, add_lora, aligned, assemble, make_vlm_recipe
     from antiphase.vlm.training import train_vlm
 
     stage, source = int(options.stage), None

@@ -15,9 +15,17 @@ from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card, with_own_pixels
+from antiphase.models.card import (
+    AttentionKind,
+    ModelCard,
+    attention_kind,
+    card_of,
+    settle_size,
+    size_for,
+    with_card,
+    with_own_pixels,
+)
 from antiphase.models.class_names import in_model_order
-from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
@@ -90,7 +98,7 @@ class Own(_Made):
 
     Attributes:
         attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
-            :func:`~antiphase.models.kinds.attention_kind` by default.
+            :func:`~antiphase.models.card.attention_kind` by default.
 
     Raises:
         UserError: The kind of attention is unknown.

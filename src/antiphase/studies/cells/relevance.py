@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.models.zeroshot import as_dual_encoder

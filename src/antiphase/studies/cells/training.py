@@ -18,10 +18,9 @@ from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
-from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.clip import PRESETS as CLIP_PRESETS
 from antiphase.models.clip import ClipConfig, bare_clip, build_clip, find_clip
-from antiphase.models.kinds import attention_kind
 from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
 from antiphase.models.vit import PRESETS as VIT_PRESETS
 from antiphase.models.vit import VitConfig, build_vision, configure

@@ -20,12 +20,12 @@ from antiphase.studies.cells.training import TrainClip
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
+from antiphase.vlm.model import Style
 from antiphase.vlm.pope import PopeSet
-from antiphase.vlm.prompt import Style
 
 if TYPE_CHECKING:
     from antiphase.vlm import VlmConfig
-    from antiphase.vlm.recipe import VlmRecipe
+    from antiphase.vlm.checkpoint import VlmRecipe
 
 
 @final
@@ -43,7 +43,7 @@ class TrainVlm(Cell):
         language: language model, see ``load_language``; stage 2 has that of stage 1.
         prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
-        recipe: recipe settings that differ, see :class:`~antiphase.vlm.recipe.VlmRecipe`.
+        recipe: recipe settings that differ, see :class:`~antiphase.vlm.checkpoint.VlmRecipe`.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
@@ -85,7 +85,7 @@ class TrainVlm(Cell):
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
         """Return the recipe of the stage."""
-        from antiphase.vlm.recipe import make_vlm_recipe
+        from antiphase.vlm.checkpoint import make_vlm_recipe
 
         fields = {"seed": self.seed, **self.recipe}
         return make_vlm_recipe(
@@ -100,7 +100,7 @@ class TrainVlm(Cell):
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         from antiphase.vlm import VlmConfig
-        from antiphase.vlm.recipe import MERGE, SCHEDULE
+        from antiphase.vlm.checkpoint import MERGE, SCHEDULE
         from antiphase.vlm.towers import HIDDEN_STATE
 
         style = {"language": self.language, "prompt": self.prompt or "chat"}
@@ -130,8 +130,7 @@ class TrainVlm(Cell):
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""
-        from antiphase.vlm.checkpoint import aligned, assemble
-        from antiphase.vlm.recipe import MERGE
+        from antiphase.vlm.checkpoint import MERGE, aligned, assemble
         from antiphase.vlm.training import train_vlm
 
         data = load_conversations(self.data, stage=self.stage, limit=self.limit, seed=self.seed)

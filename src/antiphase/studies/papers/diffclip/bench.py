@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS
 from antiphase.data.shards import CC3M, CC12M, TITLES
+from antiphase.data.sources import IMAGENET_SETS, PROBE_SETS
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.relevance import Relevance

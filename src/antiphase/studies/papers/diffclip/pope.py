@@ -34,9 +34,8 @@ from antiphase.studies.papers.diffclip.paper_tables import (
 )
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Profile, RowsByTable
-from antiphase.vlm.attack import ALL, answer_rates
-from antiphase.vlm.pope import SAMPLINGS, pope_values
-from antiphase.vlm.prompt import Style
+from antiphase.vlm.model import Style
+from antiphase.vlm.pope import ALL, SAMPLINGS, answer_rates, pope_values
 
 _MODEL = ["pretraining", "series", SEED]
 _CLEAN = "clean"

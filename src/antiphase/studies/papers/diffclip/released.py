@@ -108,8 +108,4 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
 @lru_cache
 def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
     """Return the sizes and towers of a checkpoint, read once for each modification time."""
-    constant = None if isinstance(lambda_init, str) else lambda_init
-    schedule = "depth" if lambda_init == "depth" else "constant"
-    return stored_config(file) or config_of(
-        read_released(file), str(file), lambda_init=constant, schedule=schedule
-    )
+    return stored_config(file) or config_of(read_released(file), str(file), lambda_init)

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from antiphase.data.expected_counts import PROBE_SETS
+from antiphase.data.sources import PROBE_SETS
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact, Table, tables
