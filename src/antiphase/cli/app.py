@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # errors that no other path mends
 _NO_PATH = (FileNotFoundError, ConnectionError, TimeoutError, ChildProcessError)
-_INTERRUPTED = 130
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
