@@ -29,7 +29,7 @@ SMALLER = (  # what the pages do with more images, in tests
     (r"samples=1000", "samples=20"),
     (r"\b(epochs|samples)=5\b", r"\1=1"),
     (r"steps=20\b", "steps=2"),
-    (r"split=split\)", "split=split, limit=60)"),
+    (r"split=split\)", "split=split, limit=150)"),
     (r"episodes=500", "episodes=20"),
     (r"study run my-study.py --seeds 8", "study run my-study.py --profile smoke"),
     (r"study report my-study.py", "study report my-study.py --profile smoke"),

@@ -370,7 +370,7 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"ask": "objects"}, "ask 'objects' on openmoji: it has no objects; expected coco-objects"),
+        ({"ask": "objects"}, "ask 'objects' on openmoji: its images have none; expected ask 'caption'"),
         ({"data": "emoji-scenes", "texts": ("a", "b")}, "texts on emoji-scenes: no image shows a and b"),
         ({"kinds": ("heat",)}, "kind 'heat': expected some of relevance"),
         ({"prompt": "a photo"}, "prompt 'a photo': expected {}"),

@@ -87,16 +87,8 @@ class TrainVlm(Cell):
         """Return the recipe of the stage."""
         from antiphase.vlm.checkpoint import make_vlm_recipe
 
-        fields = {"seed": self.seed, **self.recipe}
-        return make_vlm_recipe(
-            self.stage,
-            self.preset,
-            config,
-            pretrained_sha256=source,
-            data=self.data,
-            data_fingerprint=fingerprint,
-            **fields,
-        )
+        fields = {"seed": self.seed, "data": self.data, "data_fingerprint": fingerprint, **self.recipe}
+        return make_vlm_recipe(self.stage, self.preset, config, pretrained_sha256=source, **fields)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         from antiphase.vlm import VlmConfig
@@ -111,12 +103,7 @@ class TrainVlm(Cell):
         plain, _, query = self.data.partition("?")
         name = plain.partition(":")[2].rpartition("/")[2] or plain
         only = query_settings(query).get("only", "")
-        used = {
-            **dict(recipe),
-            "model": "",
-            "data": f"{name}, {only}" if only else name,
-            "schedule": SCHEDULE,
-        }
+        used = dict(recipe) | {"model": "", "data": f"{name}, {only}" if only else name, "schedule": SCHEDULE}
         if self.stage == 2:
             order = "those without an image, then drawn" if recipe.text_first else "drawn"
             yield "tune", used | {"trained": "projector, language model", "order": order}
@@ -138,14 +125,8 @@ class TrainVlm(Cell):
             config, vlm, source = aligned(lab.store.folder(self.start))
             config = config.model_copy(update={"tuned": True})
         else:
-            config, vlm = assemble(
-                self.start.load(lab),
-                self.start.label,
-                self.language,
-                style=self.prompt,
-                merge=MERGE[self.preset],
-                seed=self.seed,
-            )
+            how = {"style": self.prompt, "merge": MERGE[self.preset], "seed": self.seed}
+            config, vlm = assemble(self.start.load(lab), self.start.label, self.language, **how)
             source = None
         recipe = self.make_recipe(config, data.fingerprint(), source)
         train_vlm(recipe, vlm, data, folder, part=lab.batch_size, trackers=lab.track, progress=lab.progress)
@@ -192,17 +173,15 @@ class AttackAnswers(Measurement):
     def facts(self) -> Iterator[tuple[str, Any]]:
         options = self.options()
         about = {"data": self.data, "suffix": self.suffix, "attack": options.attack, "images": self.limit}
-        yield "answers", about
-        yield "answers", {"eps": options.eps}
+        yield "answers", about | {"eps": options.eps}
         yield from (("answers", {"steps": settings_of(stage)["steps"]}) for stage in options.ensemble.stages)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Attack; the samplings that ask a question are joined by commas."""
         from antiphase.commands.audit.answers import attack_answers
 
-        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
-        pope, out = self._pope(lab.progress), folder / WORK_FOLDER
-        rows, warnings = attack_answers(self.model.label, lab.model(self.model), pope, options, out)
+        told = (self.model.label, lab.model(self.model), self._pope(lab.progress))
+        rows, warnings = attack_answers(*told, self.running(lab), folder / WORK_FOLDER)
         lab.warnings += warnings
         return rows.with_columns(pl.col("samplings").list.join(","))
 
