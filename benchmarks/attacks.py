@@ -34,7 +34,7 @@ from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attention import outputs_only
 from antiphase.heap import keep_freed_memory
 from antiphase.models.zoo import fingerprint
-from antiphase.studies.report.site import replace_marked
+from antiphase.studies.report.findings import replace_marked
 
 PUBLISHED = Path(__file__).with_name("attacks.json")
 PAGE = Path(__file__).parents[1] / "docs/commands.md"

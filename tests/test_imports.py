@@ -1,6 +1,7 @@
 """Imports point in one direction: a package uses itself and what stands before it in the list, no more."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -70,11 +71,18 @@ def _complaint(package: str, target: str) -> str | None:
     return None
 
 
+@functools.cache
+def _nodes(path: Path) -> list[ast.stmt]:
+    """Return the imports of a file, nested ones too."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    return [node for node in tree if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def _imports(path: Path, name: str, parts: tuple[str, ...]) -> set[tuple[int, str]]:
     """Return (line, first name below the package) of every import of the package, nested ones too."""
     here = (name, *parts[:-1])  # the package a relative import starts from
     found: set[tuple[int, str]] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             modules = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -188,7 +196,7 @@ def circles(root: Path) -> list[tuple[str, ...]]:
     known = set(names.values())
     imported: dict[str, set[str]] = {}
     for path, name in names.items():
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = _nodes(path)
         targets = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and node.module:

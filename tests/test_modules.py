@@ -11,7 +11,7 @@ from torch import nn
 import antiphase as ap
 from antiphase.attacks import Threat, fab, pgd, square
 from antiphase.errors import UserError
-from antiphase.models.kinds import attention_kind
+from antiphase.models.card import attention_kind
 from antiphase.modules import device_of, differentiable, evaluating, running, to_evaluation
 from tests.attacks import toys
 
@@ -110,10 +110,16 @@ def test_finished_result_survives_a_module_that_refuses_its_mode(attack):
         (lambda: network().to("meta"), r"0\.weight is on the meta device.*to_empty"),
         (
             lambda: network().half(),
-            r"torch\.float32 for weights of torch\.float16: convert it with model\.float\(\)",
+            r"torch\.float32 for weights of torch\.float16: convert it with model\.to\(torch\.float32\)",
         ),
-        (lambda: network().bfloat16(), r"weights of torch\.bfloat16: convert it with model\.float\(\)"),
-        (lambda: network().double(), r"model\.float\(\), or the images with images\.double\(\)"),
+        (
+            lambda: network().bfloat16(),
+            r"weights of torch\.bfloat16: convert it with model\.to\(torch\.float32\)",
+        ),
+        (
+            lambda: network().double(),
+            r"model\.to\(torch\.float32\), or the images with images\.to\(torch\.float64\)",
+        ),
         (lambda: lambda images: (images, None), r"returned a tuple .* logits of shape \(16, classes\)"),
         (lambda: lambda images: {"logits": images}, "returned a dict"),
         (lambda: lambda images: Output(images), "returned a Output"),

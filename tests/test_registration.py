@@ -9,13 +9,13 @@ from antiphase.attention import AttentionMaps, combine, softmax_maps
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import measure
-from antiphase.commands.train_clip.options import TrainClipOptions
+from antiphase.commands.train.options import TrainClipOptions
 from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
+from antiphase.models.card import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.clip import ClipVariant, diffclip
-from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.transformer import AttentionSpec
 from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
@@ -236,7 +236,9 @@ def test_a_clip_variant_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
     own = ClipVariant("CLIP, shared queries", {"towers": "vision", "attention": "shared"})
     monkeypatch.setitem(CLIPS, "shared-vision", own)
     options = TrainClipOptions(model="shared-vision", data="openmoji", out="run", lambda_init=0.8)
-    model = make_clip_recipe(options.model, "openmoji", options.data, "0", options.model_part).model
+    model = make_clip_recipe(
+        options.model, "openmoji", options.data, "0", options.chosen("init", "lambda_init")
+    ).model
     assert (model.vision.attention, model.text.attention) == ("shared", "softmax")
     cell = TrainClip(variant="shared-vision", data="openmoji", preset="openmoji")
     assert (cell.series, cell.factors()["lambda_schedule"]) == ("CLIP, shared queries", "constant")

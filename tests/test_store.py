@@ -86,13 +86,12 @@ def _left(out):
 
 
 @pytest.mark.parametrize("run", [_attack, _sense, _certify, _evaluate])
-@pytest.mark.parametrize("part", [0.5, 0.9])
-def test_a_killed_run_leaves_the_same_bytes(tmp_path, models, monkeypatch, run, part):
+def test_a_killed_run_leaves_the_same_bytes(tmp_path, models, monkeypatch, run):
     model = models["clip" if run is _evaluate else "vit"]
     block = model.visual.blocks[0] if run is _evaluate else model.blocks[0]
     calls = _Calls(monkeypatch, type(block))
     expected = run(model, tmp_path / "whole")
-    calls.last = calls.count + round(part * calls.count)
+    calls.last = calls.count + round(0.7 * calls.count)
     with pytest.raises(KeyboardInterrupt):
         run(model, tmp_path / "killed")
     assert list((tmp_path / "killed").rglob("*.*")), "nothing was kept"

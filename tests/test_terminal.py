@@ -45,7 +45,8 @@ def test_words_and_tables_are_printed_escaped(capsys):
 
 def test_a_progress_bar_shows_its_title_escaped(monkeypatch):
     drawn = io.StringIO()
-    monkeypatch.setattr("antiphase.progress.stderr_console", lambda: console(file=drawn, force_terminal=True))
+    monkeypatch.setattr(drawn, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", drawn)
     with status_bar(f"[/b]{HOSTILE}", 2, shown=True) as bar:
         bar.show(1, HOSTILE)
         bar.say(HOSTILE)

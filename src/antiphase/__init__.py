@@ -71,22 +71,22 @@ __all__ = [  # noqa: RUF022 (grouped)
 ]
 
 
-_COMMANDS = __all__[:9]
-_LOADERS = {"load_data": "data", "load_model": "models"}
+_PLACES = {
+    **dict.fromkeys(__all__[:9], "commands.python"),
+    "verify": "commands.verify.run",
+    "load_data": "data",
+    "load_model": "models",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import submodules on first access, so that ``antiphase --help`` is fast."""
-    if name in _LOADERS:
-        return getattr(importlib.import_module(f"antiphase.{_LOADERS[name]}"), name)
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"antiphase.{_PLACES[name]}"), name)
     if name == "open":
         return importlib.import_module("antiphase.commands.result").open_result
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("antiphase")
-    if name == "verify":
-        return importlib.import_module("antiphase.commands.verify.run").verify
-    if name in _COMMANDS:
-        return getattr(importlib.import_module("antiphase.commands.python"), name)
     if name in __all__:
         return importlib.import_module(f"antiphase.{name}")
     raise AttributeError(f"module 'antiphase' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
@@ -76,7 +77,7 @@ def validated(public: Public) -> Public:
     ... def attack(steps: Count) -> None: ...
     >>> attack(0)
     Traceback (most recent call last):
-    antiphase.errors.UserError: steps 0: expected an integer of at least 1
+    antiphase.errors.UserError: steps 0: expected an integer of at least 1 and below 2**31
     """
     if isinstance(public, type):
         public.__init__ = validated(public.__init__)  # type: ignore[misc]
@@ -100,14 +101,14 @@ def validated(public: Public) -> Public:
             return _checked(name, value, kinds.get(name, ()), sizes)
 
         for name, value in bound.arguments.items():
-            kind = signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                value = {key: check(key, one) for key, one in value.items()}
-            elif kind is inspect.Parameter.VAR_POSITIONAL:
-                value = tuple(check(name, one) for one in value)
-            else:
-                value = check(name, value)
-            bound.arguments[name] = value
+            match signature.parameters[name].kind:
+                case inspect.Parameter.VAR_KEYWORD:
+                    checked = {key: check(key, one) for key, one in value.items()}
+                case inspect.Parameter.VAR_POSITIONAL:
+                    checked = tuple(check(name, one) for one in value)
+                case _:
+                    checked = check(name, value)
+            bound.arguments[name] = checked
         return public(*bound.args, **bound.kwargs)
 
     return cast(Public, call)
@@ -124,11 +125,8 @@ def unchecked(function: Public) -> Public:
 def check_argument(function: Callable[..., Any], name: str, value: Any) -> Any:
     """Return the value of one argument of a validated function, checked as a call would."""
     plain = unchecked(function)
-    return (
-        value
-        if plain is function
-        else _checked(name, value, _kinds(plain, inspect.signature(plain))[name], {})
-    )
+    kinds = {} if plain is function else _kinds(plain, inspect.signature(plain))
+    return _checked(name, value, kinds.get(name, ()), {})
 
 
 class _OneLine(type(BaseModel)):
@@ -162,9 +160,9 @@ class _Kind:
     musts: tuple[Must, ...] = ()
     array: Any = None
 
-    def described(self, must: Must | None = None) -> str:
-        musts = self.musts if must is _FINITE else (must,) if must else self.musts[:1]
-        return " ".join([self.words, " and ".join(must.words for must in musts)]).strip()
+    @property
+    def described(self) -> str:
+        return f"{self.words} {' and '.join(must.words for must in self.musts)}".strip()
 
 
 def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str, tuple[_Kind, ...]]:
@@ -182,11 +180,11 @@ def _checked(name: str, value: Any, kinds: tuple[_Kind, ...], sizes: dict[str, A
     value = value.item() if isinstance(value, np.generic) else value
     kind = next((kind for kind in kinds if kind.holds(value)), None)
     if kind is None:
-        words = " or ".join(dict.fromkeys(kind.described() for kind in kinds))
+        words = " or ".join(dict.fromkeys(kind.described for kind in kinds))
         raise UserError(f"{name} {_given(value)}: expected {words}")
     for must in kind.musts:
         if not must.holds(value):
-            raise UserError(f"{name} {_given(value, must)}: expected {kind.described(must)}")
+            raise UserError(f"{name} {_given(value, must)}: expected {kind.described}")
     if kind.words == "a number" and isinstance(value, int) and abs(value) >= 2**63:
         return float(value)  # torch takes no such integer
     if not isinstance(value, Tensor | np.ndarray) or not kind.array:
@@ -246,28 +244,19 @@ def _allowed(hint: Any) -> tuple[_Kind, ...]:
         )
     if origin in (Union, types.UnionType):
         kinds = [_allowed(part) for part in parts]
-        return tuple(kind for several in kinds for kind in several) if all(kinds) else ()
+        return tuple(chain(*kinds)) if all(kinds) else ()
     if origin is Literal:
-        quoted = " or ".join(", ".join(map(repr, parts)).rsplit(", ", 1))
-        words = quoted if len(parts) < 4 else f"one of {', '.join(map(str, parts))}"
+        words = " or ".join(", ".join(map(repr, parts)).rsplit(", ", 1))
         return (_Kind(words, lambda value: isinstance(value, str | int) and value in parts),)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        return (_Kind(_array_words(hint), lambda value: isinstance(value, hint), array=hint),)
+        words = "a torch tensor" if issubclass(hint.array_type, Tensor) else "a numpy array"
+        shape = ", ".join("…" if name[0] in "*." else name.lstrip("#") for name in hint.dim_str.split())
+        words = f"{words} of {hint.dtype.__name__.lower()} and shape ({shape})"
+        return (_Kind(words, lambda value: isinstance(value, hint), array=hint),)
     if origin in _LISTS:
-        inner = " or ".join(kind.words for kind in _allowed(parts[0])) if len({*parts} - {...}) == 1 else ""
-        words = f"a {_LISTS[origin]}" + (f", each {inner}" if inner else "")
-        return (_Kind(words, lambda value: _holds(origin, parts, value)),)
+        return (_Kind(f"a {_LISTS[origin]}", lambda value: _holds(origin, parts, value)),)
     words = _WORDS.get(origin) or str(origin.__name__)
     return (_PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin)),)
-
-
-def _array_words(hint: Any) -> str:
-    names, of = hint.dim_str.split(), hint.dtype.__name__.lower()
-    words = "a torch tensor" if issubclass(hint.array_type, Tensor) else "a numpy array"
-    if len(names) == 1 and names[0].isidentifier():
-        return f"{words} with one {of} per {names[0].removesuffix('s')}"
-    axes = ", ".join("…" if name[0] in "*." else name.lstrip("#") for name in names)
-    return f"{words} of {of}" + ("" if axes == "…" else f" and shape ({axes})")
 
 
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
@@ -277,12 +266,11 @@ def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
         return False
     if isinstance(value, Iterator) or not parts:  # reading an iterator would use it up
         return True
-    if origin is Iterable:
-        return all(_fits(parts[0], one) for one in value)
     if issubclass(origin, Mapping):
-        return all(_fits(parts[0], key) and _fits(parts[1], one) for key, one in value.items())
-    each = parts if origin is tuple and ... not in parts else parts[:1] * len(value)
-    return len(each) == len(value) and all(map(_fits, each, value))
+        return all(map(_fits, parts * len(value), chain(*value.items())))
+    if origin is tuple and ... not in parts:
+        return len(parts) == len(value) and all(map(_fits, parts, value))
+    return all(_fits(parts[0], element) for element in value)
 
 
 def _fits(hint: Any, value: Any) -> bool:

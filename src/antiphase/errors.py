@@ -19,7 +19,7 @@ def shown(text: object, most: int = 80) -> str:
     """
     try:
         whole = repr(text)
-    except ValueError:  # an integer of more digits than Python prints
+    except (ValueError, RecursionError):  # an integer of too many digits, or too deeply nested
         whole = f"<{type(text).__name__}>"
     whole = " ".join(whole.split()) if "\n" in whole else whole
     side = (most - 3) // 2
@@ -71,12 +71,8 @@ _KINDS = {
 def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError:
     """Return the first mistake of a pydantic ``ValidationError`` as one line: the field, its value, what was expected.
 
-    A mistake that was raised as a ``UserError`` keeps its own words.
-
-    Args:
-        error: the ValidationError.
-        before: what the line begins with, such as a file's name.
-        at: where in the file the validated object is.
+    A mistake that was raised as a ``UserError`` keeps its own words. ``before`` is what the line begins with, such as a
+    file's name, and ``at`` where in the file the validated object is.
     """
     found = error.errors(include_url=False)
     first = next((one for one in found if one["type"] != "json_invalid"), found[0])

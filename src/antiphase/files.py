@@ -81,11 +81,7 @@ def _runs(process: int) -> bool:
 
 @contextlib.contextmanager
 def room(root: Path) -> Iterator[None]:
-    """Turn the error of a full disk into a ``UserError``.
-
-    Raises:
-        UserError: The disk is full.
-    """
+    """Turn the error of a full disk into a ``UserError``."""
     try:
         yield
     except Exception as error:  # the Parquet and safetensors writers raise their own exceptions

@@ -18,11 +18,10 @@ Module = TypeVar("Module", bound=nn.Module)
 def device_of(model: object, default: torch.device | str = "cpu") -> torch.device:
     """Return the device of a model's first parameter or buffer; ``default`` if it has none or is a plain function.
 
-    Raises:
-        UserError: A weight has no values, because it is on the meta device or its lazy module has not run yet.
+    A UserError names a weight without values, on the meta device or of a lazy module that has not run yet.
     """
-    found: list[torch.device] = []
-    for name, weight in _weights(model):
+    weights = dict(_weights(model))
+    for name, weight in weights.items():
         if is_lazy(weight):
             raise UserError(
                 f"{type(model).__name__}: {name} is lazy and has no values yet; expected a model that has run once: "
@@ -33,8 +32,7 @@ def device_of(model: object, default: torch.device | str = "cpu") -> torch.devic
                 f"{type(model).__name__}: {name} is on the meta device, without values; expected weights: call "
                 "model.to_empty(device='cpu') and model.load_state_dict(…)"
             )
-        found.append(weight.device)
-    return found[0] if found else torch.device(default)
+    return next((weight.device for weight in weights.values()), torch.device(default))
 
 
 def differentiable(model: Module) -> Module:
@@ -81,14 +79,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def running(model: object, images: Tensor, name: str = "", what: str = "images") -> Iterator[None]:
-    """Report what a model raises within a block as a ``UserError``: one line that names the model and its images.
-
-    Args:
-        model: any callable.
-        images: what it is called on.
-        name: name of the model; by default its class.
-        what: name of the images.
-    """
+    """Report what a model raises within a block as a ``UserError``: one line that names the model and its images."""
     try:
         yield
     except UserError:
@@ -107,10 +98,10 @@ def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:
     kinds = {weight.dtype for _, weight in _weights(model) if weight.is_floating_point()}
     if len(kinds) == 1 and dtype not in kinds:
         weights = kinds.pop()
-        ways = {torch.float32: "float()", torch.float64: "double()"}
-        own = f"convert it with model.{ways.get(dtype, f'to({dtype})')}"
-        other = f", or the images with images.{ways[weights]}" if weights in ways else ""
-        return f"images of {dtype} for weights of {weights}: {own}{other}"
+        return (
+            f"images of {dtype} for weights of {weights}: convert it with model.to({dtype}), or the images with "
+            f"images.to({weights})"
+        )
     if "Guard failed" in str(error):
         return "export it for batches of any size, with dynamic_shapes=({0: torch.export.Dim('batch')},)"
     return ""

@@ -24,18 +24,16 @@ _LONGEST = 9  # digits
 def rank_and_count() -> tuple[int, int]:
     """Return which of how many processes this one is; if there are several, it ends when torchrun does.
 
-    Raises:
-        UserError: the environment makes no sense, or torchrun has ended already.
+    A UserError refuses an environment that makes no sense, and a torchrun that has ended already.
     """
     count = _number("WORLD_SIZE", 1, 10**_LONGEST, usual=1)
-    rank, _ = (_number(name, 0, count - 1, usual=0) for name in ("RANK", "LOCAL_RANK"))
+    rank, _ = (_number(name, 0, count - 1) for name in ("RANK", "LOCAL_RANK"))
     if count > 1:
-        if missing := [
-            name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
-        ]:
-            raise UserError(
-                f"WORLD_SIZE {count} without {missing[0]}: start with torchrun, or unset WORLD_SIZE"
-            )
+        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise UserError(
+                    f"WORLD_SIZE {count} without {name}: start with torchrun, or unset WORLD_SIZE"
+                )
         _number("MASTER_PORT", 1, 65_535)
         _end_with_torchrun()
     return rank, count
@@ -113,8 +111,6 @@ def this_process() -> Process:
     import torch
     from accelerate import PartialState
 
-    from antiphase.processes import end_group_at_exit
-
     end_group_at_exit()
     # a process that has less to do waits for the others, however long
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
@@ -125,11 +121,7 @@ _PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluat
 
 
 def start_processes(**options: Any) -> "Accelerator":
-    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves.
-
-    Args:
-        **options: options of accelerate's ``Accelerator``.
-    """
+    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -164,11 +156,11 @@ def end_group_at_exit() -> None:
     Otherwise a Gloo thread that still holds Python tensors may take the interpreter's lock during shutdown and abort
     the process. NCCL groups are left alone, because destroying them waits for processes that may have failed.
     """
-    atexit.register(_end_group)
 
+    def end_group() -> None:
+        import torch.distributed as dist
 
-def _end_group() -> None:
-    import torch.distributed as dist
+        if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
+            dist.destroy_process_group()
 
-    if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
-        dist.destroy_process_group()
+    atexit.register(end_group)

@@ -1,73 +1,41 @@
 """Progress bars and durations."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from antiphase.terminal import safe
 
-from antiphase.terminal import console, safe
-
-if TYPE_CHECKING:
-    from rich.console import Console
+_LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{postfix}"
 
 
 @dataclass(frozen=True)
 class StatusBar:
-    """A progress bar with a note behind it.
+    """A progress bar with a note behind it."""
 
-    Attributes:
-        show: sets how much is done, and the note.
-        say: writes a line above the bar.
-    """
-
-    show: Callable[[float, str], None]
-    say: Callable[[str], None]
-
-
-def stderr_console() -> "Console":
-    """Return the console of progress bars; in a notebook it is no terminal, so that rich draws nothing there."""
-    in_notebook = console().is_jupyter
-    return console(err=True, force_jupyter=False, force_terminal=False if in_notebook else None)
+    show: Callable[[float, str], None]  # sets how much is done, and the note
+    say: Callable[[str], None]  # writes a line above the bar
 
 
 @contextlib.contextmanager
 def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
-    """Show a progress bar on stderr, drawn by rich, or in a notebook by tqdm; in the end it is gone.
+    """Show a progress bar on stderr, on a terminal or in a notebook; in the end it is gone.
 
-    Args:
-        title: in front of the bar.
-        total: number of units.
-        shown: whether there is a bar; lines are written in any case.
-        done: units that were done before.
+    ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
     """
-    if shown and console().is_jupyter:
-        from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # takes a while
 
-        with tqdm(total=total, desc=safe(title), initial=done, leave=False) as drawn:
+    hidden = not shown or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    settings = {"initial": done, "leave": False, "disable": hidden, "bar_format": _LAYOUT}
+    with tqdm(desc=safe(title), total=total, **settings) as bar:
 
-            def show(completed: float, note: str) -> None:
-                drawn.set_postfix_str(note, refresh=False)
-                drawn.update(completed - drawn.n)
+        def show(completed: float, note: str) -> None:
+            bar.set_postfix_str(safe(note), refresh=False)
+            bar.update(completed - bar.n)
 
-            yield StatusBar(show, lambda line: drawn.write(safe(line), file=sys.stderr))
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    place = stderr_console()
-    # a bar leaves an empty line where it cannot be erased
-    with Progress(*columns, console=place, disable=not (shown and place.is_terminal), transient=True) as bar:
-        task = bar.add_task(title, total=total, completed=done, note="")  # type: ignore[arg-type]
-        yield StatusBar(
-            lambda completed, note: bar.update(task, completed=completed, note=note), bar.console.print
-        )
+        yield StatusBar(show, lambda line: bar.write(safe(line), file=sys.stderr))
 
 
 @contextlib.contextmanager
@@ -93,5 +61,5 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    large, small = next((steps[at], steps[at + 1]) for at in range(len(steps) - 1) if seconds >= steps[at][1])
+    large, small = next(pair for pair in itertools.pairwise(steps) if seconds >= pair[0][1])
     return f"{int(seconds // large[1])} {large[0]} {int(seconds % large[1] // small[1])} {small[0]}"

@@ -1,4 +1,7 @@
-"""Reading of files that somebody else may have written: whole, of a bounded size, and with errors of one line."""
+"""Reading of files that somebody else may have written: whole, of a bounded size, and with errors of one line.
+
+A file that cannot be used raises a ``UserError`` that names it and ends with ``fix``, what to do about it.
+"""
 
 import dataclasses
 import errno
@@ -19,18 +22,12 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2**28  # far more than any text file that we write has
 _DIGITS = 20  # of an integer of 64 bits, with its sign
-_DEPTH = 64
-_SMALL = 2**24  # the depth of larger files, which are lists of images, is bounded by Python's recursion alone
 _COMPLETE = "expected a complete file"
 
 
 @contextmanager
 def regular_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a regular file to read; a pipe or a device, which may never end, is refused.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
+    """Open a regular file to read; a pipe or a device, which may never end, raises an ``OSError``."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is no regular file", str(path))
@@ -38,16 +35,7 @@ def regular_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file.
-
-    Args:
-        path: of the file.
-        fix: what the message says to do about a file that cannot be read.
-        most: bytes that it may have.
-
-    Raises:
-        UserError: it cannot be read, or is larger.
-    """
+    """Return the content of a regular file of at most ``most`` bytes."""
     try:
         with regular_file(path) as file:
             if os.fstat(file.fileno()).st_size > most:
@@ -58,11 +46,7 @@ def read_bytes(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = M
 
 
 def read_text(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = MOST_BYTES) -> str:
-    """Return the text of a regular file in UTF-8.
-
-    Raises:
-        UserError: as :func:`read_bytes`, or it is no UTF-8.
-    """
+    """Return the text of a regular file in UTF-8."""
     try:
         return read_bytes(path, fix, most).decode()
     except UnicodeDecodeError as error:
@@ -76,26 +60,11 @@ def unreadable(path: object, error: BaseException, fix: str = _COMPLETE) -> User
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return a JSON value.
-
-    Raises:
-        ValueError: it is not valid, holds an integer of more than 64 bits, or is nested too deeply.
-    """
+    """Return a JSON value; a ValueError refuses integers of more than 64 bits, and what is nested too deeply."""
     try:
-        value = json.loads(text, parse_int=_integer)
+        return json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [value]
-    for _ in range(_DEPTH if len(text) < _SMALL else 0):
-        inside = (
-            each.values() if isinstance(each, dict) else each
-            for each in level
-            if isinstance(each, dict | list)
-        )
-        level = [each for values in inside for each in values if isinstance(each, dict | list)]
-    if level and len(text) < _SMALL:
-        raise ValueError(f"it is nested more than {_DEPTH} levels deep")
-    return value
 
 
 def _integer(digits: str) -> int:
@@ -107,26 +76,12 @@ def _integer(digits: str) -> int:
 def read_json(
     path: str | os.PathLike[str], kind: Any = dict[str, Any], fix: str = _COMPLETE, most: int = MOST_BYTES
 ) -> Any:
-    """Return the value in a JSON file.
-
-    Args:
-        path: of the file.
-        kind: type of the value, checked by pydantic; None for any.
-        fix: what the message says to do about a file that cannot be used.
-        most: bytes that it may have.
-
-    Raises:
-        UserError: the file cannot be read, is not valid JSON, or holds a value of another type.
-    """
+    """Return the value in a JSON file; ``kind`` is its type, checked by pydantic; None for any."""
     return as_json(read_bytes(path, fix, most), path, kind, fix)
 
 
 def as_json(content: str | bytes, name: object, kind: Any = dict[str, Any], fix: str = _COMPLETE) -> Any:
-    """Return the JSON value in the content of a file, as :func:`read_json` does.
-
-    Raises:
-        UserError: naming the file.
-    """
+    """Return the JSON value in the content of a file, as :func:`read_json` does."""
     try:
         value = parse_json(content)
     except ValueError as error:
@@ -142,20 +97,12 @@ def as_json(content: str | bytes, name: object, kind: Any = dict[str, Any], fix:
 
 
 def read_json_lines(path: str | os.PathLike[str], fix: str = _COMPLETE) -> list[dict[str, Any]]:
-    """Return the objects of a file with one JSON object on each line.
-
-    Raises:
-        UserError: as :func:`read_json`.
-    """
+    """Return the objects of a file with one JSON object on each line."""
     return as_json_lines(read_bytes(path, fix), path, fix)
 
 
 def as_json_lines(content: bytes, name: object, fix: str = _COMPLETE) -> list[dict[str, Any]]:
-    """Return the objects in the content of a file with one JSON object on each line.
-
-    Raises:
-        UserError: naming the file.
-    """
+    """Return the objects in the content of a file with one JSON object on each line."""
     return [as_json(line, name, fix=fix) for line in content.splitlines() if line.strip()]
 
 
@@ -167,16 +114,7 @@ def _checker(kind: Any) -> Any:
 
 
 def read_rows(path: str | os.PathLike[str], fix: str = _COMPLETE, digest: str = "") -> "pl.DataFrame":
-    """Return the rows of a Parquet file.
-
-    Args:
-        path: of the file; ``*``, ``?``, ``[`` and ``~`` stand for themselves.
-        fix: what the message says to do about a file that cannot be used.
-        digest: the first hexadecimal digits of the SHA-256 that its bytes have to have.
-
-    Raises:
-        UserError: the file cannot be read, or has another digest.
-    """
+    """Return the rows of a Parquet file; ``digest``: first hexadecimal digits of the SHA-256 that it has to have."""
     content = read_bytes(path, fix, most=2**40)
     if not hashlib.sha256(content).hexdigest().startswith(digest):
         raise unreadable(path, ValueError("it is damaged: its SHA-256 differs from the recorded one"), fix)
@@ -184,11 +122,7 @@ def read_rows(path: str | os.PathLike[str], fix: str = _COMPLETE, digest: str = 
 
 
 def as_rows(content: bytes, name: object, fix: str = _COMPLETE) -> "pl.DataFrame":
-    """Return the rows in the content of a Parquet file.
-
-    Raises:
-        UserError: naming the file.
-    """
+    """Return the rows in the content of a Parquet file."""
     import polars as pl
 
     try:

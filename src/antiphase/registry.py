@@ -98,15 +98,7 @@ LAMBDAS: Table = {
 
 
 def find(table: Table, name: str, kind: str) -> Any:
-    """Return the object that is registered under a name.
-
-    Args:
-        table: one of the tables above.
-        name: one of its keys.
-        kind: what the table holds, for the error message.
-
-    Raises:
-        UserError: for a name that is not registered.
+    """Return the object that is registered under a name; ``kind`` says in the error what the table holds.
 
     >>> find(TASKS, "prob", "task")
     Traceback (most recent call last):

@@ -41,18 +41,13 @@ class Journal:
         self.next = max((int(number) for who, number in numbers if int(who) == writer), default=0) + 1
 
     def rows(self) -> pl.DataFrame:
-        """Return every row on disk.
-
-        Raises:
-            UserError: naming a file that cannot be read, or holds other rows.
-        """
+        """Return every row on disk; a UserError names a file that cannot be read, or holds other rows."""
         frames = [pl.DataFrame(schema=self.schema)]
         for path in self._files():
             frame = read_frame(path)
             if dict(frame.schema) != dict(frames[0].schema):
-                raise UserError(
-                    f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; {_AGAIN}"
-                )
+                columns, expected = (dict(rows.schema) for rows in (frame, frames[0]))
+                raise UserError(f"{path}: has rows of {columns}, expected {expected}; {_AGAIN}")
             frames.append(frame)
         return pl.concat(frames).unique(maintain_order=True)  # a kill while compacting leaves rows twice
 
@@ -85,11 +80,7 @@ class Journal:
         write_json(file, list(dict.fromkeys([*known, *warnings])))
 
     def warnings(self) -> list[str]:
-        """Return the warnings that all processes left with their rows.
-
-        Raises:
-            UserError: a file of warnings is damaged.
-        """
+        """Return the warnings that all processes left with their rows."""
         files = sorted(self.directory.glob("warnings-[0-9]*.json"))
         return [warning for file in files for warning in _read_warnings(file)]
 
@@ -99,13 +90,9 @@ class Journal:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """Return the rows of one file of a cell; the digest in its name, which those of before had not, is checked.
-
-    Raises:
-        UserError: it cannot be read, or is damaged.
-    """
-    found = _DIGEST.search(path.name)
-    return read_rows(path, _AGAIN, found[1] if found else "")
+    """Return the rows of one file of a cell; the digest in its name, which those of before had not, is checked."""
+    digest = _DIGEST.search(path.name)
+    return read_rows(path, _AGAIN, digest[1] if digest else "")
 
 
 def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
@@ -127,10 +114,6 @@ def _read_warnings(file: Path) -> list[str]:
     return read_json(file, list[str], f"delete {file.parent} and its images are attacked again")
 
 
-def _described(frame: pl.DataFrame) -> str:
-    return ", ".join(f"{column} {kind}" for column, kind in frame.schema.items())
-
-
 _SLICE_BYTES = 2**28  # of images in memory at once
 
 Item = TypeVar("Item")
@@ -139,9 +122,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
     """Return what is not stored yet, once every process has looked."""
-    found = [item for item in wanted if not stored(item)]
+    items = [item for item in wanted if not stored(item)]
     process.wait()  # nobody writes before everybody has read
-    return found
+    return items
 
 
 def slice_size(shape: tuple[int, int, int]) -> int:
@@ -188,15 +171,19 @@ class Cache(Generic[Key]):
         Appended rows reach the disk after each part, and whatever stops the work.
         """
 
+        def flush() -> None:
+            for journal in self.journals.values():
+                journal.flush()
+
         def parts() -> Iterator[list[int]]:
             for start in range(0, len(self.mine), size):
                 yield self.mine[start : start + size]
-                self._flush()
+                flush()
 
         try:
             yield parts()
         finally:
-            self._flush()
+            flush()
 
     def collect(self) -> dict[Key, pl.DataFrame]:
         """Return the rows that all processes stored, by cell, and note their ``warnings``; leave one file a cell."""
@@ -210,7 +197,3 @@ class Cache(Generic[Key]):
                 self.journals[key].compact(rows[key])
         self.process.wait()  # nobody reads again while files are deleted
         return rows
-
-    def _flush(self) -> None:
-        for journal in self.journals.values():
-            journal.flush()

@@ -14,17 +14,21 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+Keys = Int64[Tensor, " rows"]
+Bits = Int64[Tensor, "..."]
+Draws = Float[Tensor, "rows count"]
+
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
-def _shift_right(x: Int64[Tensor, "..."], bits: int) -> Int64[Tensor, "..."]:
+def _shift_right(x: Bits, bits: int) -> Bits:
     """Shift logically: torch's shift is arithmetic for signed integers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+def _mix(x: Bits) -> Bits:
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
@@ -42,21 +46,12 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(key(*parts) & (2**63 - 1))
 
 
-def sample_keys(
-    base: int | Int64[Tensor, " rows"], samples: Int64[Tensor, " rows"]
-) -> Int64[Tensor, " rows"]:
-    """Return one key per row, from a base key and the id of the sample.
-
-    Args:
-        base: key from :func:`key`, one for all or one per row.
-        samples: ids of the samples.
-    """
+def sample_keys(base: int | Keys, samples: Keys) -> Keys:
+    """Return one key per row, from a base key (:func:`key`), one for all or one per row, and the sample's id."""
     return _mix(_mix(samples.to(torch.int64) * _GOLDEN + base) + base)
 
 
-def uniform(
-    keys: Int64[Tensor, " rows"], count: int, offset: int | Int64[Tensor, " rows"] = 0
-) -> Float[Tensor, "rows count"]:
+def uniform(keys: Keys, count: int, offset: int | Keys = 0) -> Draws:
     """Return ``count`` uniform float32 numbers in [0, 1) per key, starting at position ``offset`` of its stream.
 
     >>> keys = sample_keys(key(0, "example"), torch.tensor([3, 5]))
@@ -69,9 +64,7 @@ def uniform(
     return _shift_right(bits, 40).to(torch.float32) * 2.0**-24
 
 
-def normal(
-    keys: Int64[Tensor, " rows"], count: int, offset: int | Int64[Tensor, " rows"] = 0
-) -> Float[Tensor, "rows count"]:
+def normal(keys: Keys, count: int, offset: int | Keys = 0) -> Draws:
     """Return ``count`` standard normal numbers per key, by the Box–Muller transform (1958)."""
     radius = (-2.0 * torch.log1p(-uniform(keys, count, offset).double())).sqrt()
     angle = 2.0 * math.pi * uniform(_mix(keys), count, offset).double()

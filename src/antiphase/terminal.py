@@ -20,18 +20,21 @@ def safe(text: str) -> str:
     >>> print(safe("a\x1b[2Jb\u202ec\udce9"))
     a\x1b[2Jb\u202ec\xe9
     """
-    return _UNSAFE.sub(_escaped, text)
 
+    def escaped(character: re.Match[str]) -> str:
+        code = ord(character[0])
+        code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return _UNSAFE.sub(escaped, text)
 
 
 def say(*words: object, err: bool = False, sep: str = " ") -> None:
     """Print words to standard output or standard error, escaped by :func:`safe`."""
     print(safe(sep.join(map(str, words))), file=sys.stderr if err else sys.stdout)
+
+
+_plain_warning = warnings.formatwarning
 
 
 def prepare_streams() -> None:
@@ -40,23 +43,11 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    warnings.formatwarning = _warning
-
-
-_plain_warning = warnings.formatwarning
-
-
-def _warning(*about: Any, **more: Any) -> str:
-    return safe(_plain_warning(*about, **more))
+    warnings.formatwarning = lambda *about, **more: safe(_plain_warning(*about, **more))
 
 
 def console(err: bool = False, **settings: Any) -> "Console":
-    """Return a rich console that escapes text as :func:`safe` does.
-
-    Args:
-        err: whether it writes to standard error.
-        **settings: of ``rich.console.Console``.
-    """
+    """Return a rich console, to standard error if ``err``, that escapes text as :func:`safe` does."""
     from rich.console import Console
     from rich.segment import Segment
 

@@ -15,7 +15,6 @@ from antiphase.attacks import Threat
 from antiphase.attacks.fab import fab, step_onto_plane
 from antiphase.attacks.threat import row_norm
 from antiphase.errors import UserError
-from tests.attacks import toys
 
 SHAPE = (3, 7, 5)
 NORMS = ["linf", "l2"]
@@ -149,23 +148,6 @@ def test_a_budget_only_selects_among_the_least_perturbations(norm):
     failed = ~result.success
     assert torch.equal(result.distance[failed], free.distance[failed])
     assert (result.prediction != result.label).all()  # also where it was found beyond the budget
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(
-    "options", [{}, {"targets": 3}, pytest.param({"restarts": 2}, marks=pytest.mark.thorough)]
-)
-def test_batch_size_and_order_change_nothing(norm, options):
-    model, images = toys.network(), _images(67)
-    threat = Threat(norm, {"linf": 0.01, "l2": 0.12}[norm])
-    results = [fab(model, images, None, threat, steps=7, batch_size=size, **options) for size in (1, 7, 64)]
-    assert 0 < results[0].asr < 1
-    for other in results[1:]:
-        for name in ("success", "adversarial", "distance", "forwards", "backwards"):
-            assert torch.equal(getattr(results[0], name), getattr(other, name)), name
-    order = torch.randperm(67, generator=torch.Generator().manual_seed(5))
-    shuffled = fab(model, images[order], None, threat, steps=7, ids=order, **options)
-    assert torch.equal(results[0].adversarial[order], shuffled.adversarial)
 
 
 def test_distances_shrink_with_more_steps_and_cost_what_they_say():

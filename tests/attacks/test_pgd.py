@@ -197,7 +197,7 @@ def test_the_model_is_left_as_it_was():
         ({"ids": torch.tensor([5, 5])}, "duplicate ids"),
         ({"ids": [0, 1]}, "ids of type list"),
         ({"labels": [0, 1]}, "labels of type list"),
-        ({"labels": torch.tensor([1.7, 2.0])}, "one integer per sample"),
+        ({"labels": torch.tensor([1.7, 2.0])}, "expected a torch tensor of integer"),
         ({"images": torch.zeros(2, 1, 8, 8).numpy()}, "images of type ndarray"),
         ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16)}, "float32 or float64"),
         (

@@ -1,40 +1,25 @@
 """The schedule: whatever ends first, the same items count, in their order."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphase.attacks.engine.scheduling import Schedule
+from antiphase.attacks.engine.search import Rows
 
 
-def _end(schedule, position, item, success):
-    return schedule.end(position, item, success, item)
+def _schedule(samples, items, early_stop=True):
+    return Schedule(torch.ones(samples, dtype=torch.bool), items, early_stop)
 
 
-def _schedule(positions, items, early_stop):
-    schedule = Schedule(early_stop)
-    for position in positions:
-        schedule.add(position, items)
-    return schedule
+def _next(schedule, room, spare=0, running=0, repeats=False):
+    """Return (item, position) of what starts."""
+    return [tuple(pair) for pair in schedule.next(repeats, room, spare, running).T.tolist()]
 
 
-def _play(outcomes, early_stop, room, spare, likely, pick):
-    """Run every item; ``pick`` says which running one ends next. Return what counted for each sample, in order."""
-    schedule = _schedule(range(len(outcomes)), range(len(outcomes[0])), early_stop)
-    running, counted, decided = [], {p: [] for p in range(len(outcomes))}, set()
-    while True:
-        left = room - len(running)
-        new = schedule.next(left, min(spare, left), min(likely, left))
-        assert len(new) <= room - len(running)
-        assert not {(i, p) for i, p in new} & set(running)
-        running += new
-        if not running:
-            return counted, decided
-        item, position = running.pop(pick(len(running)))
-        items, over = _end(schedule, position, item, outcomes[position][item])
-        counted[position] += items
-        if over:
-            decided.add(position)
-            running = [(i, p) for i, p in running if p != position]
+def _end(schedule, position, item, success=False, near=False):
+    rows = {"position": [position], "item": [item], "success": [success], "near": [near]}
+    return schedule.end(Rows({name: torch.tensor(values) for name, values in rows.items()})).tolist()
 
 
 @given(
@@ -46,64 +31,71 @@ def _play(outcomes, early_stop, room, spare, likely, pick):
     early_stop=st.booleans(),
     room=st.integers(1, 11),
     spare=st.integers(0, 11),
-    likely=st.integers(0, 11),
     seed=st.randoms(use_true_random=False),
 )
-def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room, spare, likely, seed):
-    counted, decided = _play(outcomes, early_stop, room, spare, likely, seed.randrange)
+def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room, spare, seed):
+    schedule = _schedule(len(outcomes), len(outcomes[0]), early_stop)
+    running, decided = [], []
+    while True:
+        new = _next(schedule, room - len(running), spare, len(running))
+        assert len(new) <= room - len(running)
+        assert not set(new) & set(running)
+        running += new
+        if not running:
+            break
+        item, position = running.pop(seed.randrange(len(running)))
+        decided += _end(schedule, position, item, outcomes[position][item])
+        running = [(i, p) for i, p in running if i <= schedule.last[p]]
+    assert sorted(decided) == list(range(len(outcomes)))
     for position, results in enumerate(outcomes):
-        until = results.index(True) + 1 if early_stop and True in results else len(results)
-        assert counted[position] == list(range(until))
-    assert decided == set(range(len(outcomes)))
+        until = results.index(True) if early_stop and True in results else len(results) - 1
+        last = min(int(schedule.last[position]), int(schedule.turn[position]) - 1, len(results) - 1)
+        assert last == until
 
 
 def test_a_sample_that_has_begun_goes_on_before_others_begin():
-    schedule = _schedule([3, 1], range(2), early_stop=True)
-    assert schedule.next(1) == [(0, 1)]
-    assert _end(schedule, 1, 0, False) == ([0], False)
-    assert schedule.next(2) == [(1, 1), (0, 3)]
+    schedule = _schedule(2, 2)
+    assert _next(schedule, 1) == [(0, 0)]
+    assert _end(schedule, 0, 0) == []
+    assert _next(schedule, 2) == [(1, 0), (0, 1)]
 
 
 def test_spare_rows_run_items_ahead_of_their_turn_the_least_advanced_sample_first():
-    schedule = _schedule([4, 7], range(3), early_stop=True)
-    assert schedule.next(8, 5) == [(0, 4), (0, 7), (1, 4), (1, 7), (2, 4)]
-    assert _end(schedule, 4, 2, True) == ([], False)
-    assert _end(schedule, 4, 0, False) == ([0], False)
-    assert _end(schedule, 4, 1, False) == ([1, 2], True)
-    assert _end(schedule, 4, 1, True) == ([], False)  # decided already
-    assert schedule.next(8, 0) == []
-
-
-def test_items_need_be_neither_all_nor_in_a_row():
-    schedule = Schedule(early_stop=True)
-    schedule.add(5, [1, 6])
-    schedule.add(2, [0, 3, 4])
-    assert schedule.next(1) == [(0, 2)]
-    assert len(schedule) == 1
-    assert schedule.next(4, 3) == [(1, 5), (3, 2), (6, 5)]
-    assert _end(schedule, 5, 6, True) == ([], False)
-    assert _end(schedule, 5, 1, False) == ([1, 6], True)
-    assert _end(schedule, 2, 0, False) == ([0], False)
-    assert schedule.next(2) == []
+    schedule = _schedule(2, 3)
+    assert _next(schedule, 8, 5)[:5] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert _end(schedule, 0, 2, True) == []
+    assert schedule.turn[0] == 0
+    assert _end(schedule, 0, 0) == []
+    assert schedule.turn[0] == 1
+    assert _end(schedule, 0, 1) == [0]
 
 
 def test_items_that_are_likely_to_count_run_ahead_of_their_turn():
-    schedule = _schedule([4, 7], range(12), early_stop=True)
-    assert len(schedule.next(16, likely=6)) == 6  # nothing has succeeded yet: all are likely
-    for position in (4, 7):
-        for item in range(3):
-            _end(schedule, position, item, False)
-    schedule.add(1, range(9))
-    assert schedule.next(1) == [(0, 1)]
-    _end(schedule, 1, 0, True)
-    # one of seven has succeeded: 7/8 to the power of 5 is more than a half, to the power of 6 it is not
-    assert len(schedule.next(16, likely=16)) == 12
-    assert schedule.next(16, likely=16) == []
-    assert schedule.next(16, spare=2, likely=16) == [(9, 4), (9, 7)]  # rows that cost nothing
+    schedule = _schedule(3, 12)
+    schedule.undecided[2] = False
+    schedule.state[2] = 2
+    assert len(_next(schedule, 6)) == 6  # nothing has succeeded yet: all are likely
+    schedule.ended, schedule.succeeded = 6, 1
+    # one of six has succeeded: 6/7 to the power of 4 is more than a half, to the power of 5 it is not
+    assert len(_next(schedule, 16, running=6)) == 4
+    assert _next(schedule, 16, running=10) == []
+    assert _next(schedule, 16, spare=2, running=10) == [(5, 0), (5, 1)]  # rows that cost nothing
 
 
 def test_where_all_items_count_all_run_ahead():
-    schedule = _schedule([4], range(5), early_stop=False)
-    assert schedule.next(1) == [(0, 4)]
-    _end(schedule, 4, 0, True)
-    assert schedule.next(16, likely=16) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    schedule = _schedule(1, 5, early_stop=False)
+    assert _next(schedule, 1) == [(0, 0)]
+    assert _end(schedule, 0, 0, True) == []
+    assert _next(schedule, 16) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_near_failures_of_a_robust_sample_are_repeated_once():
+    schedule = _schedule(2, 2)
+    _next(schedule, 4)
+    for position, success in ((1, True), (0, False)):
+        _end(schedule, position, 0, near=True)
+        assert _next(schedule, 4, repeats=True) == []
+        assert _end(schedule, position, 1, success) == ([1] if success else [])
+    assert _next(schedule, 4, repeats=True) == [(2, 0)]
+    assert _end(schedule, 0, 2) == [0]
+    assert _next(schedule, 4, repeats=True) == []

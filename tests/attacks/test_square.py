@@ -290,7 +290,7 @@ def test_a_target_is_what_the_objective_sees():
 
     def objective(logits, labels, targets):
         seen.append(targets.unique())
-        return objectives.targeted_margin(logits, labels, targets)
+        return objectives.margin(logits, labels, targets)
 
     result = square(
         model, x[:1], None, Threat(eps=1e-4), queries=5, targets=2, objective=objective, rescale_schedule=True

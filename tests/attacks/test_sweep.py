@@ -1,6 +1,5 @@
 """Several ε in one call: what carries over, and that nothing else changes."""
 
-import functools
 import itertools
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ THREAT = Threat("linf")
 
 @pytest.fixture(scope="module")
 def victim():
-    return toys.network(), toys.images(53)
+    return toys.network(), toys.images(37)
 
 
 def test_up_every_success_is_proved_and_survivors_alone_go_on(victim):
@@ -145,7 +144,7 @@ def test_down_late_stages_see_all_budgets_at_once(victim):
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["by passes", "by samples"])
-def test_down_shares_out_time_and_says_of_whom_its_warnings_are(victim, counts):
+def test_down_shares_out_time_and_keeps_warnings(victim, counts):
     calls = []
 
     def late(model, images, labels, threat, *, budgets=None, **run):
@@ -164,8 +163,7 @@ def test_down_shares_out_time_and_says_of_whom_its_warnings_are(victim, counts):
     assert len(calls) == 1
     weights = spent if counts else torch.tensor([len(parts[eps]) for eps in calls[0]])
     torch.testing.assert_close(shares, 8.0 * weights / weights.sum(), check_dtype=False)
-    together = ", ".join(f"{eps:g}" for eps in calls[0])
-    assert f"odd (of ε = {together} together)" in parts[calls[0][0]].warnings
+    assert parts[calls[0][0]].warnings == ("odd",)
 
 
 def test_black_box_wins_are_told_of_those_attacked_at_an_eps(victim):
@@ -193,22 +191,6 @@ def test_down_takes_an_infinite_budget(victim):
         sweep(Ensemble("two", (first, second)), *victim, None, THREAT, [0.1, float("inf")], nested="down")
 
 
-def test_down_calls_apart_what_does_not_say_that_it_takes_budgets(victim):
-    class Silent:
-        __signature__ = "none"
-
-        def __call__(self, model, images, labels, threat, **run):
-            return apgd(model, images, labels, threat, steps=3, **run)
-
-    ensembles = [
-        Ensemble("two", (Stage("apgd", apgd, {"steps": 20}), Stage("late", late)))
-        for late in (Silent(), functools.partial(apgd, steps=3))
-    ]
-    apart, together = (sweep(each, *victim, None, THREAT, EPS, nested="down") for each in ensembles)
-    for one, other in zip(apart, together, strict=True):
-        _same(one, other)
-
-
 @pytest.mark.parametrize(
     ("attack", "settings"),
     [
@@ -218,8 +200,7 @@ def test_down_calls_apart_what_does_not_say_that_it_takes_budgets(victim):
         (square, {"queries": 60}),
     ],
 )
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(("norm", "precision"), [("linf", "bf16"), ("l2", "float32")])
 def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, norm, precision):
     model, images = victim
     model = (
@@ -254,14 +235,14 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
     ("budgets", "message"),
     [
         (
-            torch.full((52,), 0.1),
-            r"budgets of shape \(52,\) and torch.float32: expected one per sample, \(53,\)",
+            torch.full((36,), 0.1),
+            r"budgets of shape \(36,\) and torch.float32: expected one per sample, \(37,\)",
         ),
-        (torch.ones(53, dtype=torch.int64), "budgets of shape .* and torch.int64"),
-        ([0.1] * 53, "budgets of type list: expected a torch tensor"),
-        (torch.full((53,), 0.3), "budgets 0.3: expected at least 0 and at most the threat's ε, 0.2"),
-        (torch.full((53,), -1.0), "budgets -1: expected at least 0 and at most the threat's ε, 0.2"),
-        (torch.full((53,), torch.nan), "budgets nan: expected at least 0 and at most the threat's ε"),
+        (torch.ones(37, dtype=torch.int64), "budgets of shape .* and torch.int64"),
+        ([0.1] * 37, "budgets of type list: expected a torch tensor"),
+        (torch.full((37,), 0.3), "budgets 0.3: expected at least 0 and at most the threat's ε, 0.2"),
+        (torch.full((37,), -1.0), "budgets -1: expected at least 0 and at most the threat's ε, 0.2"),
+        (torch.full((37,), torch.nan), "budgets nan: expected at least 0 and at most the threat's ε"),
     ],
 )
 def test_budgets_that_are_none(victim, budgets, message):
@@ -271,12 +252,12 @@ def test_budgets_that_are_none(victim, budgets, message):
 
 def test_budgets_beside_an_infinite_one(victim):
     with pytest.raises(UserError, match="budgets with an infinite ε: expected a finite ε"):
-        fab(*victim, None, Threat("linf", float("inf")), budgets=torch.full((53,), 0.1))
+        fab(*victim, None, Threat("linf", float("inf")), budgets=torch.full((37,), 0.1))
 
 
 def test_a_budget_may_be_the_threats_rounded(victim):
     eps = 8 / 255
-    budgets = torch.full((53,), eps)
+    budgets = torch.full((37,), eps)
     assert float(budgets[0]) > eps
     _same(
         apgd(*victim, None, Threat("linf", eps), steps=2, budgets=budgets),

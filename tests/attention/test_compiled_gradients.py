@@ -232,11 +232,11 @@ def test_a_batch_of_gradients_is_eagers(inputs):
         assert_close(one.double(), other, rtol=0, atol=1e-5)
 
 
-def test_values_of_odd_width_in_bfloat16_have_their_gradients_from_pieces(inputs, monkeypatch):
+def test_values_of_odd_width_in_bfloat16_have_their_gradients_from_plain_operations(inputs, monkeypatch):
     skip_unless_taken(torch.bfloat16)
     seen = []
-    real = compiled.chunked_gradients
-    monkeypatch.setattr(compiled, "chunked_gradients", lambda *a: (seen.append(1), real(*a))[1])
+    real = compiled.plain_gradients
+    monkeypatch.setattr(compiled, "plain_gradients", lambda *a: (seen.append(1), real(*a))[1])
     for value_width in (13, 14):
         args = inputs(width=6, value_width=value_width, dtype=torch.bfloat16)
         _assert_exact(args, 0.8, None, torch.ones(2, 3, 5, value_width, dtype=torch.bfloat16))

@@ -54,7 +54,7 @@ def test_backends_agree_in_values_and_gradients(inputs, shape, masked):
     stream = torch.Generator().manual_seed(3)
     mask = torch.rand(2, 1, 5, 7, generator=stream) < 0.6 if masked else None
     weights = torch.randn(2, 3, 5, 13, generator=stream).double()
-    outs = [differential_attention(*args, mask=mask, backend=name) for name in ("eager", "chunked", "sdpa")]
+    outs = [differential_attention(*args, mask=mask, backend=name) for name in ("eager", "sdpa")]
     grads = [torch.autograd.grad((out * weights).sum(), args) for out in outs]
     for out, grad in zip(outs[1:], grads[1:], strict=True):
         assert_close(out, outs[0], rtol=0, atol=1e-13)
@@ -65,7 +65,7 @@ def test_backends_agree_in_values_and_gradients(inputs, shape, masked):
 
 def test_standard_backends_agree_in_values_and_gradients(inputs):
     q, k, _, _, v = (tensor.requires_grad_() for tensor in inputs())
-    outs = [standard_attention(q, k, v, backend=name) for name in ("eager", "chunked", "sdpa")]
+    outs = [standard_attention(q, k, v, backend=name) for name in ("eager", "sdpa")]
     grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
     for out, grad in zip(outs[1:], grads[1:], strict=True):
         assert_close(out, outs[0], rtol=0, atol=1e-13)
@@ -82,7 +82,7 @@ def test_module_backends_agree_in_every_parameter(tokens, redraw, parameterisati
                 20, 4, parameterisation=parameterisation, head_norm=head_norm, backend=backend
             ).double()
         )
-        for backend in ("eager", "chunked", "sdpa")
+        for backend in ("eager", "sdpa")
     ]
     x = tokens(3, 7, 20).requires_grad_()
     grads = [torch.autograd.grad(m(x).square().sum(), (x, *m.parameters())) for m in modules]
@@ -113,7 +113,7 @@ def test_forward_mode_is_the_adjoint_of_reverse_mode(tokens, redraw, module):
     assert_close(pushed, difference, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("backend", ["eager", "chunked"])
+@pytest.mark.parametrize("backend", ["eager"])
 @pytest.mark.parametrize("head_norm", [False, True])
 def test_modules_have_second_derivatives(tokens, redraw, head_norm, backend):
     module = redraw(DifferentialAttention(8, 2, backend=backend, head_norm=head_norm).double())

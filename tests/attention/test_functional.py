@@ -21,7 +21,7 @@ LAMBDAS = {
 }
 
 
-@pytest.fixture(params=["eager", "chunked", "sdpa"])
+@pytest.fixture(params=["eager", "sdpa"])
 def backend(request):
     return request.param
 
@@ -50,7 +50,7 @@ def test_output_of_a_tiny_example_by_hand(backend):
     st.tuples(*[st.sampled_from([1, 2, 3, 5, 7])] * 6),
     st.integers(0, 2**31),
     st.booleans(),
-    st.sampled_from(["eager", "chunked", "sdpa"]),
+    st.sampled_from(["eager", "sdpa"]),
     st.floats(-2.0, 2.0),
 )
 def test_values_equal_the_slow_twin(shape, seed, per_head, backend, lam):
@@ -162,7 +162,7 @@ def test_every_backend_that_takes_float64_gives_the_same(inputs):
 
 def test_an_unknown_backend_is_named(inputs):
     q1, k1, q2, k2, v = inputs()
-    message = "backend 'flash': expected one of auto, eager, chunked, native, sdpa"
+    message = "backend 'flash': expected one of auto, eager, native, sdpa"
     with pytest.raises(ValueError, match=message):
         differential_attention(q1, k1, q2, k2, v, 0.8, backend="flash")
     with pytest.raises(ValueError, match=message):
@@ -177,7 +177,7 @@ def test_a_lambda_of_another_shape_is_refused(inputs, backend, shape):
         differential_attention(*inputs(), torch.ones(shape).double(), backend=backend)
 
 
-@pytest.mark.parametrize("name", ["auto", "eager", "chunked", "native", "sdpa"])
+@pytest.mark.parametrize("name", ["auto", "eager", "native", "sdpa"])
 def test_each_query_may_have_a_lambda_of_its_own(inputs, name):
     q1, k1, q2, k2, v = (x.requires_grad_() for x in inputs(keys=97))
     lam = torch.rand(

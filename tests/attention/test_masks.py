@@ -13,7 +13,7 @@ from tests.reference import attention as reference
 QUERIES, KEYS = 5, 7
 
 
-@pytest.fixture(params=["eager", "chunked", "sdpa"])
+@pytest.fixture(params=["eager", "sdpa"])
 def backend(request):
     return request.param
 

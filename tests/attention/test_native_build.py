@@ -119,7 +119,7 @@ def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch)
         (lambda m: (m.setenv("PATH", ""), m.delenv("CXX", raising=False)), "no C++ compiler"),
     ],
 )
-def test_where_there_are_none_pieces_answer_and_the_log_says_why(
+def test_where_there_are_none_others_answer_and_the_log_says_why(
     monkeypatch, caplog, asked_anew, inputs, patch, why
 ):
     monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
@@ -142,7 +142,7 @@ def inputs():
 @needs.native_kernels
 # one does not build, one builds what cannot be loaded
 @pytest.mark.parametrize("script", ["echo 'error: no' >&2; exit 1", _WRITES])
-def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
+def test_a_compiler_that_fails_is_a_warning_and_others_answer(
     tmp_path, monkeypatch, compiler, asked_anew, inputs, script
 ):
     calls = compiler(script)

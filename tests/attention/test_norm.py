@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.backends import norm
 from antiphase.attention.backends.norm import rms_norm
+from tests import needs
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
 
@@ -98,9 +99,8 @@ def test_a_backward_pass_under_autocast_stays_in_float32():
 
 
 def test_a_weight_of_another_width_is_torchs_error():
-    with pytest.raises(RuntimeError, match="size of tensor"):
+    with pytest.raises(RuntimeError, match="normalized_shape"):
         rms_norm(torch.ones(3, 8), torch.ones(4), 1e-5)
-    assert_close(rms_norm(torch.ones(3, 8), torch.ones(1), 0.0), torch.ones(3, 8))
 
 
 def test_a_zero_row_stays_finite():
@@ -109,7 +109,11 @@ def test_a_zero_row_stays_finite():
     assert grad.isfinite().all()
 
 
-def test_a_layer_keeps_no_more_for_its_gradient_than_torchs_attention():
+@needs.native_kernels
+def test_a_layer_keeps_no_more_for_its_gradient_than_torchs_attention(form):
+    if norm.kernels() is None:
+        pytest.skip("torch's norm keeps two tensors")
+
     def kept(layer):
         storages = {}
 

@@ -1,7 +1,7 @@
 """Audits and attacks from Python objects, for tests."""
 
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_images
+from antiphase.commands.audit.run import run
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
 
@@ -14,7 +14,7 @@ def attack_options(eps, **values):
 def audit(models, twins, data, options, out, **values):
     """Audit loaded models and return the summary."""
     out.mkdir(parents=True, exist_ok=True)
-    return attack_images(Lineup(models, twins, data), options.model_copy(update={"out": out, **values}))
+    return run(options.model_copy(update={"out": out, **values}), lineup=Lineup(models, twins, data))
 
 
 def audited(directory):

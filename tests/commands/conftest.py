@@ -11,6 +11,7 @@ import pytest
 from antiphase.evaluation.rates import ROW_SCHEMA, summarise_rates
 from antiphase.files import write_json
 from antiphase.report.gallery import AttackGallery, write_gallery
+from tests.commands.audits import report
 
 EPS = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
 CLASSES = (
@@ -149,26 +150,44 @@ SEEDS = [
 ]
 
 
+def _twins(directory: Path) -> Path:
+    gallery = made_up_gallery(["diffvit-0", "vit-0"])
+    return made_up_run(directory, TWINS, [("diffvit-0", "vit-0")], gallery=gallery)
+
+
+def _seeds(directory: Path) -> Path:
+    pairs = [(f"diffvit-{seed}", f"vit-{seed}") for seed in range(3)]
+    return made_up_run(directory, SEEDS, pairs, depth=3)
+
+
+def _alone(directory: Path) -> Path:
+    rows = made_up_rows(TWINS[1:], eps=(2 / 255,), n=53)
+    return made_up_run(directory, TWINS[1:], [], rows=rows)
+
+
 @pytest.fixture
 def twins(tmp_path: Path) -> Path:
     """One pair with a gallery."""
-    return made_up_run(
-        tmp_path / "twins", TWINS, [("diffvit-0", "vit-0")], gallery=made_up_gallery(["diffvit-0", "vit-0"])
-    )
+    return _twins(tmp_path / "twins")
 
 
 @pytest.fixture
 def seeds(tmp_path: Path) -> Path:
     """Three pairs of training seeds."""
-    pairs = [(f"diffvit-{seed}", f"vit-{seed}") for seed in range(3)]
-    return made_up_run(tmp_path / "seeds", SEEDS, pairs, depth=3)
+    return _seeds(tmp_path / "seeds")
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Path:
     """One model without a twin, without a gallery, at one ε."""
-    rows = made_up_rows(TWINS[1:], eps=(2 / 255,), n=53)
-    return made_up_run(tmp_path / "alone", TWINS[1:], [], rows=rows)
+    return _alone(tmp_path / "alone")
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages of the three runs, drawn once; not to be changed."""
+    runs = {"twins": _twins, "seeds": _seeds, "alone": _alone}
+    return {name: report(make(tmp_path_factory.mktemp(name) / "run")) for name, make in runs.items()}
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import torch
 
 import antiphase as ap
 from antiphase.commands.audit import answers
-from antiphase.commands.audit.answers import answers_headline, attack_answers, attack_questions
+from antiphase.commands.audit.answers import answers_headline, attack, attack_answers
+from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
-from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
-from antiphase.vlm.attack import ALL, answer_rates, summarise_answers
-from antiphase.vlm.pope import asked_images, emoji_pope
+from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, YesNo, image_tokens, save_vlm
+from antiphase.vlm.pope import ALL, answer_rates, asked_images, emoji_pope, summarise_answers
 from tests.commands.audits import attack_options, report
 from tests.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
@@ -30,7 +30,7 @@ PLAN = attack_options((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2
 
 def asked(models, twins, pope, options, out):
     out.mkdir(parents=True, exist_ok=True)
-    return attack_questions(models, twins, pope, options.model_copy(update={"out": out}))
+    return attack(options.model_copy(update={"out": out}), lineup=Lineup(models, twins, pope))
 
 
 def _vlm(seed, attention):
@@ -80,7 +80,7 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
         zip(questions.ids.tolist(), questions.asked(), strict=True)
     )
     by_sample = {
-        sample: one.answer_logits(questions.images([at]), question).argmax().item()
+        sample: YesNo(one, question)(questions.images([at])).argmax().item()
         for at, (sample, question) in enumerate(zip(questions.ids.tolist(), questions.asked(), strict=True))
     }
     assert {row["sample"]: row["clean_prediction"] for row in said.iter_rows(named=True)} == by_sample
@@ -107,7 +107,7 @@ def test_the_page_has_the_questions_and_the_answers(attacked):
     words = json.loads((out / "questions.json").read_text())
     assert len(words["questions"]) == 10
     assert all(question in page for question in words["questions"])
-    for text in ("truth: no", "false yes, ε = 2/255", "rise to ε = 8/255", "false-yes", "2 images"):
+    for text in ("truth: no", "False yes, APGD-CE", "False yes, rise, APGD-CE", "false-yes", "2 images"):
         assert text in page
     assert set(words["answers"]) == {"differential-0", "softmax-0"}
 
@@ -275,16 +275,17 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
     assert rows["success"].any()
 
 
-def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
+def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, monkeypatch):
     out, (model, _), pope, _ = attacked
+    monkeypatch.setattr(answers, "_gallery", lambda rows, *rest: _stored(out))
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
         "<antiphase audit: Whether an attack makes differential-0 say yes to absent"
     )
     assert "2 images" in repr(result)
-    assert "rise to ε = 8/255" in result._repr_html_()
-    assert len(result.plot().axes) == 2
+    assert "False yes, rise, APGD-CE" in result._repr_html_()
+    assert [axes.get_ylabel() for axes in result.plot().axes] == ["false yes (%)", "accuracy (%)"]
     alone, models = [], (model, _vlm(3, "softmax"))
     for model in models:
         place = tmp_path / str(len(alone))
@@ -302,9 +303,7 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
     with pytest.raises(UserError, match="'differential-0' and 'softmax-3' were attacked differently"):
         read_result(tmp_path / "one", "audit").compare(alone[1])
     other = ap.audit("specimen:vit-0", limit=2, eps="1/255", steps=1, sense_limit=0)
-    with pytest.raises(
-        UserError, match="a result of audit of POPE's answers and one of audit; expected the same"
-    ):
+    with pytest.raises(UserError, match="got AnswersResult and AuditResult; expected two results"):
         alone[0].compare(other)
 
 
@@ -400,7 +399,7 @@ def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     )
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     question = "Is there a cat in the image?"
-    torch.testing.assert_close(found.answer_logits(images, question), model.answer_logits(images, question))
+    torch.testing.assert_close(YesNo(found, question)(images), YesNo(model, question)(images))
     code, out, err = run_cli(
         "evaluate",
         tmp_path / "vlm",

@@ -34,7 +34,8 @@ def pair(tmp_path_factory):
 
 def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
     code, out, _ = run_cli(
-        "audit", pair[0], "--against", pair[1], "--limit", 23, "--eps", "4/255,16/255", "--out", tmp_path
+        *("audit", pair[0], "--against", pair[1], "--limit", 23, "--eps", "4/255,16/255", "--steps", 5),
+        *("--sense-limit", 1, "--out", tmp_path),
     )
     assert code == 0
     assert "report.html" in out
@@ -62,7 +63,7 @@ def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
     asr = {(r["model"], r["eps"]): r["value"] for r in summary["results"] if r["metric"] == "asr"}
     # the same attack by the library gives the same rate
     data = load_data("digits", limit=23, seed=0)
-    result = pgd(load_model(str(pair[0])), data.images(range(23)), None, Threat(eps=16 / 255))
+    result = pgd(load_model(str(pair[0])), data.images(range(23)), None, Threat(eps=16 / 255), steps=5)
     assert asr["diffvit", 16 / 255] == pytest.approx(result.asr)
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
@@ -146,6 +147,10 @@ def test_a_skipped_image_is_named_and_counted(tmp_path, run_cli):
         f"folder:{tmp_path / 'photos'}",
         "--eps",
         "4/255",
+        "--steps",
+        1,
+        "--sense-limit",
+        0,
         "--out",
         tmp_path / "o",
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.commands.audits import report
 
 pytestmark = needs.browser
 
@@ -64,8 +63,8 @@ def background(browser, selector: str) -> list[int]:
 
 
 @pytest.mark.parametrize("run", ["twins", "seeds", "alone"])
-def test_page_opens_without_errors_overflow_or_network(browser, request, run):
-    page = report(request.getfixturevalue(run))
+def test_page_opens_without_errors_overflow_or_network(browser, pages, run):
+    page = pages[run]
     for width, scheme in itertools.product((1280, 390), ("light", "dark")):
         open_page(browser, page, width, scheme)
         assert browser.get_log("browser") == []
@@ -94,8 +93,8 @@ def test_page_opens_without_errors_overflow_or_network(browser, request, run):
         assert (sum(background(browser, "body")) < 3 * 128) == (scheme == "dark")
 
 
-def test_wide_tables_scroll_inside_their_own_frame(browser, seeds):
-    open_page(browser, report(seeds), 390)
+def test_wide_tables_scroll_inside_their_own_frame(browser, pages):
+    open_page(browser, pages["seeds"], 390)
     overflowing, scrolling = browser.execute_script(
         "const t = [...document.querySelectorAll('.panel:not([hidden]) .scroll')];"
         "return [t.some(e => e.scrollWidth > e.clientWidth),"
@@ -105,8 +104,8 @@ def test_wide_tables_scroll_inside_their_own_frame(browser, seeds):
     assert scrolling
 
 
-def test_tabs_show_one_rate_at_a_time_by_mouse_and_keyboard(browser, twins):
-    open_page(browser, report(twins), 1280)
+def test_tabs_show_one_rate_at_a_time_by_mouse_and_keyboard(browser, pages):
+    open_page(browser, pages["twins"], 1280)
 
     def shown() -> list[str]:
         return browser.execute_script(
@@ -123,8 +122,8 @@ def test_tabs_show_one_rate_at_a_time_by_mouse_and_keyboard(browser, twins):
     assert browser.get_log("browser") == []
 
 
-def test_images_are_enlarged_with_hard_pixels_and_csv_downloads_decode(browser, twins):
-    open_page(browser, report(twins), 1280)
+def test_images_are_enlarged_with_hard_pixels_and_csv_downloads_decode(browser, pages):
+    open_page(browser, pages["twins"], 1280)
     image = browser.find_element("css selector", ".tiles img")
     assert image.value_of_css_property("image-rendering") == "pixelated"
     text = browser.execute_script(

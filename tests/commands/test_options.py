@@ -11,7 +11,7 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 import antiphase as ap
-from antiphase.cli.app import _shown, register
+from antiphase.cli.app import how_typed, register
 from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.command import Command
@@ -20,8 +20,7 @@ from antiphase.commands.export.options import ExportOptions
 from antiphase.commands.look.options import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.train.options import TrainOptions
-from antiphase.commands.train_clip.options import TrainClipOptions
+from antiphase.commands.train.options import TrainClipOptions, TrainOptions
 from antiphase.errors import UserError
 from antiphase.studies import options as studies
 
@@ -160,7 +159,7 @@ def test_every_default_can_be_typed_and_every_option_has_words(options: type[Opt
             continue
         assert field.description
         assert field.description.endswith(".")
-        text = _shown(field).text
+        text = how_typed(field).text
         if text is None or field.is_required() or field.default in (None, ()):
             continue
         read = options.__pydantic_validator__.validate_assignment

@@ -49,13 +49,13 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def read(directory):
-    return Page(report(directory).read_text(encoding="utf-8"))
+def read(page):
+    return Page(page.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("run", ["twins", "seeds", "alone"])
-def test_the_page_is_whole_and_fetches_nothing(run, request):
-    page = read(request.getfixturevalue(run))
+def test_the_page_is_whole_and_fetches_nothing(run, pages):
+    page = read(pages[run])
     assert page.open == []
     assert page.links
     assert all(link.startswith(("data:", "#")) for link in page.links)
@@ -63,9 +63,9 @@ def test_the_page_is_whole_and_fetches_nothing(run, request):
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
 
 
-def test_the_page_of_a_pair_holds_all_that_was_measured(twins):
-    page = read(twins)
-    summary = json.loads((twins / "summary.json").read_text())
+def test_the_page_of_a_pair_holds_all_that_was_measured(pages):
+    page = read(pages["twins"])
+    summary = json.loads(pages["twins"].with_name("summary.json").read_text())
     for result in summary["results"]:
         assert f"{100 * result['value']:.1f}" in page.text
         assert f"{100 * result['low']:.1f}–{100 * result['high']:.1f}" in page.text
@@ -90,26 +90,28 @@ def test_the_page_of_a_pair_holds_all_that_was_measured(twins):
     assert page.tags.count("svg") == 3
 
 
-def test_tables_can_be_downloaded_as_csv(twins):
-    page = read(twins)
+def test_tables_can_be_downloaded_as_csv(pages):
+    page = read(pages["twins"])
     files = [unquote(link.split(",", 1)[1]) for link in page.links if link.startswith("data:text/csv")]
     assert len(files) == 6  # models, three rates, differences, λ
     differences = next(pl.read_csv(file.encode()) for file in files if "p_value" in file)
-    summary = json.loads((twins / "summary.json").read_text())
+    summary = json.loads(pages["twins"].with_name("summary.json").read_text())
     assert differences["difference"].to_list() == [c["difference"] for c in summary["comparisons"]]
 
 
-def test_one_model_without_gallery_or_twin(alone):
-    page = read(alone)
+def test_one_model_without_gallery_or_twin(pages):
+    page = read(pages["alone"])
     assert "compares no two models" in page.text
     assert "img" not in page.tags
     assert "Gallery" not in page.text
     assert "Paired differences" not in page.text
 
 
-def test_the_figure_stands_beside_the_page_and_bytes_repeat(twins):
-    first = report(twins).read_bytes()
-    files = {ending: (twins / f"asr.{ending}").read_bytes() for ending in ("svg", "png", "pdf")}
+def test_the_figure_stands_beside_the_page_and_bytes_repeat(twins, pages):
+    first = pages["twins"].read_bytes()
+    files = {
+        ending: pages["twins"].with_name(f"asr.{ending}").read_bytes() for ending in ("svg", "png", "pdf")
+    }
     assert files["png"].startswith(b"\x89PNG")
     assert files["pdf"].startswith(b"%PDF")
     assert b"<svg" in files["svg"]
@@ -132,14 +134,14 @@ def test_everything_foreign_is_escaped(tmp_path, make_run, make_gallery):
         data=evil,
         hardware=evil,
     )
-    page = read(run)
+    page = read(report(run))
     assert page.tags.count("script") == 1
     assert page.text.count(evil) > 8
 
 
 def test_warnings_are_shown(tmp_path, make_run):
     run = make_run(tmp_path, [("a", "softmax", None, 1.0)], [], warnings=["7 images were left out."])
-    assert "7 images were left out." in read(run).text
+    assert "7 images were left out." in read(report(run)).text
 
 
 @pytest.mark.parametrize("name", ["summary.json", "run.json", "rows.parquet"])

@@ -48,11 +48,9 @@ def test_a_call_without_out_leaves_nothing_on_disk(tmp_path, monkeypatch):
 
 
 def test_an_audit_in_one_line_a_picture_and_tables(audited):
-    rows = audited.frame()
-    broken = rows.filter(model="diffvit-0", eps=8 / 255)["success"].mean()
-    assert repr(audited).startswith(f"<antiphase audit: ASR {100 * broken:.1f} % (diffvit-0), ")
-    assert repr(audited).endswith("(vit-0) at ε = 8/255, FGSM (L∞), 5 images>")
-    assert audited.plot().axes[0].get_ylabel() == "attack success rate (%)"
+    assert repr(audited) == f"<antiphase audit: {audited.headlines()[0].title}>"
+    assert repr(audited).endswith("at ε = 4/255 (5 images, L∞ FGSM)>")
+    assert audited.plot().axes[0].get_ylabel() == "Attack success rate (%)"
     assert audited.plot()._repr_png_().startswith(b"\x89PNG")
     page = audited._repr_html_()
     assert page.count("<table>") == 2
@@ -95,7 +93,7 @@ def test_the_directory_of_a_command_opens(run_cli, tmp_path, audited):
 
 def test_a_stored_audit_of_an_older_version_opens():
     found = ap.open(STORED)
-    assert repr(found).startswith("<antiphase audit: ASR ")
+    assert repr(found).startswith("<antiphase audit: ")
     assert found.tables == ["alignment", "rows"]
 
 
@@ -122,10 +120,10 @@ def test_what_cannot_be_compared_is_one_line(audited):
     single = ap.audit("specimen:vit-0", **FAST)
     fewer = ap.audit("specimen:diffvit-0", against="specimen:vit-0", **{**FAST, "limit": 3})
     for other, line in (
-        (sensed, "a result of audit and one of sense; expected the same kind"),
+        (sensed, "got AuditResult and SenseResult; expected two results of the same kind"),
         (single, "2 models and 1; expected as many in both results"),
         (fewer, "different images, specimen-fashion-mnist and specimen-fashion-mnist"),
-        ("audit", "got a str; expected a result"),
+        ("audit", "got AuditResult and str; expected two"),
     ):
         with pytest.raises(UserError, match=line):
             audited.compare(other)
@@ -199,15 +197,13 @@ def test_a_study_is_held_as_packed_rows(tmp_path):
     stored = ap.study("figure-2a", profile="smoke", store=tmp_path / "store", quiet=True)
     assert held.directory is None
     opened = [ap.open(tmp_path / "store"), ap.open(held.save(tmp_path / "saved"))]
-    shown = (
-        "<antiphase study run: figure-2a under profile smoke: 4 of 4 cells; 1 claim: 1 not judged (smoke)>"
-    )
+    shown = "<antiphase study run: figure-2a under profile smoke: 4 of 4 cells; claims: not judged (smoke) 1>"
     assert [repr(each) for each in (held, stored, *opened)] == [shown] * 4
     rows = held.frame("attack-pgd")
     assert all(each.frame("attack-pgd").equals(rows) for each in opened)
     assert held.frame()["claim"].unique().to_list() == ["fragile-at-depth-1"]
     assert held.plot().axes
-    assert "All claims" in held._repr_html_()
+    assert "Understanding Sensitivity" in held._repr_html_()
     assert (tmp_path / "saved" / "index.html").exists()
     (tmp_path / "saved" / "study.json").unlink()  # as antiphase study pack leaves it
     assert repr(ap.open(tmp_path / "saved")) == shown

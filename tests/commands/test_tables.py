@@ -74,7 +74,7 @@ def test_rate_sheet_holds_each_models_rates_in_order(twins):
 def test_means_over_seeds_stand_below_their_models(seeds):
     (sheet,) = audited(seeds).rate_tables("asr")
     kinds = [row[0].kind for row in sheet.rows]
-    assert kinds == ["name", "name", "name", "mean"] * 2
+    assert kinds == ["member", "member", "member", "mean"] * 2
     assert sheet.rows[3][0].text == "diffvit, mean of 3"
     first = [float(row[1].text) for row in sheet.rows[:3]]
     assert float(sheet.rows[3][1].text) == pytest.approx(sum(first) / 3, abs=0.1)
@@ -102,11 +102,11 @@ def test_several_attacks_have_a_sheet_each(tmp_path, make_run, make_rows):
 
 
 def test_lambda_sheet_pads_shallower_models_and_may_be_absent(tmp_path, twins, make_run, alone):
-    assert audited(alone).lambda_table() is None
+    assert audited(alone).lambda_tables() == []
     summary = json.loads((twins / "summary.json").read_text())
     summary["models"][1]["lambda"] = [0.1, 0.2, 0.3]
     (twins / "summary.json").write_text(json.dumps(summary))
-    sheet = audited(twins).lambda_table()
+    (sheet,) = audited(twins).lambda_tables()
     assert [cell.text for cell in sheet.rows[0]] == ["diffvit-0", "0.790", "–", "–"]
     assert [cell.text for cell in sheet.rows[1]] == ["vit-0", "0.100", "0.200", "0.300"]
 

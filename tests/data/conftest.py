@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphase.data import small_sets
+from antiphase.data import image_sets
 from tests.data import idx_files
 
 
@@ -37,7 +37,7 @@ def _write_image(path: Path, seed: int = 0, size: tuple[int, int] = (13, 11), mo
 @pytest.fixture
 def no_debian(monkeypatch, tmp_path):
     """Hide Debian's Fashion-MNIST, where this machine has it."""
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path / "not-installed")
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path / "not-installed")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from antiphase.data.folders import data_root
-from antiphase.data.small_sets import SPECIMEN_CHUNK, fashion_mnist
+from antiphase.data.image_sets import SPECIMEN_CHUNK, fashion_mnist
 
 
 def make_specimen_images(out: Path, per_class: int = 100) -> None:

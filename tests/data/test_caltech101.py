@@ -4,8 +4,7 @@ import pytest
 import torchvision.datasets
 
 from antiphase.data import load_data
-from antiphase.data.probe_sets import SPLIT_FILE, split_by_digest
-from antiphase.errors import UserError
+from antiphase.data.image_sets import split_by_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:caltech101 .* were published")
 COUNTS = {"BACKGROUND_Google": 37, "Faces_easy": 31, "ant": 30, "yin_yang": 2, "water_lilly": 1}
@@ -55,52 +54,6 @@ def test_the_rule_stays_as_it_is():
     files = [f"ant/image_{number:04d}.jpg" for number in range(1, 43)]
     held_out = [int(file[-8:-4]) for file, split in split_by_digest(files).items() if split == "test"]
     assert held_out == [4, 11, 15, 18, 19, 20, 31, 32, 33, 35, 36, 40]
-
-
-def _write_split(folder, part):
-    path = folder / SPLIT_FILE
-    path.write_text("file,split\n" + "".join(f"{file},{split}\n" for file, split in sorted(part.items())))
-    return path
-
-
-def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp_path):
-    whole = [
-        *load_data("caltech101", split="train", root=tmp_path).files,
-        *load_data("caltech101", root=tmp_path).files,
-    ]
-    part = {file: "test" if file.endswith("1.jpg") else "train" for file in whole}
-    _write_split(folder, part)
-    test = load_data("caltech101", root=tmp_path)
-    assert sorted(test.files) == sorted(file for file in whole if file.endswith("1.jpg"))
-    assert len(test) + len(load_data("caltech101", split="train", root=tmp_path)) == len(whole)
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (lambda rows: rows[:-1], r"no split for 1 images, the first is yin_yang/image_0002\.jpg: add"),
-        (
-            lambda rows: [*rows, "ant/image_0031.jpg,test"],
-            r"line 103 of .*, ant/image_0031\.jpg,test: expected",
-        ),
-        (lambda rows: [*rows, rows[1]], r"line 103 of .* that no other line has"),
-        (
-            lambda rows: [rows[0], rows[1].replace("train", "val"), *rows[2:]],
-            r"line 2 of .*,val: expected an",
-        ),
-        (lambda rows: [rows[0], rows[1] + ",", *rows[2:]], r"line 2 of .*,: expected an image"),
-        (lambda rows: rows[1:], "expected 'file,split' as the first line"),
-        (lambda rows: [], "expected 'file,split' as the first line"),
-        (lambda rows: ["\0" + "x" * 200_000], r"antiphase-split\.csv"),
-    ],
-)
-def test_a_list_that_does_not_fit_the_images_is_one_line(folder, tmp_path, change, line):
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jpg"))
-    path = _write_split(folder, dict.fromkeys(files, "train"))
-    path.write_text("".join(f"{row}\n" for row in change(path.read_text().splitlines())))
-    with pytest.raises(UserError, match=line) as caught:
-        load_data("caltech101", root=tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_download_is_tried_and_then_read(tmp_path, monkeypatch, write_image):

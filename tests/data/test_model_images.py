@@ -9,7 +9,7 @@ from PIL import Image
 
 from antiphase.data import ArrayImages, load_data, load_pairs
 from antiphase.data.decoding import Square
-from antiphase.data.pairs import content_key, model_images
+from antiphase.data.images import content_key, model_images
 from antiphase.errors import UserError
 from tests.training.tiny_pairs import tiny_pairs
 

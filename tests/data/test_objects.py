@@ -119,7 +119,7 @@ def test_damaged_segmentations_are_one_line(coco):
     told["annotations"][3]["segmentation"]["counts"] = [1]
     path.write_text(json.dumps(told))
     with pytest.raises(
-        UserError, match=r"instances_val2014\.json: expected objects of COCO .*run lengths"
+        UserError, match=r"instances_val2014\.json: expected the published layout .*run lengths"
     ) as caught:
         coco_objects(root, "val")
     assert "\n" not in str(caught.value)

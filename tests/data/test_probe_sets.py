@@ -9,7 +9,7 @@ import pytest
 import torchvision.datasets as theirs
 from scipy.io import savemat
 
-from antiphase.data import expected_counts, load_data
+from antiphase.data import load_data, sources
 from antiphase.data.decoding import decode
 from antiphase.errors import UserError
 
@@ -208,7 +208,7 @@ def test_a_missing_partition_of_sun_is_one_line_with_its_page(layouts, split):
 def test_a_line_of_suns_partition_without_a_class_is_named(layouts):
     layouts.sun397()
     lines(layouts.root / "SUN397/Testing_01.txt", "/a/abbey/sun_d.jpg", "", "/z/zoo/sun_e.jpg")
-    with pytest.raises(UserError, match=r"line 3 of .*Testing_01\.txt, 'z/zoo/sun_e\.jpg': expected a class"):
+    with pytest.raises(UserError, match=r"z/zoo/sun_e\.jpg of .*Testing_01\.txt is of no class"):
         load_data("sun397", root=layouts.root)
 
 
@@ -217,9 +217,9 @@ PAGES = {
     "sun397": r"SUN397.*vision\.princeton\.edu",
     "aircraft": r"fgvc-aircraft-2013b.*robots\.ox\.ac\.uk/~vgg/data/fgvc-aircraft",
     "dtd": r"dtd.*robots\.ox\.ac\.uk/~vgg/data/dtd",
-    "pets": r"oxford-iiit-pet.*robots\.ox\.ac\.uk/~vgg/data/pets",
-    "flowers102": r"flowers-102.*robots\.ox\.ac\.uk/~vgg/data/flowers/102",
-    "caltech101": r"101_ObjectCategories.*data\.caltech\.edu/records",
+    "pets": r"robots\.ox\.ac\.uk/~vgg/data/pets/ as .*oxford-iiit-pet",
+    "flowers102": r"robots\.ox\.ac\.uk/~vgg/data/flowers/102/ as .*flowers-102",
+    "caltech101": r"data\.caltech\.edu/records.* as .*101_ObjectCategories",
 }
 
 
@@ -288,12 +288,12 @@ def test_other_counts_than_the_published_ones_are_warned_of_and_those_are_not(la
         load_data("pets", root=layouts.root, limit=1)
     (warning,) = caught
     assert str(warning.message) == (
-        "pets (test): 2 images of 2 classes, but 3,669 of 37 were published: results are not comparable, "
+        "pets (test): images 2, classes 2; 3,669 and 37 were published: results are not comparable, "
         "download it again"
     )
     assert warning.filename == __file__  # it points at the caller, not at the package
-    monkeypatch.setitem(expected_counts._PUBLISHED, "pets", (2, {"train": 3, "test": 2}))
+    monkeypatch.setitem(sources._PUBLISHED, "pets", {"classes": 2, "test": 2})
     load_data("pets", root=layouts.root, limit=1)
-    monkeypatch.setitem(expected_counts._PUBLISHED, "pets", (3, {"train": 3, "test": 2}))
-    with pytest.warns(UserWarning, match="2 images of 2 classes, but 2 of 3 were published"):
+    monkeypatch.setitem(sources._PUBLISHED, "pets", {"classes": 3, "test": 2})
+    with pytest.warns(UserWarning, match="images 2, classes 2; 2 and 3 were published"):
         load_data("pets", root=layouts.root)

@@ -24,7 +24,6 @@ from antiphase.data.shards import (
     TITLES,
     RawSample,
     ShardStream,
-    _address,
     _StoppedError,
     count_samples,
     find_shards,
@@ -264,7 +263,7 @@ def test_damage_is_named_and_left_out_and_the_stream_goes_on(tmp_path):
         "cc-0000.tar: 000004 has no image (.jpg, .png, .webp, .jpeg)",
         "cc-0001.tar: 000006.jpg cannot be read as an image",
     ]
-    assert lines[4] == "cc-0001.tar: 000008 has no image (.jpg, .png, .webp, .jpeg) and no caption (.txt)"
+    assert lines[4] == "cc-0001.tar: 000008 has no image (.jpg, .png, .webp, .jpeg)"
     cut = "cc-0002.tar is cut short or damaged after 000012 (unexpected end of data): the rest of it is left out"
     assert lines[5:] == [cut]
     assert [len(batch.ids) for batch in batches] in ([6, 7], [7, 6])
@@ -293,7 +292,7 @@ def test_a_tar_file_cut_at_any_place_gives_what_is_whole_and_says_so(tmp_path):
         assert line.startswith(f"cut.tar is cut short or damaged {where} ("), size
         assert found == keys[: len(found)]
         missed = len(found) - shards_module._count_members(tmp_path / "cut.tar")
-        assert missed == 0 or (missed == 1 and size % 512), size  # cut in the padding after a caption
+        assert missed in (0, 1), size  # the last of a damaged file is not counted
         texts = [whole.index(b"%06d.txt" % number) + 512 + len(f" number {number}\n") for number in range(3)]
         assert len(found) == sum(size >= text for text in texts), size
 
@@ -306,7 +305,7 @@ def test_a_damaged_header_amid_a_shard_is_no_silent_end(tmp_path):
     found, lines = read(tmp_path / "cc-0000.tar")
     assert found == [f"{number:06d}" for number in range(5)]
     assert lines == [
-        "cc-0000.tar is cut short or damaged after 000004 (a header is damaged): the rest of it is left out"
+        "cc-0000.tar is cut short or damaged after 000004 (bad checksum): the rest of it is left out"
     ]
 
 
@@ -362,9 +361,9 @@ def test_a_shard_that_the_server_does_not_have_is_named(served):
     write_shards(folder, [7])
     batches = run(open_shards(f"{url}cc-{{0000..0001}}.tar", samples=7, lanes=1), 7)
     (line,) = [line for batch in batches for line in batch.bad]
-    assert "cc-0001.tar is cut short or damaged from its start (curl ended with exit code 22)" in line
+    assert "cc-0001.tar is cut short or damaged from its start (the command ended with exit code 22)" in line
     assert sorted(numbers_of(batches[0])) == list(range(7))
-    with pytest.raises(UserError, match=r"lane 1 has no usable sample .* cc-0001\.tar; .*curl ended"):
+    with pytest.raises(UserError, match=r"lane 1 has no usable sample .* cc-0001\.tar; .*exit code 22"):
         run(open_shards(f"{url}cc-{{0000..0001}}.tar", samples=7, lanes=2), 2)
 
 
@@ -375,25 +374,11 @@ def test_a_command_may_write_the_shard(tmp_path):
     assert_equal(run(stream, 4), run(open_shards(local), 4))
 
 
-def test_s3_is_read_with_the_aws_command_line(tmp_path, monkeypatch):
-    local = write_shards(tmp_path / "bucket", [5])
-    command = tmp_path / "bin" / "aws"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\ntest "$1 $2 $4" = "s3 cp -" && cat {tmp_path}/"${{3#s3://}}"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
-    remote = open_shards("s3://bucket/cc-0000.tar", samples=5)
-    assert_equal(run(remote, 5), run(open_shards(local), 5))
-    assert _address("s3://b/it's.tar") == """pipe:aws s3 cp 's3://b/it'"'"'s.tar' -"""
-
-
-def test_samples_are_those_of_stats_else_of_sizes_else_counted(tmp_path):
+def test_samples_are_those_of_stats_else_counted(tmp_path):
     pattern = write_shards(tmp_path, [3, 5, 7])
     assert open_shards(pattern).samples == 15
-    (tmp_path / "sizes.json").write_text(json.dumps({"cc-0000.tar": 4, "cc-0001.tar": 8}))
-    assert open_shards(pattern).samples == 4 + 8 + 7
     (tmp_path / "cc-0001_stats.json").write_text(json.dumps({"count": 9000, "successes": 9}))
-    assert open_shards(pattern).samples == 4 + 9 + 7
+    assert open_shards(pattern).samples == 3 + 9 + 7
     assert open_shards(pattern, samples=13).samples == 13
 
 
@@ -413,8 +398,8 @@ def test_members_are_counted_once_and_again_when_the_file_changes(tmp_path, monk
     os.utime(shards[0].place, ns=(5, 5))
     assert count_samples("x", shards, tmp_path, progress=False) == 4
     assert counted[2:] == ["cc-0001.tar", "cc-0000.tar"]
-    (kept,) = (tmp_path / "shards").iterdir()
-    kept.write_text("{}")
+    for kept in (tmp_path / "shards").iterdir():
+        kept.write_text("{}")
     assert count_samples("x", shards, tmp_path, progress=False) == 4
     assert len(counted) == 6
     (tmp_path / "file").touch()
@@ -449,7 +434,7 @@ def test_patterns_are_paths_folders_globs_and_lists(tmp_path, monkeypatch):
     pattern = write_shards(tmp_path, [1, 1, 1])
     names = ["cc-0000.tar", "cc-0001.tar", "cc-0002.tar"]
     monkeypatch.setenv("HOME", str(tmp_path))
-    for given in (pattern, str(tmp_path), f"{tmp_path}/c*.tar", "~/cc-000{0,1,2}.tar", f"file://{pattern}"):
+    for given in (pattern, str(tmp_path), f"{tmp_path}/c*.tar", "~/cc-000{0,1,2}.tar"):
         assert [shard.name for shard in find_shards(given)] == names
     first, rest = f"{tmp_path}/cc-0002.tar", f"{tmp_path}/cc-000{{0..1}}.tar"
     assert [shard.name for shard in find_shards(f"{first}::{rest}")] == [names[2], *names[:2]]
@@ -525,14 +510,14 @@ def test_missing_shards_of_the_paper_say_how_to_get_them(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [
-        ("{}/absent-{{0..3}}.tar", r"no shard matches '.*absent-\{0\.\.3\}\.tar': expected tar files"),
+        ("{}/absent-{{0..3}}.tar", r"no shard matches '.*absent-\{0\.\.3\}\.tar' in .*: expected tar files"),
         ("{}/*.tgz", "no shard matches"),
         ("{}/empty", "no shard matches"),
         ("{}/cc-000{{0..5}}.tar", r"4 of the 6 shards .* are missing, the first is .*/cc-0002\.tar: correct"),
         ("{}/cc-0000.tar::{}/cc-0000.tar", r"duplicate .*cc-0000\.tar"),
         ("{}/cc-000{{0..", r"shards '.*/cc-000\{0\.\.': .*: correct the pattern"),
         ("${{ABSENT}}/cc.tar", "ABSENT: correct the pattern"),
-        ("az://box/0.tar", "az: URLs are not supported: use 'pipe:COMMAND'"),
+        ("s3://box/0.tar", "s3: URLs are not supported: use 'pipe:COMMAND'"),
         ("-", "no shard matches '-'"),
         ("", "no shard matches ''"),
     ],
@@ -565,14 +550,8 @@ def test_a_stream_of_impossible_numbers_is_one_line(six, given, line):
     [
         ({"size": 43}, "batch size 43: expected 1 to 42, the samples of shards:"),
         ({"size": 0}, "batch size 0: expected 1 to 42"),
-        ({"size": 10}, r"batch size 10: expected a multiple of 4, the lanes of .*: use 8, or --lanes 2"),
-        ({"size": 3}, "batch size 3: expected a multiple of 4, .*: use 4, or --lanes 3"),
-        (
-            {"size": 8, "world": 3},
-            r"3 processes cannot share 4 lanes evenly: use 2 processes, or --lanes with a multiple of 3 that "
-            r"divides the batch size 8 and is at most 6",
-        ),
-        ({"size": 8, "world": 8}, "8 processes cannot share 4 lanes evenly: use 4 processes"),
+        ({"size": 10}, r"batch size 10: expected a multiple of 4, the lanes of .*: change it, or --lanes"),
+        ({"size": 8, "world": 3}, "lanes 4: expected a multiple of the 3 processes: use --lanes, or fewer"),
     ],
 )
 def test_numbers_that_do_not_divide_are_one_line_before_anything_is_read(six, given, line):
@@ -590,24 +569,11 @@ def test_a_lane_without_a_usable_sample_is_an_error_and_not_an_endless_loop(tmp_
         run(open_shards(pattern, samples=400), 2, first=150)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "line"),
-    [
-        (
-            "cc-0000_stats.json",
-            "{}",
-            r"cc-0000_stats\.json: .*expected a JSON object with a field 'successes'",
-        ),
-        ("cc-0000_stats.json", '{"successes": "3"}', "a count is not a non-negative integer"),
-        ("cc-0000_stats.json", '{"successes"', "correct or delete it"),
-        ("sizes.json", "[3]", r"sizes\.json: .*expected a JSON object with shard names and counts"),
-        ("sizes.json", '{"cc-0000.tar": -1}', "a count is not a non-negative integer"),
-    ],
-)
-def test_a_damaged_list_of_sizes_is_one_line(tmp_path, name, text, line):
+@pytest.mark.parametrize("text", ["{}", '{"successes": "3"}', '{"successes"'])
+def test_damaged_statistics_are_one_line(tmp_path, text):
     pattern = write_shards(tmp_path, [3])
-    (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=line) as caught:
+    (tmp_path / "cc-0000_stats.json").write_text(text)
+    with pytest.raises(UserError, match=r"cc-0000_stats\.json: .*expected a") as caught:
         open_shards(pattern)
     assert "\n" not in str(caught.value)
 

@@ -9,7 +9,7 @@ import torch
 import torchvision.datasets
 from sklearn.datasets import load_digits
 
-from antiphase.data import load_data, small_sets
+from antiphase.data import image_sets, load_data
 from antiphase.errors import UserError
 from tests import needs
 
@@ -41,7 +41,7 @@ def test_the_digits_split_is_the_same_everywhere():
 
 @pytest.mark.parametrize(("split", "prefix"), [("test", "t10k"), ("train", "train")])
 def test_fashion_mnist_reads_debians_files(tmp_path, monkeypatch, write_fashion_mnist, split, prefix):
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     images, labels = write_fashion_mnist(tmp_path / "debian", prefix)
     made = load_data("fashion-mnist", split=split, root=tmp_path / "none")
     assert (made.name, made.split, made.image_shape) == ("fashion-mnist", split, (1, 28, 28))
@@ -80,24 +80,22 @@ def test_fashion_mnist_is_downloaded_by_torchvision_and_then_read_from_the_root(
 
 def test_fashion_mnist_without_files_or_network_is_one_line(tmp_path, monkeypatch, no_debian, closed_url):
     monkeypatch.setattr(torchvision.datasets.FashionMNIST, "mirrors", [closed_url])
-    with pytest.raises(
-        UserError, match=r"download failed .*apt-get install dataset-fashion-mnist$"
-    ) as caught:
+    with pytest.raises(UserError, match=r"download failed .*apt-get install dataset-fashion-mnist") as caught:
         load_data("fashion-mnist", root=tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_damaged_fashion_mnist_files_are_one_line(tmp_path, monkeypatch, write_idx, write_fashion_mnist):
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     write_fashion_mnist(tmp_path)
     images, labels = tmp_path / "t10k-images-idx3-ubyte.gz", tmp_path / "t10k-labels-idx1-ubyte.gz"
     whole = images.read_bytes()
     images.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte\.gz is no complete IDX file"):
+    with pytest.raises(UserError, match=r"damaged files .*: delete t10k-images-idx3-ubyte\.gz and"):
         load_data("fashion-mnist")
     images.write_bytes(whole)
     write_idx(labels, np.zeros(22))
-    with pytest.raises(UserError, match=r"shape \[23, 28, 28\] do not match labels of shape \[22\]"):
+    with pytest.raises(UserError, match="damaged files"):
         load_data("fashion-mnist")
     write_idx(labels, np.full(23, 12))
     with pytest.raises(UserError, match="label 12: expected 0 to 9"):
@@ -156,7 +154,7 @@ def test_cifar_reads_the_official_pickles(tmp_path, monkeypatch, name):
 
 def test_cifar_of_another_size_is_warned_of(tmp_path, monkeypatch):
     write_cifar("cifar10", tmp_path, monkeypatch)
-    with pytest.warns(UserWarning, match=r"cifar10 \(test\): 3 images of 10 classes, but 10,000 of 10 were"):
+    with pytest.warns(UserWarning, match=r"cifar10 \(test\): images 3, classes 10; 10,000 and 10 were"):
         load_data("cifar10", root=tmp_path)
 
 
@@ -180,7 +178,7 @@ def test_cifar_without_files_or_network_is_one_line(tmp_path, monkeypatch, close
     dataset = CIFARS[name][0]
     monkeypatch.setattr(dataset, "url", closed_url + dataset.filename)
     with pytest.raises(
-        UserError, match=f"{name}: missing or incomplete in .*download failed .*cifar.html"
+        UserError, match=f"{name} is missing or incomplete in .*download failed .*cifar.html"
     ) as caught:
         load_data(name, root=tmp_path)
     assert "\n" not in str(caught.value)
@@ -192,7 +190,7 @@ def test_a_damaged_cifar_file_is_fetched_again_or_is_one_line(tmp_path, monkeypa
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", closed_url + "cifar-10-python.tar.gz")
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match="cifar10: missing or incomplete"):
+    with pytest.raises(UserError, match="cifar10 is missing or incomplete"):
         load_data("cifar10", root=tmp_path)
 
 

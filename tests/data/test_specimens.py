@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import load_data, small_sets
-from antiphase.data.small_sets import specimen_images
+from antiphase.data import image_sets, load_data
+from antiphase.data.image_sets import specimen_images, specimens
 from antiphase.errors import UserError
 from tests import needs
 from tests.data.specimen_file import make_specimen_images
@@ -38,21 +38,21 @@ def test_the_specimens_are_the_real_test_images_at_their_ids():
 @needs.fashion_mnist
 def test_the_packaged_file_is_what_the_function_makes(tmp_path):
     make_specimen_images(tmp_path / "made.png")
-    assert specimen_images(tmp_path / "made.png").fingerprint() == specimen_images().fingerprint()
+    assert specimen_images(tmp_path / "made.png").fingerprint() == specimens().fingerprint()
 
 
 def test_the_file_is_small_and_its_licence_is_beside_it():
-    assert len((FOLDER / small_sets.SPECIMEN_FILE).read_bytes()) < 600_000
+    assert len((FOLDER / image_sets.SPECIMEN_FILE).read_bytes()) < 600_000
     licence = (FOLDER / "LICENSE-fashion-mnist").read_text()
     assert "Zalando SE" in licence
     assert "The MIT License" in licence
-    assert small_sets.SPECIMEN_FILE in licence
+    assert image_sets.SPECIMEN_FILE in licence
 
 
 def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
     tmp_path, monkeypatch, write_fashion_mnist
 ):
-    monkeypatch.setattr(small_sets, "DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     images, labels = write_fashion_mnist(tmp_path, count=101)
     make_specimen_images(tmp_path / "out" / "made.png", per_class=3)
     made = specimen_images(tmp_path / "out" / "made.png")
@@ -62,7 +62,7 @@ def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
 
 
 def test_a_damaged_file_is_one_line(tmp_path):
-    whole = (FOLDER / small_sets.SPECIMEN_FILE).read_bytes()
+    whole = (FOLDER / image_sets.SPECIMEN_FILE).read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     Image.new("L", (28, 28)).save(tmp_path / "plain.png")
     for name in ("cut.png", "plain.png", "absent.png"):

@@ -213,7 +213,7 @@ def test_a_class_of_a_million_costs_no_more_than_one_of_ten():
         ({"ways": 7}, "5 classes: expected at least 7"),
         ({"shots": 6}, "class 1: 5 training images, expected 6 or more"),
         ({"queries": 0}, "queries 0: expected an integer of at least 1"),
-        ({"test_labels": TEST[TEST != 3]}, "class 3: no test image"),
+        ({"test_labels": TEST[TEST != 3]}, "class 3: 0 test images, expected 1 or more"),
     ],
 )
 def test_draws_that_cannot_be_made_are_named(changed, message):

@@ -156,8 +156,14 @@ def test_classes_that_can_be_told_apart_are():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"features": torch.tensor([[1.0], [math.nan]])}, "features with NaN or infinite"),
-        ({"features": torch.tensor([[1.0], [math.inf]])}, "features with NaN or infinite"),
+        (
+            {"features": torch.tensor([[1.0], [math.nan]])},
+            "features of shape .* without NaN or infinite values",
+        ),
+        (
+            {"features": torch.tensor([[1.0], [math.inf]])},
+            "features of shape .* without NaN or infinite values",
+        ),
         (
             {"features": torch.ones(3, 1)},
             r"labels of shape \(2,\) .*: expected one per sample, \(3,\), as in features",
@@ -168,7 +174,7 @@ def test_classes_that_can_be_told_apart_are():
         ({"objective": "x"}, "objective 'x': expected 'norm' or 'squared'"),
         ({"max_iter": 0}, "max_iter 0: expected an integer of at least 1"),
         ({"num_classes": 2.0}, "num_classes 2.0: expected an integer"),
-        ({"labels": torch.tensor([0.0, 1.0])}, "labels of shape .* and torch.float32: expected .* one int64"),
+        ({"labels": torch.tensor([0.0, 1.0])}, "labels of shape .* and torch.float32: expected .* int64"),
     ],
 )
 def test_what_cannot_be_fitted_is_named(bad, message):

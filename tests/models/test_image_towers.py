@@ -8,6 +8,7 @@ from antiphase.errors import UserError
 from antiphase.models import clip, load_model, write_model
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.image_towers import image_tower
+from tests.models import tiny_open_clip  # noqa: F401
 from tests.training.tiny_pairs import TINY
 
 
@@ -23,12 +24,10 @@ def test_features_and_projection_of_a_clip_make_its_embedding(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "width", "raw"), [("ViT-B-32", 768, True), ("RN50", 1024, False)], ids=["transformer", "ResNet"]
-)
+@pytest.mark.parametrize(("name", "width", "raw"), [("tiny-vit", 48, True), ("tiny-resnet", 16, False)])
 def test_features_of_open_clips_towers(name, width, raw):
     model = load_model(f"open_clip:{name}", random_weights=True)
-    images = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(1, *model.card.image_shape, generator=torch.Generator().manual_seed(0))
     tower = image_tower(model)
     features = tower.features(images)
     assert (features.shape[1], tower.raw) == (width, raw)

@@ -8,8 +8,7 @@ from torch import nn
 
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, mean_lambdas, vit
-from antiphase.models.card import card_of
-from antiphase.models.kinds import attention_kind
+from antiphase.models.card import attention_kind, card_of
 from antiphase.sensitivity import attention_maps
 
 TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 1, "num_heads": 4, "num_classes": 5}

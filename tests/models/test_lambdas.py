@@ -6,8 +6,8 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention.lambdas import depth_scheduled
-from antiphase.models import kinds
-from antiphase.models.kinds import layer_lambdas, mean_lambdas
+from antiphase.models import card as kinds
+from antiphase.models.card import layer_lambdas, mean_lambdas
 from antiphase.models.vit import diffvit, vit
 
 TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 3, "num_heads": 4, "num_classes": 5}

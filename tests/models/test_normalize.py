@@ -24,7 +24,7 @@ def test_it_keeps_no_state_and_follows_the_modules_dtype():
 
 def test_a_foreign_model_sees_normalised_images_and_gradients_are_in_pixels():
     foreign = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
-    model = Normalized(foreign, [0.5], [0.25])
+    model = Normalized(foreign, Normalize([0.5], [0.25]))
     images = torch.full((1, 1, 2, 2), 0.75, requires_grad=True)
     logits = model(images)
     assert_close(logits, foreign(torch.ones(1, 1, 2, 2)))

@@ -257,7 +257,7 @@ def test_projections_that_do_not_fit_together_are_one_line(released):
             lambda weight: weight.index_fill(0, torch.tensor([1]), float("inf")),
             "'text.norm.bias' contains NaN",
         ),
-        (lambda weight: weight.long(), "'text.norm.bias' has type int64; expected float32"),
+        (lambda weight: weight.long(), "'text.norm.bias' has type torch.int64; expected torch.float32"),
     ],
 )
 def test_weights_that_are_no_finite_real_numbers_are_refused(released, change, line):

@@ -156,11 +156,11 @@ class Evil:
         ("python:none.py:build", "python:none.py:build: no such file or module 'none.py'"),
         ("python:no_such_module:build", "no such file or module 'no_such_module'"),
         ("python:net.py", "expected python:FILE:CALLABLE or python:MODULE:CALLABLE"),
-        ("python:net.py:buidl", "no 'buidl' in net; it has Net, build, small"),
+        ("python:net.py:buidl", "no 'buidl' in net; expected the name of a function"),
         ("python:net.py:WIDTH", "WIDTH is a int; expected a function"),
         (
             "python:net.py:build?depth=4",
-            "got an unexpected keyword argument 'depth'; the callable takes patch",
+            r"raised TypeError: build\(\) got an unexpected keyword argument 'depth'",
         ),
         ("python:net.py:build?depth", "'depth': expected name=value"),
         ("python:net.py:broken", r"raised KeyError: 'depth' \(net.py, line 3\d\)"),

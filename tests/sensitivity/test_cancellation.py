@@ -64,7 +64,6 @@ def test_alpha_recovers_the_cancellation_planted_in_two_layers():
         assert_close(change.alpha, torch.full((3,), planted).double(), rtol=1e-6, atol=0)
         assert_close(change.kept, torch.full((3,), planted).double(), rtol=1e-6, atol=0)
         assert_close(change.change_correlation, torch.ones(3, 2).double(), rtol=1e-6, atol=0)
-        assert (change.balance < change.alpha).all()
 
 
 def test_branches_that_share_less_cancel_less():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
-from antiphase.data.small_sets import specimen_images
+from antiphase.data.image_sets import specimen_images
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.sensitivity.lipschitz import (
@@ -241,7 +241,7 @@ def estimates(f, x, ids=None):
     }
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "diffvit"])
+@pytest.mark.parametrize("name", ["mlp", "diffvit"])
 def test_neither_company_nor_order_changes_a_sample(name):
     f, x = MODELS[name]()
     ids = torch.tensor([40, 7, 19])

@@ -1,6 +1,7 @@
 """Maps of anybody's model: taken apart, each must give its module's own output; derivatives against autograd."""
 
 import inspect
+import re
 import sys
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from torch.testing import assert_close
 
 from antiphase.errors import UserError
 from antiphase.models import diffclip, diffvit, vit
-from antiphase.models.kinds import attention_kind
+from antiphase.models.card import attention_kind
 from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
 from antiphase.sensitivity.attention_adapters import find_adapter
 from antiphase.sensitivity.maps import record
@@ -239,24 +240,23 @@ def test_timm_models(name):
 
 
 def differential_models_of_timm():
-    """Return the names of timm's models that have a λ, from the files that mention one."""
-    found = []
-    for name in timm.list_models():
-        if "lambda_q1" in inspect.getsource(
-            file := sys.modules[timm.model_entrypoint(name).__module__]
-        ) or hasattr(file, "DiffAttention"):
-            with torch.device("meta"):
-                model = timm.create_model(name, depth=1)
-            if any("lambda" in parameter for parameter, _ in model.named_parameters()):
-                found.append(name)
-    return found
+    """Return the names of timm's models whose functions name differential attention or its block."""
+    entries = {name: timm.model_entrypoint(name) for name in timm.list_models()}
+    files = {file for file in map(sys.modules.get, {entry.__module__ for entry in entries.values()})}
+    files = {file.__name__ for file in files if hasattr(file, "DiffAttention")}
+    return [
+        name
+        for name, entry in entries.items()
+        if entry.__module__ in files
+        and re.search("DiffAttention|DiffParallel|'diff'", inspect.getsource(entry))
+    ]
 
 
 def test_every_differential_model_of_timm_has_two_maps_in_each_layer():
     names = differential_models_of_timm()
     assert len(names) >= 3
     for name in names:
-        model = timm.create_model(name, num_classes=7, img_size=32, depth=2).eval()
+        model = timm.create_model(name, num_classes=7, img_size=32, depth=2, embed_dim=24, num_heads=2).eval()
         found = attention_maps(model, torch.rand(2, 3, 32, 32))
         assert [maps.negative is not None for maps in found.values()] == [True, True], name
         assert attention_kind(model) == "differential"
@@ -406,32 +406,36 @@ def test_an_error_of_a_users_adapter_is_left_alone():
         attention_maps(wild(Holder(Broken())), rand(1, 3, 6))
 
 
-def test_open_clip():
-    import open_clip
+@pytest.fixture(scope="module")
+def open_clip_model():
+    from open_clip import CLIP
 
-    model = open_clip.create_model("ViT-B-32", pretrained=None).eval()
-    text = torch.randint(1, 49000, (2, 77), generator=torch.Generator().manual_seed(0))
-    images = attention_maps(model, torch.rand(1, 3, 224, 224))
+    vision = {"layers": 4, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 24}
+    text = {"context_length": 7, "vocab_size": 31, "width": 12, "heads": 2, "layers": 4}
+    return CLIP(8, vision, text).eval()
+
+
+def test_open_clip(open_clip_model):
+    model = open_clip_model
+    text = torch.randint(1, 31, (2, 7), generator=torch.Generator().manual_seed(0))
+    images = attention_maps(model, torch.rand(1, 3, 24, 24))
     words = attention_maps(model, text, call=model.encode_text)
-    assert len(images) == len(words) == 12
-    assert images["visual.transformer.resblocks.3.attn"].positive.shape == (1, 12, 50, 50)
+    assert len(images) == len(words) == 4
+    assert images["visual.transformer.resblocks.3.attn"].positive.shape == (1, 2, 10, 10)
     causal = words["transformer.resblocks.0.attn"].positive
     assert causal.triu(1).abs().max() == 0
 
 
-def test_other_peoples_models_have_alignments():
-    import open_clip
-
+def test_other_peoples_models_have_alignments(open_clip_model):
     from antiphase.sensitivity import align, direction_grams, random_directions, token_grams
 
     keys = torch.arange(6).view(2, 3)
     found = list(token_grams(diff_llama(), ids(), keys))  # rotary positions: no closed form
     assert [probes for _, _, probes in found] == [3, 3]
     assert all(align(gram, probes=True).cosine.shape == (2, 4) for _, gram, _ in found)
-    model = open_clip.create_model("ViT-B-32", pretrained=None).eval()
-    images = torch.rand(1, 3, 224, 224)
+    model, images = open_clip_model, torch.rand(1, 3, 24, 24)
     exact = list(token_grams(model, images, keys[:1]))
-    assert [probes for _, _, probes in exact] == [0] * 12
+    assert [probes for _, _, probes in exact] == [0] * 4
     along = list(direction_grams(model, images, random_directions(images, keys[:1, :1])))
     assert [layer.name for layer, _ in along] == [layer.name for layer, *_ in exact]
     assert min(float(gram.first.min()) for _, gram in along) > 0

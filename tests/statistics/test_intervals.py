@@ -192,7 +192,7 @@ def norms(generator, k):
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_intervals_kept_within_their_range_cover_the_truth_more_often_than_cut_ones(draw, within, k):
     generator = np.random.default_rng(0)
-    cut, kept, rounds, left = 0, 0, 1500, 0
+    cut, kept, rounds, left = 0, 0, 500, 0
     for _ in range(rounds):
         values, truth = draw(generator, k)
         student = mean_over_seeds(values)

@@ -54,7 +54,7 @@ def test_the_seeds_promised_for_80_percent_give_80_percent(deviations):
     assert seeds is not None
     assert power_of(difference, planned.at(seeds - 1)) < 0.8
     generator = np.random.default_rng(0)
-    rounds = 1200
+    rounds = 500
     found = [
         crossed_mean(drawn(generator, difference, seeds, 200, deviations)).low > 0 for _ in range(rounds)
     ]
@@ -67,7 +67,7 @@ def test_the_power_to_find_nothing_is_the_power_seen():
     promised = power_within(0.004, 0.03, true_spread(seeds, 300, *deviations))
     assert 0.5 < promised < 0.9
     generator = np.random.default_rng(1)
-    rounds = 1200
+    rounds = 500
     hits = 0
     for _ in range(rounds):
         found = crossed_mean(drawn(generator, 0.004, seeds, 300, deviations))

@@ -30,7 +30,7 @@ def test_with_seeds_that_differ_by_a_constant_it_is_students_t_over_the_seeds():
 )
 def test_its_interval_covers_the_truth_as_often_as_it_says(seeds, samples, spreads):
     generator = np.random.default_rng(1)
-    covered, rounds = 0, 1500
+    covered, rounds = 0, 500
     for _ in range(rounds):
         by_seed = generator.normal(size=(seeds, 1)) * spreads[0]
         by_sample = generator.normal(size=(1, samples)) * spreads[1]

@@ -44,7 +44,7 @@ def _truth(shift, steepness):
     return even, _rate(np.exp(grid + shift), steepness).mean() - _rate(np.exp(grid), 1.0).mean()
 
 
-@pytest.mark.parametrize(("shift", "steepness"), [(-0.5, 1.0), (-0.5, 1.4), (0.4, 1.3), (0.0, 1.5)])
+@pytest.mark.parametrize(("shift", "steepness"), [(-0.5, 1.4), (0.0, 1.5)])
 def test_the_truth_is_recovered_and_covered(shift, steepness):
     rng = np.random.default_rng(3)
     found = [_difference(rng, shift, steepness) for _ in range(100)]

@@ -17,6 +17,7 @@ from antiphase.studies.own.asr_causes import (
     ANGLE,
     AT_LOSS,
     AT_MARGINS,
+    CAUSES,
     CHANGED,
     DIFFVIT,
     EPS,
@@ -35,7 +36,6 @@ from antiphase.studies.own.asr_causes import (
     WIDER,
     ZERO,
     Measured,
-    claims,
     draw,
     intervened,
     trained,
@@ -159,7 +159,7 @@ def _literal(base):
 
 
 def test_where_only_margins_differ_all_of_the_difference_is_margins():
-    found = Measured(_rows({}, {DIFFVIT: -0.5}), "made-up")
+    found = Measured(_rows({}, {DIFFVIT: -0.5}))
     parts = {name: crossed_mean(values) for name, values in found.parts(1 / 255).items()}
     assert parts[TOTAL].low > 0.1
     assert parts[MARGINS].value == pytest.approx(parts[TOTAL].value, abs=0.03)
@@ -173,13 +173,11 @@ def test_where_only_margins_differ_all_of_the_difference_is_margins():
 def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
     # norm and factor make an image a third steeper, the subtraction makes it that and half as much again
     steepness = {NORMED: 1.3, ZERO: 1.3, DIFFVIT: 2.0}
-    found = Measured(_rows(steepness, {DIFFVIT: -0.3, NORMED: 0.2}, angle=1.2), "made-up")
+    found = Measured(_rows(steepness, {DIFFVIT: -0.3, NORMED: 0.2}, angle=1.2))
     parts = {name: crossed_mean(values) for name, values in found.parts(1 / 255).items()}
     total = sum(parts[name].value for name in (MARGINS, NORM, HEADS, SUBTRACTION))
     assert total == pytest.approx(parts[TOTAL].value, abs=1e-12)
-    even = Measured(
-        _rows(steepness, {}, angle=1.2), "made-up"
-    )  # the same models at one distribution of margins
+    even = Measured(_rows(steepness, {}, angle=1.2))  # the same models at one distribution of margins
     for name in (NORM, HEADS, SUBTRACTION):
         assert parts[name].value == pytest.approx(even.parts(1 / 255)[name].mean(), abs=0.06), name
     assert parts[NORM].low > 0.03
@@ -197,7 +195,7 @@ def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
     ("losses", "share"), [((0.4, 0.5, 0.45), 0.5), ((0.4, 0.5, 0.4), 0.0), ((0.4, 0.4, 0.5), 0.0)]
 )
 def test_asr_at_equal_loss_is_interpolated(losses, share):
-    found = Measured(_rows({SHORTER: 2.0}, {}, losses=losses), "made-up")
+    found = Measured(_rows({SHORTER: 2.0}, {}, losses=losses))
     whole, short = (found.broken(series, EPS[1]).mean() for series in (VIT, SHORTER))
     expected = (1 - share) * whole + share * short
     assert found.at_loss(EPS[1]).mean() == pytest.approx(expected)
@@ -206,7 +204,7 @@ def test_asr_at_equal_loss_is_interpolated(losses, share):
 
 
 def test_the_least_perturbation_is_the_product_of_its_factors():
-    found = Measured(_rows({DIFFVIT: 2.0}, {}), "made-up")
+    found = Measured(_rows({DIFFVIT: 2.0}, {}))
     distance, margin, slope, rest = found.logarithms(DIFFVIT).values()
     assert np.allclose(distance, margin - slope + rest)
     assert np.allclose(np.exp(distance), found.distances(DIFFVIT))
@@ -215,13 +213,13 @@ def test_the_least_perturbation_is_the_product_of_its_factors():
 def test_the_first_sentence_and_the_claims_come_from_the_rows():
     rows = _rows({DIFFVIT: 1.6, ZERO: 1.1}, {DIFFVIT: -0.3}, angle=1.2)
     first, limits = draw(rows).notes
-    parts = Measured(rows, "made-up").parts(1 / 255)
+    parts = Measured(rows).parts(1 / 255)
     for name in (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE):
         number = f"{100 * parts[name].mean():+.1f} [".replace("-", "−")
         assert number in first, name
     assert "6 training seeds and 300 images" in first
     assert "What is not identified" in limits
-    found = {claim.name: claim for claim in claims(rows)}
+    found = {claim.name: claim for claim in CAUSES.claims(rows)}
     assert found["subtraction-raises-asr"].verdict != "not run"
     check = found["angle-raises-asr"].checks[1]
     assert check.estimate.value == pytest.approx(parts[ANGLE].mean())
@@ -230,8 +228,8 @@ def test_the_first_sentence_and_the_claims_come_from_the_rows():
 def test_without_a_finished_seed_the_page_says_so():
     rows = _rows({}, {}, seeds=2, images=20)
     missing = rows["attack"]["series"].eq(NORMED) & rows["attack"]["training_seed"].eq(1)
-    one = Measured(rows | {"attack": rows["attack"].filter(~missing)}, "made-up")
+    one = Measured(rows | {"attack": rows["attack"].filter(~missing)})
     assert one.seeds == [0]
     none = rows | {"attack": rows["attack"].filter(pl.col("series") != NORMED)}
     assert draw(none).notes[0] == "No training seed is finished yet."
-    assert {claim.verdict for claim in claims(none)} == {"not run"}
+    assert {claim.verdict for claim in CAUSES.claims(none)} == {"not run"}

@@ -163,7 +163,7 @@ def test_a_training_that_lies_in_its_folder_is_finished_at_once(lab, tmp_path, m
     for name in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE, loop.METRICS_FILE):
         content = (lab.store.folder(TINY) / name).read_bytes()
         (other.store.folder(TINY) / name).write_bytes(content)
-    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(loop, "_run", lambda *_, **__: pytest.fail("trained again"))
     run_cells([TINY], other)
     assert other.store.done(TINY)
     loaded = other.model(TINY)
@@ -370,7 +370,7 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"ask": "objects"}, "ask 'objects' on openmoji: it has no objects; expected coco-objects"),
+        ({"ask": "objects"}, "ask 'objects' on openmoji: its images have none; expected ask 'caption'"),
         ({"data": "emoji-scenes", "texts": ("a", "b")}, "texts on emoji-scenes: no image shows a and b"),
         ({"kinds": ("heat",)}, "kind 'heat': expected some of relevance"),
         ({"prompt": "a photo"}, "prompt 'a photo': expected {}"),

@@ -123,7 +123,9 @@ def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logar
 
 @pytest.mark.parametrize(("opposed", "shared"), [(True, 1.0), (False, -1.0)])
 def test_verdicts_follow_what_the_rows_do(opposed, shared):
-    found = {claim.name: claim.verdict for claim in layer.claims(rows(opposed, shared, seeds=8))}
+    found = {
+        claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(rows(opposed, shared, seeds=8))
+    }
     assert found["angle-amplifies"] == ("holds" if opposed else "contradicted")
     assert found["subtraction-cancels"] == ("holds" if shared > 0 else "contradicted")
 
@@ -132,7 +134,7 @@ def test_a_layer_without_its_twin_is_left_out(made):
     alone = made | {"alignment": made["alignment"].filter(series="DiffViT")}
     (plot,) = [plot for plot in layer.draw(alone).plots if plot.name == "layer-cancellation"]
     assert len(plot.panels) == 1
-    claims = {claim.name: claim.verdict for claim in layer.claims(alone)}
+    claims = {claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(alone)}
     assert claims["gradient-above-vit"] == "not run"
 
 
@@ -149,7 +151,5 @@ def test_a_single_value_without_an_interval_has_an_axis():
     points = pl.DataFrame(
         {"value": [0.8], "low": [None], "high": [None]}, schema_overrides={"low": pl.Float64}
     )
-    low, high = limits(
-        Panel("", "layer", "λ", points), points.with_columns(high=pl.lit(None, pl.Float64)), None
-    )
+    low, high = limits(Panel("", "layer", "λ", points.with_columns(high=pl.lit(None, pl.Float64))))
     assert low < 0.8 < high

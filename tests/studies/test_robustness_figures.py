@@ -9,8 +9,13 @@ import pytest
 
 from antiphase.studies.papers.robustness import layers as layer_studies
 from antiphase.studies.papers.robustness import success_rates
+from antiphase.studies.plan import known_studies
 
 SEEDS, LAYERS, HEADS, IMAGES = 3, 4, 2, 5
+
+
+def _claims(study: str, tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
+    return {claim.name: claim for claim in known_studies()[study].claims(tables)}
 
 
 def _model(series: str, seed: int, depth: int = LAYERS) -> dict[str, Any]:
@@ -38,7 +43,8 @@ def layers():
 def test_lambda_of_the_steepest_layer_and_the_spread_over_layers(layers):
     value, lam, maps, aligned = layers
     own = maps.filter(series="DiffViT", estimator=layer_studies.PAPERS)
-    excess = layer_studies.excess(own, aligned).sort("training_seed", "sample")["value"]
+    both = {"lipschitz": own, "alignment": aligned}
+    excess = layer_studies.excess(layer_studies.with_lambda(both)).sort("training_seed", "sample")["value"]
     spread = layer_studies.spread(own).sort("training_seed", "sample")["value"]
     excesses, spreads = [], []
     for seed, image in itertools.product(range(SEEDS), range(IMAGES)):
@@ -52,9 +58,7 @@ def test_lambda_of_the_steepest_layer_and_the_spread_over_layers(layers):
 def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     value, lam, maps, aligned = layers
     steepest = value[0].argmax(1)  # (seed, image)
-    claims = {
-        claim.name: claim for claim in layer_studies.layer_claims({"lipschitz": maps, "alignment": aligned})
-    }
+    claims = _claims("figure-4", {"lipschitz": maps, "alignment": aligned})
     words = (
         "da-is-steeper",
         "steepest-where-lambda-is-large",
@@ -97,7 +101,7 @@ def attacks():
 
 def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks):
     broken, rows = attacks
-    found = success_rates.by_protocol(rows)
+    found = success_rates.by_protocol({"attack": rows})
     assert len(found) == broken[:, :, 0].size * 2  # three runs have become one row
     for protocol, expected in (
         (success_rates.AVERAGE, broken[:, :, :3].mean(2)),
@@ -115,7 +119,7 @@ def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks)
 
 def test_figure_6_claims_of_restarts_and_of_depth(attacks):
     broken, rows = attacks
-    claims = {claim.name: claim for claim in success_rates.restart_claims({"attack": rows})}
+    claims = _claims("figure-6", {"attack": rows})
     raised = [check.estimate.value for check in claims["restarts-raise-asr"].checks]
     gain = broken[:, :, 3].mean((2, 3, 4)) - broken[:, :, :3].mean((2, 3, 4, 5))  # (series, depth)
     assert raised == pytest.approx(gain.flatten().tolist())
@@ -134,11 +138,7 @@ def test_figure_6_clips_may_be_a_point_apart_and_still_be_equal(attacks):
         both = pl.concat(
             [clip.with_columns(series=pl.lit("CLIP")), other.with_columns(series=pl.lit("DiffCLIP"))]
         )
-        (claim,) = (
-            c
-            for c in success_rates.restart_claims({"attack": both})
-            if c.name == "clip-fragile-with-restarts"
-        )
+        claim = _claims("figure-6", {"attack": both})["clip-fragile-with-restarts"]
         found = [check.estimate.value for check in claim.checks]
         assert found == pytest.approx([0.01 - apart * share[eps] for eps in success_rates.EPS])
         assert claim.verdict == "undecided"  # too few seeds
@@ -158,7 +158,7 @@ def test_figure_5_tests_the_papers_claims_at_perturbed_images_and_apart_at_clean
 
     perturbed = [*rows(1.0, perturbation="noise"), *rows(0.8, perturbation="pgd")]
     tables = {"alignment": pl.DataFrame(rows(0.2)), "alignment-perturbed": pl.DataFrame(perturbed)}
-    claims = {claim.name: claim for claim in layer_studies.alignment_claims(tables)}
+    claims = _claims("figure-5", tables)
     shares = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1"].checks]
     assert shares == pytest.approx([1.0, 1.0, 0.8, 0.8])
     at_x = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1-at-x"].checks]

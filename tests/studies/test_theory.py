@@ -114,7 +114,7 @@ def test_factors_are_geometric_means_over_the_layers():
     ],
 )
 def test_verdicts_follow_what_is_planted(planted, claim, verdict):
-    found = {each.name: each.verdict for each in theory.depth_claims(paths(**planted))}
+    found = {each.name: each.verdict for each in theory.THEORY_DEPTH.claims(paths(**planted))}
     assert found[claim] == verdict
 
 
@@ -160,7 +160,7 @@ def test_the_ratio_of_radii_follows_what_is_planted():
     assert value[theory.CORRECTED] == pytest.approx(1 / math.sqrt(1 + 0.64 + 0.8), rel=0.05)
     assert value[theory.PRINTED] == pytest.approx(1 / (math.sqrt(1.64) + 0.8), rel=0.05)
     verdicts = {
-        ratio: {claim.name: claim.verdict for claim in theory.radius_claims(radius_rows(ratio))}
+        ratio: {claim.name: claim.verdict for claim in theory.THEORY_RADIUS.claims(radius_rows(ratio))}
         for ratio in (0.3, 2.0)
     }
     for name in ("theorem-5-as-printed", "theorem-5-corrected"):
@@ -243,7 +243,7 @@ def test_correlations_are_taken_once_for_the_clean_image():
     assert set(found["input"]) == {"clean", "noise 8/255", "noise 64/255", "PGD 8/255", "PGD 64/255"}
     claims = {
         claim.name: claim.verdict
-        for claim in map_studies.correlation_claims({"branches": pl.DataFrame(rows)})
+        for claim in map_studies.MAP_CORRELATION.claims({"branches": pl.DataFrame(rows)})
     }
     assert claims["noise-is-shared"] == "holds"
     assert claims["training-shares-noise"] == "holds"

@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 
-from antiphase.studies import paper_settings as module
 from antiphase.studies.paper_settings import (
     Line,
     compare,
@@ -61,41 +60,44 @@ def test_the_paper_profile_is_the_papers_or_declares_why_not(name):
 
 
 @studies
-def test_a_wrong_number_in_the_transcription_is_found(name, monkeypatch):
-    found = facts(name)
-    monkeypatch.setattr(module, "gather", lambda *_: found)
+def test_a_wrong_number_in_the_transcription_is_found(name):
     for line in TRANSCRIBED[name]:
         wrong = replace(line, paper=(*line.paper, "wrong"), ours=line.ours and (*line.ours, "wrong"))
-        monkeypatch.setattr(module, "printed_settings", lambda _, wrong=wrong: {name: (wrong,)})
-        heading, row = list(dry_run(known_studies()[name], PAPER))[1:3]
-        assert heading.split() == ["setting", "ours", "paper", "verdict"]
-        assert row.split()[0] == line.name
-        assert row.endswith("  differs")
+        ((_, _, verdict),) = compare((wrong,), facts(name))
+        assert verdict == "differs", line
+
+
+def test_a_dry_run_is_a_table_of_settings():
+    said = list(dry_run(known_studies()["figure-2a"], PAPER))
+    assert said[0] == "figure-2a: 36 cells built"
+    assert said[1].split() == ["setting", "ours", "paper", "verdict"]
+    assert [row.split()[0] for row in said[2:]] == [line.name for line in TRANSCRIBED["figure-2a"]]
+    assert not any(row.endswith("  differs") for row in said)
 
 
 @studies
 def test_a_wrong_number_in_a_bench_is_found(name, monkeypatch):
-    own = robustness._BENCHES["paper"]
+    own = robustness.BENCHES["paper"]
     wrong = {
         "epochs": dict.fromkeys(own.epochs, 7),
         "recipe": {"learning_rate": 1e-3},
-        "pgd": {"steps": 7},
-        "autoattack": {"steps": 7},
-        "carlini_wagner": {**own.carlini_wagner, "steps": 7},
+        "attacks": {
+            name: {**own.attacks.get(name, {}), "steps": 7} for name in (*own.attacks, "pgd", "patch")
+        },
         "probed": 7,
         "sense": {"eps": 4 / 255},
     }
-    monkeypatch.setitem(robustness._BENCHES, "paper", replace(own, **wrong))
-    clip = diffclip._BENCHES["paper"]
+    monkeypatch.setitem(robustness.BENCHES, "paper", replace(own, **wrong))
+    clip = diffclip.BENCHES["paper"]
     recipe, protocols = (
         {"epochs": 7, "learning_rate": 1e-3},
         {"probe": {"iterations": 7}, "few-shot": {"shots": 7}},
     )
     wrong_clip = replace(clip, recipe=recipe, protocols=protocols, home="imagenet-v2")
-    monkeypatch.setitem(diffclip._BENCHES, "paper", wrong_clip)
-    answering = vlm_bench._BENCHES["paper"]
+    monkeypatch.setitem(diffclip.BENCHES, "paper", wrong_clip)
+    answering = vlm_bench.BENCHES["paper"]
     wrong_vlm = replace(answering, align={"learning_rate": 7}, tune={"batch_size": 7}, steps=7)
-    monkeypatch.setitem(vlm_bench._BENCHES, "paper", wrong_vlm)
+    monkeypatch.setitem(vlm_bench.BENCHES, "paper", wrong_vlm)
     planted = PLANTED[known_studies()[name].paper] & {line.name for line in TRANSCRIBED[name]}
     assert planted
     compared = compare(TRANSCRIBED[name], gather(known_studies()[name], profile("paper", 1)))

@@ -18,8 +18,7 @@ from antiphase.studies.papers.diffclip.pope import bench, hallucinations, models
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store, described, identity
-from antiphase.vlm.checkpoint import load_vlm, named_weights, weights_digest
-from antiphase.vlm.language import load_language
+from antiphase.vlm.checkpoint import load_language, load_vlm, named_weights, weights_digest
 from antiphase.vlm.pope import NO, UNPARSED, YES
 
 TOWER = TrainClip(variant="diffclip", data="openmoji")
@@ -166,7 +165,7 @@ def test_the_hallucination_rate_rises_by_the_answers_that_are_changed():
     pope = asked([YES, NO], [True, False], [0, 1])
     both = pl.concat([pope.with_columns(series=pl.lit(series)) for series in ("CLIP", "DiffCLIP")])
     larger = rows.filter(eps=4 / 255).with_columns(eps=pl.lit(8 / 255), success=pl.lit(True))
-    *_, claim = table_3.claims({"evaluate": both, "answers": pl.concat([larger, rows])})
+    *_, claim = table_3.TABLE_3.claims({"evaluate": both, "answers": pl.concat([larger, rows])})
     assert claim.name == "hallucinations-under-attack"
     assert [(check.what[-5:], check.estimate.value) for check in claim.checks] == [
         ("2/255", pytest.approx(1.0))

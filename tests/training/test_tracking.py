@@ -11,7 +11,8 @@ from antiphase.studies.cells import TrainVit
 from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
 from antiphase.studies.store import Store
-from antiphase.training import make_recipe, tracking, train_classifier
+from antiphase.training import loop as tracking
+from antiphase.training import make_recipe, train_classifier
 
 SIZES = {"depth": 2, "dim": 16, "num_heads": 2}
 EPOCHS = 2

@@ -7,7 +7,7 @@ import tarfile
 import torch
 from PIL import Image
 
-from antiphase.data.pairs import ArrayPairs
+from antiphase.data.images import ArrayPairs
 from antiphase.models.clip import build_clip, configure_clip, tokenize
 from antiphase.training.contrastive import Share
 from antiphase.training.recipe import make_clip_recipe

@@ -6,10 +6,8 @@ import torch.nn.functional as F
 
 from antiphase.errors import UserError
 from antiphase.vlm import Projector, VisionLanguageModel, YesNo, image_tokens, load_language
-from antiphase.vlm.checkpoint import load_vlm, save_vlm, weights_digest
-from antiphase.vlm.language import add_lora
-from antiphase.vlm.prompt import IGNORED, IMAGE
-from antiphase.vlm.recipe import VlmConfig
+from antiphase.vlm.checkpoint import VlmConfig, add_lora, load_vlm, save_vlm, weights_digest
+from antiphase.vlm.model import IGNORED, IMAGE
 from tests.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vit, tiny_vlm
 
 QUESTION = "Is there a cat in the image ?"
@@ -66,7 +64,7 @@ def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever
     vlm, images = tiny_vlm(), tiny_images(3)
     questions = [QUESTION, "what is this ?", QUESTION.replace("cat", "dog")]
     answers = vlm.generate(images, questions, max_new_tokens=5)
-    logits = vlm.answer_logits(images, questions)
+    logits = YesNo(vlm, questions)(images, torch.arange(len(questions)))
     for number, question in enumerate(questions):
         ids = vlm.prompt.question(question).tolist()
         embedded = by_hand(vlm, images[number], ids)
@@ -155,7 +153,7 @@ def test_the_language_model_tiny_needs_no_download_and_is_always_the_same():
     tower = image_tokens(tiny_vit())
     vlm = VisionLanguageModel(tower, Projector("linear", 12, 16, 32, 2), one, tokenizer).eval()
     assert vlm.prompt.style == "chat"
-    assert vlm.answer_logits(tiny_images(2), QUESTION).isfinite().all()
+    assert YesNo(vlm, QUESTION)(tiny_images(2)).isfinite().all()
 
 
 def test_answers_are_greedy_whatever_the_language_model_would_do():

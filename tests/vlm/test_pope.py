@@ -128,15 +128,18 @@ def test_published_files_are_read_as_they_are(tmp_path):
     ]
     assert found.asked() == [("b.jpg", dog), ("b.jpg", cat), ("a.jpg", dog)]
     (tmp_path / "b.jpg").unlink()
-    with pytest.raises(UserError, match=r"b.jpg is missing, as are 1 more of 2 images"):
+    with pytest.raises(UserError, match=r"b.jpg is missing; missing images: 2 of 2"):
         load_pope(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[1]", "line 2 of .*: expected JSON with question_id, image, text, label"),
-        (_lines((2, "a.jpg", "Is it?", "maybe")), "line 2 of .*: label 'maybe': expected yes or no"),
+        ("[1]", "random.json: content .*: expected an object"),
+        (
+            _lines((2, "a.jpg", "Is it?", "maybe")),
+            "line 2 of .*: expected question_id, image, text, and the label yes or no",
+        ),
         (_lines((1, "a.jpg", "Is that?", "no")), "line 2 of .*: duplicate question_id 1"),
         (_lines((2, "a.jpg", "Is it?", "no")), "'Is it\\?' of a.jpg is answered both yes and no"),
     ],
@@ -153,9 +156,7 @@ def test_files_have_to_belong_together(tmp_path):
     with pytest.raises(UserError, match=r"line 1 of .*: 'Is it\?' of a.jpg is answered both yes and no"):
         load_pope(tmp_path)
     (tmp_path / "gqa_pope_random.json").write_text(_lines((1, "a.jpg", "Is it?", "yes")))
-    with pytest.raises(
-        UserError, match=r"has files of 2 sets of questions, coco_pope, gqa_pope: give a folder"
-    ):
+    with pytest.raises(UserError, match=r"has files of several sets, coco_pope, gqa_pope: give a folder"):
         load_pope(tmp_path)
 
 

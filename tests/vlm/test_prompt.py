@@ -1,7 +1,7 @@
 """Conversation formats and label masks, against examples written by hand."""
 
 from antiphase.vlm import Prompt
-from antiphase.vlm.prompt import IGNORED, IMAGE
+from antiphase.vlm.model import IGNORED, IMAGE
 from tests.vlm.tiny import tiny_tokenizer
 
 SYSTEM = (

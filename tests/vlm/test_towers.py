@@ -7,6 +7,7 @@ from antiphase.models import load_model
 from antiphase.vlm import image_tokens
 from antiphase.vlm.checkpoint import named_weights
 from antiphase.vlm.towers import build_tower
+from tests.models import tiny_open_clip  # noqa: F401
 
 CLIP_PARTS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 
@@ -24,16 +25,16 @@ def rebuilt(tower):
 
 @torch.no_grad()
 def test_an_open_clip_tower_ends_before_its_last_block():
-    model = load_model("open_clip:ViT-B-32-quickgelu", random_weights=True)
+    model = load_model("open_clip:tiny-vit", random_weights=True)
     tower, seen = image_tokens(model), []
-    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     hook = model.model.visual.transformer.resblocks[-1].register_forward_pre_hook(
         lambda block, given: seen.append(given[0])
     )
     model.encode_image(images)
     hook.remove()
     found = tower(images)
-    assert (found.shape, tower.count, tower.width) == ((2, 49, 768), 49, 768)
+    assert (found.shape, tower.count, tower.width) == ((2, 16, 48), 16, 48)
     torch.testing.assert_close(found, seen[0][:, 1:])
     torch.testing.assert_close(rebuilt(tower)(images), found)
 

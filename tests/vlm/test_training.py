@@ -13,18 +13,17 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from PIL import Image
 
-from antiphase.commands.train_vlm import run as runs
 from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
-from antiphase.vlm import load_vlm
-from antiphase.vlm.checkpoint import named_weights, weights_digest
-from antiphase.vlm.prompt import IGNORED
-from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
+from antiphase.vlm import YesNo, load_vlm
+from antiphase.vlm import training as trainings
+from antiphase.vlm.checkpoint import VlmRecipe, named_weights, vlm_learning_rate, weights_digest
+from antiphase.vlm.model import IGNORED
 from antiphase.vlm.training import (
     SummedLoss,
     _recomputed,
-    _Stream,
+    _shares,
     accumulate,
     decoder_blocks,
     prepare,
@@ -115,7 +114,7 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
             json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         ]
         assert losses[-1] < 0.7 * losses[0]
-        assert vlm.answer_logits(torch.rand(2, 3, 16, 16), QUESTIONS).isfinite().all()
+        assert YesNo(vlm, QUESTIONS[0])(torch.rand(2, 3, 16, 16)).isfinite().all()
     frozen = named_weights(load_vlm(tmp_path / "lora").language)
     own = named_weights(tiny_language())
     kept = {name.replace(".base_layer", ""): value for name, value in frozen.items() if ".lora_" not in name}
@@ -134,8 +133,7 @@ def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli)
         recipe = VlmRecipe.model_construct(
             stage=2, seed=3, batch_size=3, max_length=2048, text_first=text_first
         )
-        stream = _Stream(recipe, vlm, data, 0, 1)
-        return [sample for step in range(3) for sample in stream.at(epoch, step)]
+        return [one for share in _shares(recipe, vlm, data, Accelerator(cpu=True), epoch, 0) for one in share]
 
     def told(samples):
         return [None if one.image is None else float(one.image.mean()) for one in samples]
@@ -146,7 +144,7 @@ def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli)
     assert told(order(1, True)) == told(order(1, False)) != drawn
     code, _, err = run_cli(*words(parts, 1, tmp_path / "x", *begin(parts), "--text-first"))
     assert (code, err.count("\n")) == (2, 1)
-    assert "text-first: conversations of stage 1 all have an image" in err
+    assert "text-first True: is of stage 2" in err
 
 
 def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli, monkeypatch):
@@ -255,7 +253,7 @@ def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(part
 def test_a_tracker_gets_what_the_log_has(parts, tmp_path, run_cli, monkeypatch):
     fake = Fake()
     monkeypatch.setattr(
-        runs, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]})
+        trainings, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]})
     )
     assert run_cli(*words(parts, 1, tmp_path, *begin(parts)))[0] == 0
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -354,7 +352,7 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
     out = tmp_path / "x"
     for arguments, message in (
         (words(parts, 1, out), "tower: is missing; expected --tower, or --pretrained"),
-        (words(parts, 1, out, *begin(parts), "--lora", "2"), "lora 2: stage 1 trains the projector alone"),
+        (words(parts, 1, out, *begin(parts), "--lora", "2"), "lora 2: is of stage 2"),
         (
             words(parts, 2, out, "--pretrained", "p", "--merge", "2"),
             "merge 2: --pretrained has one; leave out --merge",

@@ -103,7 +103,7 @@ class _Apgd:
     decides_in_float32 = False
 
     def __post_init__(self) -> None:
-        self.loss = objectives.resolve_targeted(self.objective, self.targets)
+        self.loss = objectives.resolve(self.objective, self.targets)
         short = _SHORT[self.objective] if isinstance(self.objective, str) else "custom"
         self.name = f"apgd-t-{short}".removesuffix("-dlr") if self.targets else f"apgd-{short}"
         after = checkpoints(self.steps)

@@ -16,8 +16,8 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 Version = Literal["standard", "2020", "plus", "rand"]
-_LEAST_CLASSES = {"standard": 4, "2020": 3, "plus": 4, "rand": 3}  # DLR needs 3, its targeted form 4
-_MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB: one backward pass per class
+# least and most classes: DLR needs 3, its targeted form 4; untargeted FAB takes a backward pass for each
+_CLASSES = {"standard": (4, None), "2020": (3, MOST_CLASSES), "plus": (4, MOST_CLASSES), "rand": (3, None)}
 _PASSES = 20  # of a randomised model, averaged
 
 
@@ -61,13 +61,10 @@ def autoattack_ensemble(
     version: str = "standard", steps: int = 100, queries: int = 5000, targets: int = 9
 ) -> Ensemble:
     """Return the stages of :func:`autoattack`."""
-    if version not in _LEAST_CLASSES:
-        raise UserError(f"AutoAttack version {version!r}: expected one of {', '.join(_LEAST_CLASSES)}")
     restarts = 5 if version == "plus" else 1
-    averaged = {"passes": _PASSES} if version == "rand" else {}
+    first = {"steps": steps, "restarts": restarts} | ({"passes": _PASSES} if version == "rand" else {})
     gradient, boundary = unchecked(apgd), unchecked(fab)  # this function's caller has checked them
-    ce = Stage("apgd-ce", gradient, {"steps": steps, "restarts": restarts, **averaged})
-    dlr = Stage("apgd-dlr", gradient, {"steps": steps, "restarts": restarts, "objective": "dlr", **averaged})
+    ce, dlr = Stage("apgd-ce", gradient, first), Stage("apgd-dlr", gradient, first | {"objective": "dlr"})
     apgd_t = Stage("apgd-t", gradient, {"steps": steps, "targets": targets})
     # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
     plain_fab = Stage("fab", boundary, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
@@ -82,7 +79,7 @@ def autoattack_ensemble(
         "rand": (ce, dlr),
     }[version]
     name = "autoattack" if version == "standard" else f"autoattack-{version}"
-    return Ensemble(name, stages, _LEAST_CLASSES[version], _MOST_CLASSES.get(version))
+    return Ensemble(name, stages, *_CLASSES[version])
 
 
 def _stages(**settings: Any) -> Ensemble:

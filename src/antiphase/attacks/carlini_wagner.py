@@ -12,7 +12,7 @@ from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
-from antiphase.attacks.objectives import margin, targeted_margin
+from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Flags, Numbers, Threat, per_row, row_norm
 from antiphase.errors import UserError
@@ -82,8 +82,9 @@ def carlini_wagner(
     run.setdefault("early_stop", math.isfinite(threat.eps))
     if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"
-    settings = (steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early)
-    search = _CarliniWagner(threat, *settings)
+    search = _CarliniWagner(
+        threat, steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early
+    )
     return run_search(model, images, labels, threat, search, run)
 
 
@@ -146,8 +147,7 @@ class _CarliniWagner:
         rows["done"] = rows["trial"] == self.search_steps
 
     def _margin(self, logits: Tensor, rows: Rows) -> Numbers:
-        label = rows["label"]
-        return targeted_margin(logits, label, rows["target"]) if self.targets else margin(logits, label)
+        return margin(logits, rows["label"], rows["target"] if self.targets else None)
 
     def _judge(self, rows: Rows, square: Numbers, hinge: Numbers, adversarial: Flags) -> Flags:
         """Record the loss and whether c is sufficient; return the rows whose run has ended."""
@@ -184,10 +184,10 @@ class _CarliniWagner:
         larger = (10.0 * const).clamp(max=_LARGEST_CONST)
         middle = 0.5 * (rows["lower"] + rows["upper"])
         rows.put("const", ended, torch.where(rows["upper"].isinf(), larger, middle))
-        rows.put("w", ended & rows["loss"].isfinite(), rows["best_w"])
+        again = ended & rows["loss"].isfinite()
+        rows.put("w", again, rows["best_w"])
         unit = self.half * row_norm(1.0 - _tanh(rows["w"]).square(), "l2")
-        short = (_STRIDE * -rows["loss"] / unit).clamp(max=self.learning_rate)
-        rows.put("rate", ended & rows["loss"].isfinite(), short)
+        rows.put("rate", again, (_STRIDE * -rows["loss"] / unit).clamp(max=self.learning_rate))
         rows["trial"] = rows["trial"] + ended
         self._start_run(rows, ended)
 

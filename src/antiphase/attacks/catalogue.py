@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
 
 from antiphase.arguments import check_argument, unchecked
 from antiphase.attacks.sweep import AttackFunction, Ensemble, Stage
@@ -42,14 +43,6 @@ class AttackSpec:
     unset: Callable[[Settings], Settings] = lambda settings: {}
     implied: Callable[[Settings], Settings] = lambda settings: {}
     stages: Callable[..., Ensemble] | None = None
-
-
-class Setting(NamedTuple):
-    """A setting of an attack, from the signature and docstring of its function."""
-
-    kind: type | tuple[str, ...]  # int, float, bool, str, or the texts that it may be
-    default: Any  # where that is None, what None means, if it is known
-    help: str
 
 
 def find_spec(name: str) -> AttackSpec:
@@ -110,90 +103,32 @@ def settings_of(stage: Stage) -> dict[str, Any]:
     return {name: _plain(meant.get(name) if value is None else value) for name, value in settings.items()}
 
 
-def attack_settings(name: str) -> dict[str, Setting]:
-    """Return the settings of an attack, by name.
-
-    >>> attack_settings("pgd")["steps"]
-    Setting(kind=<class 'int'>, default=20, help='gradient steps, at least 1')
-    >>> attack_settings("noise")["kind"].kind
-    ('uniform', 'gaussian', 'sign')
-    """
-    spec = find_spec(name)
-    function = unchecked(spec.attack)
-    defaults = keywords(function) | dict(spec.defaults)
-    meant, hints, text = spec.unset(defaults), get_type_hints(function), inspect.getdoc(function) or ""
-    return {
-        setting: Setting(
-            next(kind for kind in _kinds(hints.get(setting, str)) if kind is not None),
-            _plain(meant.get(setting) if default is None else default),
-            _help(text, setting),
-        )
-        for setting, default in defaults.items()
-    }
-
-
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings that texts ``NAME=VALUE`` give an attack, checked; fractions such as 1/255 are numbers.
 
     >>> parse_settings("pgd", ["momentum=0.9", "random_start=no"])
     {'momentum': 0.9, 'random_start': False}
     """
-    known = attack_settings(name)
-    spec = find_spec(name)
-    hints = get_type_hints(unchecked(spec.attack))
+    attack = find_spec(name).attack
+    known, hints = keywords(attack), get_type_hints(unchecked(attack))
     settings: dict[str, Any] = {}
     for text in texts:
         setting, equals, value = (part.strip() for part in text.partition("="))
         if not equals or setting not in known:
-            said = f"attack {name!r} has no setting {setting!r}" if equals else f"setting {shown(text)}"
-            raise UserError(f"{said}: expected NAME=VALUE with a NAME of {', '.join(known) or 'none'}")
-        given = _read(setting, value, _kinds(hints[setting]))
-        settings[setting] = check_argument(spec.attack, setting, given)
+            wrong = f"attack {name!r} has no setting {setting!r}" if equals else f"setting {shown(text)}"
+            raise UserError(f"{wrong}: expected NAME=VALUE with a NAME of {', '.join(known) or 'none'}")
+        settings[setting] = check_argument(attack, setting, _read(value, hints[setting]))
     return settings
 
 
-def _read(setting: str, text: str, kinds: list[Any]) -> Any:
-    """Return the value that a text stands for, of the first of some kinds that it fits."""
-    for kind in kinds:
-        try:
-            if kind is bool:
-                return {"true": True, "yes": True, "false": False, "no": False}[text.lower()]
-            if kind is None:
-                return {"none": None}[text.lower()]
-            if kind is float:
-                return float(Fraction(text) if "/" in text else text)
-            return int(text) if kind is int else text
-        except (KeyError, ValueError, ZeroDivisionError):
-            continue
-    words = {int: "an integer", float: "a number", bool: "true or false", None: "none"}
-    raise UserError(f"{setting} {shown(text)}: expected {' or '.join(words[kind] for kind in kinds)}")
-
-
-def _kinds(hint: Any) -> list[Any]:
-    """Return the kinds of value of an annotation that a text can stand for: types, choices, None."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        kinds = [kind for part in parts for kind in _kinds(part)]
-        return sorted(kinds, key=lambda kind: kind is str)  # any text would do
-    if origin is Annotated:
-        return _kinds(parts[0])
-    if origin is Literal:
-        return [parts]
-    return [None] if hint is type(None) else [hint] if hint in (bool, int, float, str) else []
-
-
-def _help(docstring: str, setting: str) -> str:
-    """Return what a docstring's list of arguments says of one, in one line."""
-    lines, words = docstring.splitlines(), ""
-    for number, line in enumerate(lines):
-        if line.startswith(f"    {setting}: "):
-            words = line.partition(": ")[2]
-            for more in lines[number + 1 :]:
-                if not more.startswith("        "):
-                    break
-                words += f" {more.strip()}"
-            break
-    return words.replace("``", "").rstrip(".")
+def _read(text: str, hint: Any) -> Any:
+    """Return the value of a type that a text stands for; the text itself if it stands for none."""
+    if text.lower() == "none":
+        return None
+    try:
+        return TypeAdapter(hint).validate_python(float(Fraction(text)) if "/" in text else text)
+    except (ValueError, ZeroDivisionError):
+        return text
 
 
 def _plain(value: Any) -> Any:

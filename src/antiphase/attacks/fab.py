@@ -13,7 +13,7 @@ from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
-from antiphase.attacks.objectives import targeted_margin
+from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Bounds, Norm, Points, Threat, per_row, random_point, row_norm
 from antiphase.errors import UserError
@@ -171,7 +171,7 @@ class _Fab:
     def _differences(self, rows: Rows, oracle: Oracle) -> list[Loss]:
         """Return, as functions of the logits, the target's logit less the label's, or each other class's."""
         if self.targets:
-            return [lambda logits: targeted_margin(logits, rows["label"], rows["target"])]
+            return [lambda logits: margin(logits, rows["label"], rows["target"])]
         first = rows.take(slice(1))
         self.classes = self.classes or oracle.logits(first["x"], first.get("context")).shape[1]
         classes = self.classes
@@ -180,7 +180,7 @@ class _Fab:
             raise UserError(f"{needs}: use FAB-T, targets=9")
 
         def other(index: int) -> Loss:
-            return lambda logits: targeted_margin(logits, rows["label"], index + (rows["label"] <= index))
+            return lambda logits: margin(logits, rows["label"], index + (rows["label"] <= index))
 
         return [other(index) for index in range(classes - 1)]
 

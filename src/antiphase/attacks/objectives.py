@@ -1,4 +1,4 @@
-"""Objectives that attacks maximise: one number per sample, from logits, labels and target classes."""
+"""Objectives that attacks maximise: one number per sample, from logits, labels and target classes, if there are any."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,31 +18,40 @@ Values = Float[Tensor, " batch"]
 _TINY = 1e-12  # avoids 0 / 0 for equal logits
 
 
-def cross_entropy(logits: Logits, labels: Classes) -> Values:
-    """Return −log softmax(logits)[label]."""
-    return F.cross_entropy(logits, labels, reduction="none")
+def cross_entropy(logits: Logits, labels: Classes, targets: Classes | None = None) -> Values:
+    """Return −log softmax(logits)[label], or log softmax(logits)[target]."""
+    if targets is None:
+        return F.cross_entropy(logits, labels, reduction="none")
+    return -F.cross_entropy(logits, targets, reduction="none")
 
 
-def margin(logits: Logits, labels: Classes) -> Values:
-    """Return the largest other logit − the label's logit; positive if and only if the prediction has changed.
+def margin(logits: Logits, labels: Classes, targets: Classes | None = None) -> Values:
+    """Return the largest other logit, or the target's, − the label's; positive only if the prediction has changed.
 
     Source: N. Carlini, D. Wagner, *Towards Evaluating the Robustness of Neural Networks*, 2017, f6.
     """
-    others = logits.scatter(1, labels[:, None], float("-inf"))
-    return others.amax(1) - _pick(logits, labels)
+    if targets is None:
+        return logits.scatter(1, labels[:, None], float("-inf")).amax(1) - _pick(logits, labels)
+    return _pick(logits, targets) - _pick(logits, labels)
 
 
-def dlr(logits: Logits, labels: Classes) -> Values:
-    """Return the difference of logits ratio: margin / (z₍₁₎ − z₍₃₎), z₍ᵢ₎ the i-th largest logit of at least 3.
+def dlr(logits: Logits, labels: Classes, targets: Classes | None = None) -> Values:
+    """Return the difference of logits ratio, z₍ᵢ₎ being the i-th largest logit of at least 3, with targets 4.
 
-    It is invariant to shifting and scaling the logits, so it does not saturate on confident models. Its gradient is 0
-    if the label ranks third, when the prediction has already changed.
+    It is margin / (z₍₁₎ − z₍₃₎), with targets margin / (z₍₁₎ − (z₍₃₎ + z₍₄₎) / 2). It is invariant to shifting and
+    scaling the logits, so it does not saturate on confident models. Its gradient is 0 if the label ranks third, when
+    the prediction has already changed.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
     Parameter-free Attacks*, ICML 2020, Section 4.
     """
-    top = _largest(logits, 3, "DLR")
-    return margin(logits, labels) / (top[:, 0] - top[:, 2] + _TINY)
+    count, name = (3, "DLR") if targets is None else (4, "targeted DLR")
+    if logits.shape[1] < count:
+        needs = f"{name} needs at least {count} classes, the model has {logits.shape[1]}"
+        raise UserError(f"{needs}: use objective='margin' or 'cross_entropy'")
+    top = logits.topk(count, dim=1).values
+    lower = top[:, 2] if targets is None else 0.5 * (top[:, 2] + top[:, 3])
+    return margin(logits, labels, targets) / (top[:, 0] - lower + _TINY)
 
 
 def own_prompt(logits: Logits, labels: Classes) -> Values:
@@ -55,45 +64,15 @@ def own_prompt(logits: Logits, labels: Classes) -> Values:
     return -_pick(logits, labels)
 
 
-def targeted_cross_entropy(logits: Logits, labels: Classes, targets: Classes) -> Values:
-    """Return log softmax(logits)[target]."""
-    return -F.cross_entropy(logits, targets, reduction="none")
+_TARGETED: dict[str, Any] = {"cross_entropy": cross_entropy, "margin": margin, "dlr": dlr}
 
 
-def targeted_margin(logits: Logits, labels: Classes, targets: Classes) -> Values:
-    """Return the target's logit − the label's logit; positive only if the prediction has changed."""
-    return _pick(logits, targets) - _pick(logits, labels)
-
-
-def targeted_dlr(logits: Logits, labels: Classes, targets: Classes) -> Values:
-    """Return (z_target − z_label) / (z₍₁₎ − (z₍₃₎ + z₍₄₎) / 2), z₍ᵢ₎ the i-th largest logit of at least 4.
-
-    Source: as :func:`dlr`.
-    """
-    top = _largest(logits, 4, "targeted DLR")
-    scale = top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + _TINY
-    return targeted_margin(logits, labels, targets) / scale
-
-
-OBJECTIVES = {"cross_entropy": cross_entropy, "margin": margin, "dlr": dlr, "cosine": own_prompt}
-TARGETED_OBJECTIVES = {
-    "cross_entropy": targeted_cross_entropy,
-    "margin": targeted_margin,
-    "dlr": targeted_dlr,
-}
-
-
-def resolve(objective: Any, targets: int | None = None) -> Any:
-    """Return an objective by name, or the callable itself: of (logits, labels), with ``targets`` also of targets."""
-    known = TARGETED_OBJECTIVES if targets else OBJECTIVES
+def resolve(objective: Any, targets: int | None = None) -> TargetedObjective:
+    """Return an objective, by name or itself, of (logits, labels, targets); it ignores targets if there are none."""
+    known = _TARGETED if targets else _TARGETED | {"cosine": own_prompt}
     if isinstance(objective, str) and objective not in known:
         raise UserError(f"objective {objective!r}: expected one of {', '.join(known)}, or a callable")
-    return known[objective] if isinstance(objective, str) else objective
-
-
-def resolve_targeted(objective: Any, targets: int | None) -> TargetedObjective:
-    """Return an objective of (logits, labels, targets), which ignores targets if there are to be none."""
-    loss = resolve(objective, targets)
+    loss = known[objective] if isinstance(objective, str) else objective
     return loss if targets else lambda logits, labels, targets: loss(logits, labels)
 
 
@@ -107,10 +86,3 @@ def one_each(values: Any, logits: Logits) -> Values:
 
 def _pick(logits: Logits, classes: Classes) -> Values:
     return logits.gather(1, classes[:, None]).squeeze(1)
-
-
-def _largest(logits: Logits, count: int, name: str) -> Float[Tensor, "batch count"]:
-    if logits.shape[1] < count:
-        needs = f"{name} needs at least {count} classes, the model has {logits.shape[1]}"
-        raise UserError(f"{needs}: use objective='margin' or 'cross_entropy'")
-    return logits.topk(count, dim=1).values

@@ -1,10 +1,8 @@
 """Attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
 
 import contextlib
-import importlib
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
@@ -26,7 +24,7 @@ from antiphase.modules import running
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
 
 
-_KNOWN = ("name", "seed", "ids", "context", "batch_size", "settings", "precision", "progress", "on_finished")
+_KNOWN = ("seed", "ids", "context", "batch_size", "precision", "progress", "on_finished")
 
 
 class ForeignOptions(RunOptions, total=False):
@@ -67,13 +65,14 @@ def run_foreign(
         attack: function from (model, images, labels) to adversarial images of the same shape.
         threat: norm, ε and bounds that define success; they are not passed to the function.
     """
-    if odd := [name for name in options if name not in _KNOWN]:
-        raise UserError(f"option {odd[0]!r}: expected one of {', '.join(_KNOWN)}")
-    if (precision := options.get("precision", "float32")) != "float32":
+    run: Any = dict(options)
+    name, settings = run.pop("name", "") or _name(attack), run.pop("settings", {})
+    if odd := [option for option in run if option not in _KNOWN]:
+        raise UserError(f"option {odd[0]!r}: expected one of name, settings, {', '.join(_KNOWN)}")
+    if (precision := run.get("precision", "float32")) != "float32":
         raise UserError(f"precision {precision!r}: expected 'float32' for attacks of other libraries")
-    search = _Foreign(attack, options.get("name") or _name(attack), threat)
-    run: Any = {name: value for name, value in options.items() if name not in ("name", "settings")}
-    result = run_search(model, images, labels, threat, search, run, settings=options.get("settings", {}))
+    search = _Foreign(attack, name, threat)
+    result = run_search(model, images, labels, threat, search, run, settings=settings)
     beyond = result.distance > threat.eps + threat.slack(result.adversarial)
     counts = {
         "held NaN or infinite pixels: they count as failed": search.unusable,
@@ -104,7 +103,8 @@ def run_foolbox(
     Args:
         attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
     """
-    foolbox = _library("foolbox")
+    import foolbox
+
     if not isinstance(attack, foolbox.Attack):
         raise UserError(f"attack of type {type(attack).__name__}: expected an attack of foolbox")
     norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")
@@ -206,14 +206,14 @@ class _Counter(nn.Module):
         return self
 
     def forward(self, x: Points) -> Logits:
-        given: tuple[Tensor, ...] = ()
+        inputs = [x.clone()]  # which the model may write to
         if self.context is not None:
             if len(x) != len(self.context) > 1:
                 asks = f"the attack asks about {len(x)} of {len(self.context)} images"
                 raise UserError(f"{asks}, each with a context of its own: attack with batch_size=1")
-            given = (self.context.expand(len(x), *self.context.shape[1:]),)
+            inputs.append(self.context.expand(len(x), *self.context.shape[1:]))
         with running(self.model, x):
-            logits = self.model(x.clone(), *given)  # which the model may write to
+            logits = self.model(*inputs)
         self.forwards += len(x)
         if logits.requires_grad:
             logits.register_hook(self._count)
@@ -238,21 +238,14 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
-def _library(name: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they import names that newer dependencies no longer have
-            return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"{name} is not installed ({error}): pip install {name}") from error
-
-
 def _name(attack: Any) -> str:
     return getattr(attack, "attack", None) or getattr(attack, "__name__", type(attack).__name__)
 
 
 def _scalars(attack: Any) -> dict[str, Any]:
     """Return the parameters of an attack that are plain values."""
-    plain = (bool, int, float, str, type(None))
-    own = {name: value for name, value in vars(attack).items() if isinstance(value, plain)}
-    return {name: value for name, value in own.items() if name[:1] != "_" and name != "attack"}
+    return {
+        name: value
+        for name, value in vars(attack).items()
+        if isinstance(value, bool | int | float | str | None) and name[:1] != "_" and name != "attack"
+    }

@@ -1,6 +1,5 @@
 """Adversarial patches: PGD within a square at a random position."""
 
-from dataclasses import dataclass
 from typing import Unpack
 
 import torch
@@ -11,7 +10,7 @@ from antiphase.arguments import Count, Positive, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Labels, RunOptions
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
@@ -55,32 +54,23 @@ def patch_pgd(
         raise UserError(f"patch width {width}: {wanted}")
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
-    alpha = threat.eps / 4 if step_size is None else step_size
-    inner = PgdSearch(threat, steps, alpha, restarts=restarts, objective=objective, name=f"patch-{width}")
     settings = {
         "width": width,
         "steps": steps,
-        "step_size": alpha,
+        "step_size": threat.eps / 4 if step_size is None else step_size,
         "restarts": restarts,
         "objective": objective,
     }
-    return run_search(model, images, labels, threat, _PatchPgd(inner, width), run, settings=settings)
-
-
-@dataclass
-class _PatchPgd:
-    """PGD that changes only the pixels of ``mask``."""
-
-    inner: PgdSearch
-    width: int
-    targets, decides_in_float32 = None, False
-
-    def __post_init__(self) -> None:
-        self.name, self.restarts, self.step = self.inner.name, self.inner.restarts, self.inner.step
-
-    def start(self, rows: Rows) -> None:
-        rows["mask"] = squares(rows["clean"].shape, self.width, rows["key"])
-        self.inner.start(rows)
+    search = PgdSearch(
+        threat,
+        steps,
+        settings["step_size"],
+        restarts=restarts,
+        objective=objective,
+        name=f"patch-{width}",
+        mask=lambda rows: squares(rows["clean"].shape, width, rows["key"]),
+    )
+    return run_search(model, images, labels, threat, search, run, settings=settings)
 
 
 def squares(shape: torch.Size, width: int, keys: Keys) -> Bool[Tensor, "batch 1 height width"]:

@@ -102,7 +102,7 @@ def fgsm(
 
 @dataclass
 class PgdSearch:
-    """PGD; the state of a row holds the iterate ``x``, and ``mask`` if only some pixels may change."""
+    """PGD; the state of a row holds the iterate ``x``, and the ``mask`` of pixels that may change, if not all may."""
 
     threat: Threat
     steps: int
@@ -113,6 +113,7 @@ class PgdSearch:
     momentum: float = 0.0
     objective: str | Objective = "cross_entropy"
     name: str = "pgd"
+    mask: Callable[[Rows], Tensor] | None = None
     targets = None
     decides_in_float32 = False
 
@@ -125,8 +126,10 @@ class PgdSearch:
         clean, threat = rows["clean"], self.threat
         rows["x"] = clean.clone()
         if self.random_start:
-            x = random_point(clean, rows["eps"], threat.norm, threat.bounds, rows["key"])
-            rows["x"] = torch.where(rows["mask"], x, clean) if "mask" in rows else x
+            rows["x"] = random_point(clean, rows["eps"], threat.norm, threat.bounds, rows["key"])
+        if self.mask is not None:
+            rows["mask"] = self.mask(rows)
+            rows["x"] = torch.where(rows["mask"], rows["x"], clean)
         if self.momentum:
             rows["velocity"] = torch.zeros_like(clean)
         rows.fill(-torch.inf, "start_loss")
@@ -134,7 +137,7 @@ class PgdSearch:
     def step(self, rows: Rows, oracle: Oracle) -> None:
         norm, bounds, t = self.threat.norm, self.threat.bounds, rows["t"]
         (loss,), logits, (gradient,) = oracle.gradients(
-            rows, rows["x"], [lambda logits: self.loss(logits, rows["label"])]
+            rows, rows["x"], [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         )
         rows.put("start_loss", t == 0, loss)
         rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])

@@ -1,7 +1,7 @@
 """The result of an attack: one entry per sample, every success confirmed in float32."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -63,12 +63,16 @@ class AttackResult:
 
     @property
     def arrays(self) -> dict[str, Tensor]:
-        """What it holds for each sample, but for the ids, by name."""
-        return {name: getattr(self, name) for name in (*_COLUMNS, "adversarial")}
+        """What it holds for each sample, by name."""
+        return {name: getattr(self, name) for name in ("ids", *_COLUMNS, "adversarial")}
+
+    def take(self, rows: Tensor) -> Self:
+        """Return the result of some of its samples: a boolean mask or positions."""
+        arrays: dict[str, Any] = {name: tensor[rows] for name, tensor in self.arrays.items()}
+        return replace(self, **arrays)
 
     def __repr__(self) -> str:
-        count = len(self.warnings)
-        warned = f", {count} warning{'s' * (count > 1)}" if count else ""
+        warned = f", warnings: {len(self.warnings)}" if self.warnings else ""
         return (
             f"<AttackResult {self.attack}, {self.threat.norm}, ε = {eps_label(self.threat.eps)}: "
             f"{int(self.success.sum())} of {len(self):,} samples broken, {self.seconds:.1f} s{warned}>"

@@ -121,7 +121,7 @@ class _Square:
 
     def __post_init__(self) -> None:
         self.name = "square-t" if self.targets else "square"
-        self.loss = objectives.resolve_targeted(self.objective, self.targets)
+        self.loss = objectives.resolve(self.objective, self.targets)
         self.windows: Windows | None = None  # known once the images' shape is
 
     def start(self, rows: Rows) -> None:

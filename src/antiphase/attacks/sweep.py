@@ -2,10 +2,11 @@
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, Unpack, cast
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 from jaxtyping import Int64
@@ -14,7 +15,7 @@ from torch import Tensor
 from antiphase.arguments import ANY_NUMBER, validated
 from antiphase.attacks.engine.checks import black_box_wins, check_targets, falling_asr
 from antiphase.attacks.engine.oracle import Classifier, logits_of
-from antiphase.attacks.engine.search import Images, Labels, RunOptions, read_options
+from antiphase.attacks.engine.search import Images, Labels, Run, RunOptions
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -23,6 +24,7 @@ AttackFunction = Callable[..., AttackResult]
 Nesting = Literal["up", "down", "off"]
 Positions = Int64[Tensor, " some"]
 Piece = tuple[Positions, AttackResult]  # the result of a stage for the samples at some positions, at one ε
+_PASSES = ("forwards", "backwards")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Ensemble:
             raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
         least, most = self.least_classes, self.most_classes
         targets = [count for stage in self.stages if (count := stage.settings.get("targets"))]
-        if not (least > 1 or most is not None or targets) or not images[0].numel():
+        if not (least > 1 or targets) or not images[0].numel():
             return  # images without pixels: the stages load their own, and check them
         classes = logits_of(model, images[:1], None if context is None else context[:1]).shape[1]
         for count in targets:
@@ -77,7 +79,7 @@ class Ensemble:
         if classes < least:
             needs = f"{self.name} needs at least {least} classes (for DLR) and the model has {classes}"
             raise UserError(f"{needs}: use apgd, fab and square one by one")
-        if most is not None and classes > most:
+        if classes > (most or classes):
             takes = f"{self.name} takes at most {most} classes (untargeted FAB needs a gradient of each)"
             raise UserError(f"{takes} and the model has {classes}: use the standard version")
 
@@ -120,7 +122,7 @@ def sweep(
     budgets = sorted(set(eps))
     if not budgets:
         raise UserError("eps (): expected at least one budget")
-    options = read_options(run, ensemble.name or ensemble.stages[0].attack.__name__)
+    options = Run(**run)
     if options.goal is not None:
         raise UserError("goal: not for ensembles and sweeps; attack with pgd, apgd, fab or square at each ε")
     down = nested == "down" and not ensemble.minimal
@@ -137,7 +139,7 @@ def sweep(
     below: dict[int, Piece] = {}  # by stage, at the ε before
     for budget in budgets:
         here, before = replace(threat, eps=budget), whole if carries else None
-        whole = None if before is None else replace(before, threat=here, **_no_passes(before))
+        whole = None if before is None else _carried(before, here)
         pieces: dict[int, Piece] = {}
         for number, stage in enumerate(ensemble.stages):
             robust = torch.arange(len(images)) if whole is None else (~whole.success).nonzero().flatten()
@@ -145,19 +147,22 @@ def sweep(
                 break
             if carries and stage.nearest and number in below:
                 positions, part = below[number]
-                part = _some(part, torch.searchsorted(positions, robust))
-                part = _within(replace(part, warnings=(), seconds=0.0, **_no_passes(part)), here)
+                part = _within(_carried(part.take(torch.searchsorted(positions, robust)), here))
             elif carries and ensemble.minimal:  # one search at infinite ε, of which each ε counts its share
-                part = _within(samples.under(stage, robust, replace(threat, eps=math.inf))(), here)
+                part = _within(
+                    replace(samples.under(stage, robust, replace(threat, eps=math.inf))(), threat=here)
+                )
             else:
                 part = samples.under(stage, robust, here)()
-            samples.label(part)
+            samples.labels = (
+                part.label if samples.labels is None else samples.labels
+            )  # which has those of all
             pieces[number] = robust, part
             whole = _merged(whole, part, robust, here)
             if options.on_finished is not None:
                 over = robust if number + 1 == len(ensemble.stages) else robust[part.success]
                 options.on_finished(over, whole.arrays)
-        whole = _concluded(ensemble, cast(AttackResult, whole), pieces, len(images), before)
+        whole = _concluded(ensemble, whole, pieces, len(images), before)
         results.append(whole)
         below = pieces
     worse = falling_asr(budgets, [result.asr for result in results])
@@ -166,7 +171,7 @@ def sweep(
 
 @dataclass
 class _Samples:
-    """The samples of a sweep and the options of its attacks."""
+    """The samples of a sweep and the options of its attacks; the labels, if there are none, of the first result."""
 
     model: Classifier
     images: Tensor
@@ -174,22 +179,16 @@ class _Samples:
     ids: Tensor
     run: RunOptions
 
-    def label(self, part: AttackResult) -> None:
-        """Attack the labels of the first result from now on: the first has those of all samples."""
-        self.labels = part.label if self.labels is None else self.labels
-
     def under(
-        self, stage: Stage, positions: Positions, threat: Threat, budgets: Tensor | None = None
+        self, stage: Stage, positions: Positions, threat: Threat, **more: Any
     ) -> Callable[[], AttackResult]:
         """Return the call that attacks the samples at some positions."""
-        options: dict[str, Any] = {**self.run, "ids": self.ids[positions]}
+        options: dict[str, Any] = {**self.run, **more, "ids": self.ids[positions]}
         options.pop("on_finished", None)
         if options.get("progress") is True and stage.name:
             options["progress"] = stage.name
         if options.get("context") is not None:
             options["context"] = options["context"][positions]
-        if budgets is not None:
-            options["budgets"] = budgets
         labels = None if self.labels is None else self.labels[positions]
         images = self.images[positions]
         return partial(stage.attack, self.model, images, labels, threat, **stage.settings, **options)
@@ -212,24 +211,29 @@ def _descend(
         number = int(turn[at_work].min())
         stage = ensemble.stages[number]
         chosen = (at_work & (turn == number)).nonzero().flatten()
-        together = _takes_budgets(stage) and math.isfinite(budgets[-1])
+        together = "budgets" in inspect.signature(stage.attack).parameters and math.isfinite(budgets[-1])
         groups = [chosen] if together else [chosen[level[chosen] == one] for one in level[chosen].unique()]
         for here in groups:
             levels = level[here].unique().tolist()
-            mixed = torch.tensor(budgets, dtype=torch.float64)[level[here]] if len(levels) > 1 else None
-            part = samples.under(stage, here, replace(threat, eps=budgets[levels[-1]]), mixed)()
-            samples.label(part)
-            shared = ", ".join(f"{budgets[one]:g}" for one in levels)
-            suffix = "" if mixed is None else f" (of ε = {shared} together)"
-            settings = {name: value for name, value in part.settings.items() if name != "budgets"}
-            part = replace(part, settings=settings, warnings=tuple(one + suffix for one in part.warnings))
-            passes = (part.forwards + part.backwards).double()
-            share = passes / passes.sum() if passes.any() else torch.full_like(passes, 1 / len(passes))
+            mixed = (
+                {"budgets": torch.tensor(budgets, dtype=torch.float64)[level[here]]}
+                if len(levels) > 1
+                else {}
+            )
+            part = samples.under(stage, here, replace(threat, eps=budgets[levels[-1]]), **mixed)()
+            samples.labels = (
+                part.label if samples.labels is None else samples.labels
+            )  # which has those of all
+            part.settings.pop("budgets", None)
+            passes = (
+                part.forwards + part.backwards
+            ).double() + 1e-9  # where nothing was spent, in equal shares
             for one in levels:
                 rows = level[here] == one
-                seconds = part.seconds * float(share[rows].sum())
-                piece = here[rows], replace(_some(part, rows), seconds=seconds)
-                pieces.setdefault((one, number), []).append(piece)
+                seconds = part.seconds * float(passes[rows].sum() / passes.sum())
+                pieces.setdefault((one, number), []).append(
+                    (here[rows], replace(part.take(rows), seconds=seconds))
+                )
             broken = here[part.success]
             turn[here] += 1
             turn[broken] = 0
@@ -241,33 +245,25 @@ def _descend(
         stages = {number: _joined(pieces[one, number]) for number in range(last) if (one, number) in pieces}
         first = stages[0][1] if stages else None
         if whole is not None:  # samples robust at the ε above stay robust, at no cost
-            whole = replace(
+            whole = _carried(
                 whole,
-                threat=here,
+                here,
                 settings=first.settings if first else whole.settings,
                 success=torch.zeros_like(whole.success),
                 prediction=whole.clean_prediction.clone(),
                 adversarial=samples.images.detach().cpu().clone(),
                 distance=torch.zeros_like(whole.distance),
-                **_no_passes(whole),
             )
         for positions, part in stages.values():
             whole = _merged(whole, part, positions, here)
-        whole = _concluded(ensemble, cast(AttackResult, whole), stages, len(first) if first else 0)
+        whole = _concluded(ensemble, whole, stages, len(first) if first else 0)
         results.append(whole)
     return results[::-1]
 
 
-def _takes_budgets(stage: Stage) -> bool:
-    try:
-        return "budgets" in inspect.signature(stage.attack).parameters
-    except (TypeError, ValueError):  # it does not say
-        return False
-
-
 def _concluded(
     ensemble: Ensemble,
-    whole: AttackResult,
+    whole: AttackResult | None,
     pieces: dict[int, Piece],
     count: int,
     before: AttackResult | None = None,
@@ -276,52 +272,44 @@ def _concluded(
 
     ``before`` is the result at a smaller ε that ``whole`` continues; what its stages broke still counts as theirs.
     """
+    assert whole is not None
     parts = [
         replace(part, threat=whole.threat, attack=ensemble.stages[number].name or part.attack)
         for number, (_, part) in pieces.items()
     ]
     warnings = [warning for part in parts for warning in part.warnings]
-    changes: dict[str, Any] = {}
     if len(ensemble.stages) > 1:
-        felled: dict[str, int] = dict(before.settings["felled"]) if before else {}
-        for part in parts:
-            felled[part.attack] = felled.get(part.attack, 0) + int(part.success.sum())
-        black_box = {stage.name: felled.get(stage.name, 0) for stage in ensemble.stages if stage.black_box}
+        felled = Counter(before.settings["felled"] if before else {})
+        felled.update({part.attack: int(part.success.sum()) for part in parts})
+        black_box = {stage.name: felled[stage.name] for stage in ensemble.stages if stage.black_box}
         warnings += black_box_wins(int(whole.success.sum()), black_box, count)
-        changes = {"attack": ensemble.name, "settings": {"felled": felled}}
+        whole = replace(whole, attack=ensemble.name, settings={"felled": dict(felled)})
     seconds = sum((part.seconds for part in parts), 0.0)
-    return replace(whole, **changes, seconds=seconds, stages=tuple(parts), warnings=_once(warnings))
-
-
-def _once(warnings: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(warnings))
-
-
-def _some(part: AttackResult, rows: Tensor) -> AttackResult:
-    """Return a result of some of its samples."""
-    arrays: dict[str, Any] = {name: tensor[rows] for name, tensor in part.arrays.items()}
-    return replace(part, ids=part.ids[rows], **arrays)
+    return replace(whole, seconds=seconds, stages=tuple(parts), warnings=tuple(dict.fromkeys(warnings)))
 
 
 def _joined(pieces: list[Piece]) -> Piece:
     """Put together the results of one stage at one ε, call by call, for different samples."""
     positions, order = torch.cat([positions for positions, _ in pieces]).sort()
     parts = [part for _, part in pieces]
-    names = ("ids", *parts[0].arrays)
-    arrays: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    warnings = _once(warning for part in parts for warning in part.warnings)
+    arrays: dict[str, Any] = {
+        name: torch.cat([part.arrays[name] for part in parts]) for name in parts[0].arrays
+    }
+    warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)
     seconds = sum((part.seconds for part in parts), 0.0)
-    return positions, _some(replace(parts[0], warnings=warnings, seconds=seconds, **arrays), order)
+    return positions, replace(parts[0], warnings=tuple(warnings), seconds=seconds, **arrays).take(order)
 
 
-def _within(part: AttackResult, threat: Threat) -> AttackResult:
+def _within(part: AttackResult) -> AttackResult:
     """Count the nearest examples that were found within ε."""
-    near = part.distance <= threat.eps + threat.slack(part.adversarial)
-    return replace(part, threat=threat, success=(part.prediction != part.label) & near)
+    near = part.distance <= part.threat.eps + part.threat.slack(part.adversarial)
+    return replace(part, success=(part.prediction != part.label) & near)
 
 
-def _no_passes(result: AttackResult) -> dict[str, Any]:
-    return {name: torch.zeros_like(result.forwards) for name in ("forwards", "backwards")}
+def _carried(result: AttackResult, threat: Threat, **changes: Any) -> AttackResult:
+    """Return what is known at another ε at no cost."""
+    none: dict[str, Any] = dict.fromkeys(_PASSES, torch.zeros_like(result.forwards))
+    return replace(result, threat=threat, warnings=(), seconds=0.0, **none, **changes)
 
 
 def _merged(
@@ -332,6 +320,5 @@ def _merged(
         return replace(part, threat=threat)
     arrays: dict[str, Any] = {name: tensor.clone() for name, tensor in whole.arrays.items()}
     for name, tensor in part.arrays.items():
-        adds = name in ("forwards", "backwards")
-        arrays[name][positions] = tensor + arrays[name][positions] if adds else tensor
+        arrays[name][positions] = tensor + arrays[name][positions] if name in _PASSES else tensor
     return replace(whole, **arrays)

@@ -40,6 +40,7 @@ class _SelfAttention(nn.Module):
     norm: nn.RMSNorm | None
     scale: float
     proj: nn.Linear
+    shown: tuple[str, ...]
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, backend: BackendName) -> None:
         super().__init__()
@@ -66,6 +67,10 @@ class _SelfAttention(nn.Module):
         """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
         norm = self.head_norm()
         return self._merge(heads if norm is None else norm(heads))
+
+    def extra_repr(self) -> str:
+        """Say what the weights do not: part of a model's fingerprint."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
 
     def head_norm(self) -> HeadNorm | None:
         """Return the norm behind the product, with the factor 1 − λ_init in its weight."""
@@ -100,6 +105,8 @@ class SoftmaxAttention(_OneMap):
     :func:`~antiphase.attention.backends.choice.attend`.
     """
 
+    shown = ("num_heads",)
+
     @validated
     def __init__(
         self, dim: Count, num_heads: Count, *, qkv_bias: bool = True, backend: BackendName = "auto"
@@ -109,16 +116,14 @@ class SoftmaxAttention(_OneMap):
         self.norm, self.scale = None, 1.0
         self.proj = nn.Linear(dim, dim)
 
-    def extra_repr(self) -> str:
-        """Say what the weights do not: part of a model's fingerprint."""
-        return f"num_heads={self.num_heads}"
-
 
 class NormedAttention(_OneMap):
     """Standard multi-head self-attention: proj(scale · RMSNorm(A·V)), the norm over each head's values.
 
     A control for :class:`DifferentialAttention`, which has the same norm and factor, and a second map.
     """
+
+    shown = ("num_heads", "scale")
 
     def __init__(
         self,
@@ -132,10 +137,6 @@ class NormedAttention(_OneMap):
         self.num_heads, self.scale = num_heads, scale
         self.norm = nn.RMSNorm(dim // num_heads, eps=_EPS)
         self.proj = nn.Linear(dim, dim)
-
-    def extra_repr(self) -> str:
-        """Say what the weights do not: part of a model's fingerprint."""
-        return f"num_heads={self.num_heads}, scale={self.scale!r}"
 
 
 class DifferentialAttention(_SelfAttention):
@@ -157,6 +158,8 @@ class DifferentialAttention(_SelfAttention):
         qkv_bias: whether the query, key and value projections have biases.
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
     """
+
+    shown = ("num_diff_heads", "lambda_init", "scale")
 
     @validated
     def __init__(
@@ -183,10 +186,6 @@ class DifferentialAttention(_SelfAttention):
         self.norm = nn.RMSNorm(2 * self.width, eps=_EPS) if head_norm else None
         self.scale = 1.0 - lambda_init if rescale else 1.0
         self.proj = nn.Linear(dim, dim)
-
-    def extra_repr(self) -> str:
-        """Say what the weights do not: part of a model's fingerprint."""
-        return f"num_diff_heads={self.num_diff_heads}, lambda_init={self.lambda_init!r}, scale={self.scale!r}"
 
     def parts(self, *projected: Projection) -> Parts:
         """Return the parts of both branches; map 2i of the projection is A1 of head i and map 2i + 1 its A2."""

@@ -42,11 +42,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",
     ),
     "train-clip": (
-        "antiphase.commands.train_clip",
+        "antiphase.commands.train",
         "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
     ),
     "train-vlm": (
-        "antiphase.commands.train_vlm",
+        "antiphase.commands.train",
         "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
     ),
     "study": (

@@ -2,8 +2,10 @@
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.commands.options import Options
@@ -49,30 +51,33 @@ class Command:
         """Return the class of the result."""
         return _imported(self.result)
 
-    def answer(self, options: Any, typed: str) -> Answer:
-        """Do the work for the command line: print what the result says, and return its summary.
+    @contextmanager
+    def reporting(self, options: Any) -> Iterator[Callable[[Answer], Answer]]:
+        """Hold the directory of a run while the work is done.
 
-        Args:
-            options: chosen ones.
-            typed: the command, for the record.
+        Yields:
+            What turns the work's return value into the answer: it prints what the result says, and returns its summary.
         """
         if not self.result or not self.in_folder:
-            return self.function()(options, typed)
-        from antiphase.commands.result import read_result
-
+            yield lambda answer: answer
+            return
         began = time.monotonic()
         with run_folder(options.out, self.name):
-            self.function()(options, typed)
-            if not this_process().first:
-                return None
-            result = read_result(options.out, self.name)
-            report = result.write_report(options.out)
-            for part in result.console():
-                console().print(part)
-            for warning in result.warnings:
-                say(f"warning: {warning}")
-            say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-            return result.summary | {"out": str(options.out), "report": str(report)}
+            yield lambda _: self._report(options.out, began)
+
+    def _report(self, out: Path, began: float) -> Answer:
+        if not this_process().first:
+            return None
+        from antiphase.commands.result import read_result
+
+        result = read_result(out, self.name)
+        report = result.write_report(out)
+        for part in result.console():
+            console().print(part)
+        for warning in result.warnings:
+            say(f"warning: {warning}")
+        say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
+        return result.summary | {"out": str(out), "report": str(report)}
 
 
 def _imported(place: str) -> Any:

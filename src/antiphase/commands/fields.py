@@ -33,7 +33,7 @@ Numbers = Annotated[
 Number = Annotated[float, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 OptionalNumber = Annotated[float | None, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 Unicode = Annotated[str, AfterValidator(in_unicode)]
-Directory = Annotated[Path, BeforeValidator(directory), Typed(check=directory, metavar="DIRECTORY")]
+Directory = Annotated[Path, BeforeValidator(directory), Typed(metavar="DIRECTORY")]
 
 # models
 _FORMS = (
@@ -128,13 +128,6 @@ Track = Annotated[
     ),
 ]
 
-# training by a preset
-Epochs = Annotated[int | None, Field(ge=1, description="Passes over the data. If not given: the preset's.")]
-LearningRate = Annotated[float | None, Field(description="Peak learning rate. If not given: the preset's.")]
-Checkpointing = Annotated[
-    bool, Field(description="Compute each block again in the backward pass: slower, but uses less memory.")
-]
-
 # attacks
 Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
 SearchPrecision = Annotated[
@@ -142,10 +135,6 @@ SearchPrecision = Annotated[
     Field(
         description="Precision of the search; bf16 is faster on a GPU. Every success is confirmed in float32."
     ),
-]
-AutoPrecision = Annotated[
-    Literal["float32", "bf16", "auto"],
-    Field(description="Precision of training; auto takes bf16 where the hardware supports it."),
 ]
 Compile = Annotated[
     bool,

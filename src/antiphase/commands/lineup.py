@@ -18,6 +18,7 @@ from antiphase.models.card import (
     ModelCard,
     card_of,
     doubts_about,
+    mean_lambdas,
     settle_size,
     size_for,
     square_of,
@@ -25,7 +26,6 @@ from antiphase.models.card import (
     with_own_pixels,
 )
 from antiphase.models.class_names import read_class_names
-from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import bound, is_dual_encoder
 
 

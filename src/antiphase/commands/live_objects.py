@@ -13,23 +13,8 @@ if TYPE_CHECKING:
 
 
 PREFIX = "given:"
-_HELD: dict[str, Any] = {}
-
-
-@contextmanager
-def holding(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``given:NAME`` stand for an object within the block.
-
-    Args:
-        objects: by specification, each beginning with ``given:``.
-    """
-    before = dict(_HELD)
-    _HELD.update(objects)
-    try:
-        yield
-    finally:
-        _HELD.clear()
-        _HELD.update(before)
+_MODELS = ("model", "models", "against")
+_held: dict[str, Any] = {}
 
 
 def live_object(spec: Any) -> Any:
@@ -40,14 +25,11 @@ def live_object(spec: Any) -> Any:
     """
     if not isinstance(spec, str) or not spec.startswith(PREFIX):
         return None
-    if spec not in _HELD:
+    if spec not in _held:
         raise UserError(
             f"{spec}: was an object of another Python session; expected a specification, or the object"
         )
-    return _HELD[spec]
-
-
-_MODELS = ("model", "models", "against")
+    return _held[spec]
 
 
 @contextmanager
@@ -64,34 +46,43 @@ def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     Raises:
         UserError: a model without a card comes without images, or does not classify them.
     """
+    from antiphase.data import ImageSet, load_data
     from antiphase.modules import device_of, evaluating
 
-    text, objects = dict(values), dict[str, Any]()
-    data = values.get("data")
+    text, data, images = dict(values), values.get("data"), None
     if data is not None and not _is_text(data):
-        images = _images(data)
+        if "models" in values:
+            raise UserError(
+                "data: evaluate takes the names of data sets; antiphase.evaluation has the tasks for arrays"
+            )
+        images = data if isinstance(data, ImageSet) else load_data(data)
         text["data"] = f"{PREFIX}{images.name}"
-        objects[text["data"]] = images
-    else:
-        images = None
-    modules: list[nn.Module] = []
+    modules: dict[str, nn.Module] = {}
     for option in _MODELS:
-        if option in values:
-            text[option] = _named(values[option], images, objects, modules)
+        value = values.get(option)
+        if value is not None and not _is_text(value):
+            several = isinstance(value, Sequence)
+            specs = [_named(model, images, modules) for model in (value if several else [value])]
+            text[option] = tuple(specs) if several else specs[0]
     if modules and values.get("device", "auto") == "auto":
-        text["device"] = str(device_of(modules[0]))
-    bare = [module for module in modules if not hasattr(module, "card")]
+        text["device"] = str(device_of(next(iter(modules.values()))))
+    before = dict(_held)
     with ExitStack() as stack:
-        for module in modules:
+        for spec, module in modules.items():
             device_of(module)  # refuses weights without values
             stack.enter_context(evaluating(module))
-        for spec, module in objects.items():
-            if module in bare:
+            if not hasattr(module, "card"):
                 assert images is not None
-                stack.callback(_remove_card, module)
                 _add_card(spec, module, images)
-        stack.enter_context(holding(objects))
-        yield text
+                stack.callback(object.__delattr__, module, "card")
+        _held.update(modules)
+        if images is not None:
+            _held[text["data"]] = images
+        try:
+            yield text
+        finally:
+            _held.clear()
+            _held.update(before)
 
 
 def _is_text(value: Any) -> bool:
@@ -100,55 +91,34 @@ def _is_text(value: Any) -> bool:
     )
 
 
-def _images(data: Any) -> "ImageSet":
-    from antiphase.data import ImageSet, load_data
-
-    return data if isinstance(data, ImageSet) else load_data(data)
-
-
-def _named(value: Any, images: "ImageSet | None", objects: dict[str, Any], modules: "list[nn.Module]") -> Any:
-    """Return the specifications of models; modules among them are added to objects and modules."""
-    if value is None or _is_text(value):
-        return value
+def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]") -> str:
+    """Return the specification of a model; a module is added to the modules."""
     from torch import nn
 
-    several = [value] if isinstance(value, nn.Module) or not isinstance(value, Sequence) else value
-    specs = []
-    for one in several:
-        if isinstance(one, str):
-            specs.append(one)
-            continue
-        if not isinstance(one, nn.Module):
-            raise UserError(
-                f"model: got a {type(one).__name__}; expected a specification or a torch.nn.Module"
-            )
-        card = getattr(one, "card", None)
-        if card is None and images is None:
-            raise UserError(
-                f"model {type(one).__name__}: says nothing of its images; give data= as an image set, such as "
-                "antiphase.data.load_data('digits')"
-            )
-        spec = stem = f"{PREFIX}{type(one).__name__ if card is None else card.name}"
-        number = 1
-        while spec in objects and objects[spec] is not one:
-            number += 1
-            spec = f"{stem}-{number}"
-        objects[spec] = one
-        modules.append(one)
-        specs.append(spec)
-    return specs[0] if isinstance(value, nn.Module) else tuple(specs)
-
-
-def _remove_card(model: "nn.Module") -> None:
-    if hasattr(model, "card"):
-        object.__delattr__(model, "card")
+    if isinstance(model, str):
+        return model
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: got a {kind}; expected a specification or a torch.nn.Module")
+    card = getattr(model, "card", None)
+    if card is None and images is None:
+        raise UserError(
+            f"model {kind}: says nothing of its images; give data= as an image set, such as "
+            "antiphase.data.load_data('digits')"
+        )
+    spec = stem = f"{PREFIX}{kind if card is None else card.name}"
+    number = 1
+    while modules.get(spec, model) is not model:
+        number += 1
+        spec = f"{stem}-{number}"
+    modules[spec] = model
+    return spec
 
 
 def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
     import torch
 
-    from antiphase.models.card import ModelCard, with_card
-    from antiphase.models.kinds import attention_kind
+    from antiphase.models.card import ModelCard, attention_kind, with_card
     from antiphase.modules import device_of, running
 
     name = spec.removeprefix(PREFIX)

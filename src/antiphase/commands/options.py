@@ -23,7 +23,6 @@ class Typed:
         flags: names of the option in place of ``--field-name``.
         metavar: word for the value in the help text.
         text: turns a default into the text that one would type; the field's validator reads such text.
-        check: turns text into the value, and raises ValueError if it cannot.
         choices: the valid values of a field of strings that has no ``Literal`` type.
     """
 
@@ -31,7 +30,6 @@ class Typed:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     text: Callable[[Any], str] | None = None
-    check: Callable[[Any], Any] | None = None
     choices: Collection[str] | None = None
 
 
@@ -42,13 +40,13 @@ _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset()) 
 class Options(BaseModel):
     """The options of a command: its command line, its Python function and its stored record read this model.
 
-    A field's description is its help text, its bounds are checked in all three.
+    A field's docstring is its help text, its bounds are checked in all three.
 
     Raises:
         UserError: an unknown option, a missing one, or a value that is not valid.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
 
     @classmethod
@@ -70,7 +68,11 @@ class Options(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _first_mistake(error, type(self)) from None
+            mistake = error.errors(include_url=False)[0]
+            if mistake["type"] != "extra_forbidden":
+                raise invalid(error) from None
+            known = ", ".join(type(self).model_fields)
+            raise UserError(f"option {mistake['loc'][0]!r}: expected one of {known}") from None
 
     @field_validator("*")
     @classmethod
@@ -92,26 +94,14 @@ class Options(BaseModel):
         return self.model_dump(mode="json")
 
 
-def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
-    found = error.errors(include_url=False)[0]
-    if found["type"] == "extra_forbidden":
-        return UserError(f"option {found['loc'][0]!r}: expected one of {', '.join(options.model_fields)}")
-    return invalid(error)
-
-
 _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
-
-_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
 _SETTING = re.compile(r"\w+\s*=")
 
 
 def parse_eps(text: str, name: str = "eps") -> tuple[float, ...]:
-    """Return the numbers of a comma-separated list; ``1/255`` is a number.
-
-    Raises:
-        UserError: naming the option and the part that is not a finite number.
+    """Return the numbers of a comma-separated list, which are finite; ``1/255`` is a number.
 
     >>> parse_eps("0.5/255, 0.25")
     (0.00196078431372549, 0.25)
@@ -138,17 +128,11 @@ def read_eps(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, Iterable):
         return value
     name = info.field_name or "eps"
-    if not isinstance(value, Iterable):
-        raise UserError(f"{name} {shown(value)}: expected one or more numbers, such as 8/255")
     return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
 
 
 def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-    """Return the numbers.
-
-    Raises:
-        UserError: one of them is given twice.
-    """
+    """Refuse a number that is given twice."""
     for at, number in enumerate(numbers):
         if number in numbers[:at]:
             raise UserError(f"{info.field_name} {eps_text(number)}: given twice; give each number once")
@@ -156,11 +140,7 @@ def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, 
 
 
 def read_one_eps(value: Any, info: ValidationInfo) -> Any:
-    """Read one number from text; leave a number as it is.
-
-    Raises:
-        ValueError: the text is a list of numbers.
-    """
+    """Read one number from text, which is no list; leave a number as it is."""
     if not isinstance(value, str):
         return value
     numbers = parse_eps(value, info.field_name or "eps")
@@ -209,40 +189,31 @@ def read_models(value: Any) -> Any:
     return tuple(words)
 
 
-def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words.
+def as_tuple(value: Any) -> Any:
+    """Return one text or path as a tuple of it, and anything else as it is."""
+    return (value,) if isinstance(value, str | Path) else value
 
-    Raises:
-        ValueError: there are none.
-    """
+
+def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse an empty list."""
     if not words:
         raise ValueError("expected at least one")
     return words
 
 
 def directory(value: str | Path) -> Path:
-    """Return the path of a directory, whether it exists or not.
-
-    Raises:
-        ValueError: it is no path, or a file.
-    """
+    """Return the path of a directory, whether it exists or not; refuse what is no path, or a file."""
     if not isinstance(value, str | Path):
         raise ValueError("expected the path of a directory")
     if not str(value).strip() or "\0" in str(value):
         raise ValueError(f"{str(value)!r} is no path; expected a directory")
     if os.path.isfile(value):  # never raises, unlike Path.is_file
         raise ValueError(f"{str(value)!r} is a file; expected a directory")
-    if len(Path(value).parts) > _MOST_PARTS:
-        raise ValueError(f"has {len(Path(value).parts):,} parts; expected at most {_MOST_PARTS}")
     return Path(in_unicode(str(value)))
 
 
 def in_unicode(text: str) -> str:
-    """Return the text.
-
-    Raises:
-        ValueError: it has bytes that are not UTF-8.
-    """
+    """Refuse text with bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -252,9 +223,6 @@ def in_unicode(text: str) -> str:
 
 def read_settings(value: Any) -> Any:
     """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types.
-
-    Raises:
-        UserError: a text has no ``=``, or a name is given twice.
 
     >>> read_settings(["momentum=0.9"]), read_settings({"momentum": 0.9})
     ({'momentum': '0.9'}, {'momentum': 0.9})

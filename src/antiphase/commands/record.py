@@ -4,23 +4,18 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from antiphase.commands.loading import find_device
-from antiphase.commands.options import Options
 from antiphase.data import ImageSet
-from antiphase.data.pairs import PairSet
+from antiphase.data.images import PairSet
 from antiphase.evaluation.tasks import QuestionSet
-from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.precision import multiplies_bf16
-from antiphase.processes import this_process
 
 
 def run_record(
@@ -67,13 +62,6 @@ def _architecture(model: nn.Module) -> dict[str, Any]:
         "architecture": type(inner).__name__,
         "parameters": sum(each.numel() for each in model.parameters()),
     }
-
-
-def write_training_record(options: Options, out: Path, command: str, seconds: float) -> None:
-    """Write ``run.json`` of a training: its options, which repeat it, and what it was made with."""
-    if this_process().first:
-        about = {"command": command, "options": options.record(), "seconds": round(seconds, 2)}
-        write_json(out / "run.json", about | environment_record(find_device("auto")))
 
 
 def environment_record(device: torch.device) -> dict[str, Any]:

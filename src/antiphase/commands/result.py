@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -70,7 +69,11 @@ class Result(ABC):
     needs: ClassVar[tuple[str, ...]] = ("summary.json", "run.json")  # a finished run has them
     keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
     settings_title: ClassVar[str] = "Measurement"
-    measures: ClassVar[str] = ""  # what, where the command's name does not say it
+
+    @property
+    def reading(self) -> str:
+        """Markup on how to read the page."""
+        return ""
 
     @abstractmethod
     def headlines(self) -> "list[Headline]":
@@ -101,7 +104,8 @@ class Result(ABC):
         from antiphase.report.page import write_page
 
         path = folder / "report.html"
-        write_page(path, self.record, self.headlines(), self.drawn, settings=self.settings_title)
+        headlines, settings = self.headlines(), self.settings_title
+        write_page(path, self.record, headlines, self.drawn, settings=settings, reading=self.reading)
         return path
 
     @classmethod
@@ -144,11 +148,11 @@ class Result(ABC):
             UserError: there is no such table.
         """
         names = self.tables
-        name = table or (self.main_table if self.main_table in names else names[0])
+        stem = table or (self.main_table if self.main_table in names else names[0])
         for suffix, reader in _READERS.items():
-            if name + suffix in self.files:
-                return reader(self.files[name + suffix], name + suffix)
-        raise UserError(f"table {shown(name)}: expected one of {', '.join(names)}")
+            if (name := stem + suffix) in self.files:
+                return reader(self.files[name], name)
+        raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
 
     def plot(self) -> "Figure":
         """Draw the first figure of the report."""
@@ -174,13 +178,9 @@ class Result(ABC):
         Raises:
             UserError: the two do not fit each other, or hold nothing that can be paired.
         """
-        if not isinstance(other, Result):
-            raise UserError(
-                f"compare: got a {type(other).__name__}; expected a result of antiphase.{self.kind}"
-            )
         if type(self) is not type(other):
-            kinds = (" of ".join(filter(None, (result.kind, result.measures))) for result in (self, other))
-            raise UserError(f"compare: a result of {' and one of '.join(kinds)}; expected the same kind")
+            kinds = f"{type(self).__name__} and {type(other).__name__}"
+            raise UserError(f"compare: got {kinds}; expected two results of the same kind")
         return self.differences(other)
 
     def save(self, directory: str | Path) -> Path:
@@ -209,7 +209,20 @@ class Result(ABC):
         return f"<antiphase {self.kind}: {self.line()}>"
 
     def _repr_html_(self) -> str:
-        return notebook_html(repr(self)[1:-1], self.warnings, self.figure(), self.all_tables())
+        from antiphase.report.figure import as_svg
+        from antiphase.report.page import environment
+
+        return (
+            environment()
+            .get_template("notebook.html")
+            .render(
+                line=repr(self)[1:-1],
+                warnings=self.warnings,
+                picture=base64.b64encode(as_svg(self.figure()).encode()).decode(),
+                tables=self.all_tables(),
+                most=_MOST_ROWS,
+            )
+        )
 
     def all_tables(self) -> "list[Table]":
         """Return the tables of the page."""
@@ -284,9 +297,8 @@ def open_result(directory: str | Path) -> Result:
     folder = Path(directory)
     if not folder.is_dir():
         raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
-    command = (
-        "study run" if (folder / "cells.parquet").exists() else held_by(folder)
-    )  # packed rows have no marker
+    packed = (folder / "cells.parquet").exists()  # such rows have no marker
+    command = "study run" if packed else held_by(folder)
     known = [name for name in COMMANDS if name != "study" and find_command(name).result]
     if command not in (*known, "study run"):
         raise UserError(
@@ -315,11 +327,10 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
     if len(mine) != len(theirs):
         raise UserError(f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results")
-    data = [result.record["data_fingerprint"] for result in (one, two)]
-    if data[0] != data[1]:
-        names = [result.record["data"] for result in (one, two)]
+    if one.record["data_fingerprint"] != two.record["data_fingerprint"]:
         raise UserError(
-            f"compare: different images, {names[0]} and {names[1]}; expected the same data, split and limit"
+            f"compare: different images, {one.record['data']} and {two.record['data']}; expected the same data, split "
+            "and limit"
         )
     return list(zip(mine, theirs, strict=True))
 
@@ -335,28 +346,3 @@ def combined_rows(
     renamed = {name: f"{name} (other)" if name in taken else name for _, name in pairs}
     theirs = two.frame(table).with_columns(pl.col("model").replace(renamed))
     return pl.concat([one.frame(table), theirs]), [(name, renamed[other]) for name, other in pairs]
-
-
-def notebook_html(line: str, warnings: Sequence[str], figure: "Figure", tables: "Sequence[Table]") -> str:
-    """Return HTML that stands alone: no script, no style sheet, nothing from the network."""
-    from antiphase.report.figure import as_svg
-
-    picture = base64.b64encode(as_svg(figure).encode()).decode()
-    source = f"data:image/svg+xml;base64,{picture}"
-    image = f'<img style="max-width:100%;background:white" alt="{escape(line)}" src="{source}">'
-    doubts = [f"<p>Warning: {escape(warning)}</p>" for warning in warnings]
-    return "\n".join([f"<p><b>{escape(line)}</b></p>", *doubts, image, *map(_notebook_table, tables)])
-
-
-def _notebook_table(table: "Table") -> str:
-    heads = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = ""
-    for row in table.rows[:_MOST_ROWS]:
-        cells = ("<br><small>".join(map(escape, (field.text, *field.notes))) for field in row)
-        rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    left = len(table.rows) - _MOST_ROWS
-    more = f"<p>{left} more rows: see frame()</p>" if left > 0 else ""
-    return (
-        f'<div style="overflow-x:auto"><table><caption style="text-align:left">{escape(table.title)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
-    )

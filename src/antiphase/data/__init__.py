@@ -1,8 +1,7 @@
 """Sources of labelled images, image–caption pairs and conversations by name; pixels in [0, 1], not normalised."""
 
 from antiphase.data.conversations import CONVERSATION_SOURCES, Conversation, load_conversations
-from antiphase.data.images import ArrayImages, FileImages, ImageSet
-from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
+from antiphase.data.images import ArrayImages, ArrayPairs, FileImages, FilePairs, ImageSet, PairSet
 from antiphase.data.shards import ShardStream
 from antiphase.data.sources import PAIR_SOURCES, SOURCES, load_data, load_pairs
 

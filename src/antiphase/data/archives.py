@@ -10,9 +10,10 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from tarfile import HeaderError, ReadError
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from webdataset.tariterators import base_plus_ext
 
@@ -21,11 +22,10 @@ from antiphase.errors import UserError, one_line
 if TYPE_CHECKING:
     import polars as pl
 
-T = TypeVar("T")
 IMAGE_COLUMNS = ("image", "img")
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
 CAPTION_SUFFIX = "txt"
-TAR_BLOCK = 512  # bytes
+_KNOWN_SUFFIXES = {*IMAGE_SUFFIXES, CAPTION_SUFFIX, "cls", "json"}
 _ROWS = 128  # of a Parquet file that are read at a time
 _LOCK = threading.Lock()  # threads that decode neighbouring images would read the same rows
 
@@ -35,6 +35,19 @@ class Member(NamedTuple):
 
     offset: int
     size: int
+
+
+class Header(tarfile.TarInfo):
+    """A header of a tar file. A damaged or missing one is an error; tarfile takes it for the end of the file."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except HeaderError as error:
+            if type(error).__name__ == "EOFHeaderError":  # a block of zeros: the proper end
+                raise
+            raise ReadError(str(error)) from error
 
 
 def regular(path: Path) -> Path:
@@ -54,8 +67,7 @@ def openable(path: Path) -> Path | io.BytesIO:
             file.seek(place.offset)
             return io.BytesIO(file.read(place.size))
     with _LOCK:
-        block = _cells(str(whole), whole.stat().st_mtime_ns, place // _ROWS)
-    cell = block[place % _ROWS]
+        cell = _cells(str(whole), whole.stat().st_mtime_ns, place // _ROWS)[place % _ROWS]
     if cell is None:
         raise OSError("the row has a path in place of an image; expected its bytes")
     return io.BytesIO(cell)
@@ -85,8 +97,7 @@ def _inside(path: Path) -> tuple[Path, Member | int | None]:
     tar = Path(f"{before}.tar")
     if not sign or not tar.is_file():
         return path, None
-    member = read_index(tar).get(name)
-    if member is None:
+    if (member := read_index(tar).get(name)) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return tar, member
 
@@ -96,7 +107,7 @@ def read_index(tar: Path) -> dict[str, Member]:
     try:
         status = tar.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
-            raise tarfile.ReadError("it is no regular file")
+            raise ReadError("it is no regular file")
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         reason = one_line(error)
@@ -106,19 +117,12 @@ def read_index(tar: Path) -> dict[str, Member]:
 @functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order
 def _index(path: str, size: int, changed: int) -> dict[str, Member]:
     """Read the headers; size and modification time only key the cache."""
-    with tarfile.open(path, "r:") as archive:
-        members = {
+    with tarfile.open(path, "r:", tarinfo=Header) as archive:
+        return {
             member.name.removeprefix("./"): Member(member.offset_data, member.size)
             for member in archive
             if member.isreg()
         }
-        end = archive.offset
-    with open(path, "rb") as file:
-        file.seek(end)
-        # tarfile takes a damaged header for the end of the file, so check the zero block
-        if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
-            raise tarfile.ReadError("it is truncated or damaged")
-    return members
 
 
 def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -127,23 +131,33 @@ def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
     >>> members_by_key(["a/1.jpg", "a/1.txt", "b.v2.jpg", "b.v2.TXT"])
     {'a/1': {'jpg': 'a/1.jpg', 'txt': 'a/1.txt'}, 'b.v2': {'jpg': 'b.v2.jpg', 'txt': 'b.v2.TXT'}}
     """
-    members: dict[str, dict[str, str]] = {}
+    groups: dict[str, dict[str, str]] = {}
     for name in names:
         key, suffix = base_plus_ext(name)
         if key is not None and suffix is not None:
-            members.setdefault(key, {})[suffix.lower()] = name
-    return {key: kinds for first, own in members.items() for key, kinds in split_dotted(first, own).items()}
+            groups.setdefault(key, {})[suffix.lower()] = name
+    members: dict[str, dict[str, str]] = {}
+    for key, kinds in groups.items():
+        if kinds.keys() & _KNOWN_SUFFIXES:
+            members[key] = kinds
+            continue
+        for suffix, name in kinds.items():  # webdataset took 0001.jpg of v1.0001.jpg for the suffix
+            rest, dot, last = suffix.rpartition(".")
+            members.setdefault(f"{key}{dot}{rest}", {})[last] = name
+    return members
 
 
-def split_dotted(key: str, members: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Return members by their whole keys, where webdataset took ``0001.jpg`` of ``v1.0001.jpg`` for the suffix."""
-    if members.keys() & {*IMAGE_SUFFIXES, CAPTION_SUFFIX, "cls", "json"}:
-        return {key: dict(members)}
-    whole: dict[str, dict[str, T]] = {}
-    for suffix, member in members.items():
-        rest, dot, last = suffix.rpartition(".")
-        whole.setdefault(f"{key}{dot}{rest}", {})[last] = member
-    return whole
+def read_samples(tar: Path, suffix: str) -> Iterator[tuple[str, dict[str, str], bytes | None]]:
+    """Yield of each sample its key, its members by suffix, and the content of one of them; None if it lacks that."""
+    index = read_index(tar)
+    with tar.open("rb") as file:
+        for key, kinds in members_by_key(index).items():
+            content = None
+            if suffix in kinds:
+                offset, size = index[kinds[suffix]]
+                file.seek(offset)
+                content = file.read(size)
+            yield key, kinds, content
 
 
 @functools.lru_cache(maxsize=8)

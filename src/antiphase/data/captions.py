@@ -2,8 +2,10 @@
 
 import csv
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,13 @@ import torch
 
 from antiphase import reading
 from antiphase.data.archives import regular
-from antiphase.data.folders import SPLITS, SUFFIXES, choose_split, refuse_missing
+from antiphase.data.folders import SPLITS, choose_split, refuse_missing
+from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of
-from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
-QUERIES = 2  # kinds of objects of an image in coco-objects, as in DiffCLIP's Figure 2
-
-_COLUMNS = {
-    "the image's path": ("image", "file", "filepath", "path", "image_path"),
-    "the caption": ("caption", "title", "text"),
-}
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
-_LIST_FOLDERS = ("flickr8k", "flickr30k", "coco", "karpathy")
+_COCO_LISTS = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
 Row = tuple[str, tuple[str, ...], int | None]
 """File, captions, label."""
 
@@ -38,17 +34,18 @@ def row_pairs(
     lack: str = "has no caption",
 ) -> FilePairs:
     """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
-    kept = [number for number, (_, captions, _) in enumerate(rows) if captions]
+    kept = [(number, *row) for number, row in enumerate(rows) if row[1]]
+    ids, files, captions, labels = zip(*kept, strict=True) if kept else ((),) * 4
     return FilePairs(
         name=name,
         split=split,
-        ids=torch.tensor(kept, dtype=torch.int64),
-        captions=tuple(rows[number][1] for number in kept),
-        labels=torch.tensor([rows[number][2] for number in kept], dtype=torch.int64) if class_names else None,
+        ids=torch.tensor(ids, dtype=torch.int64),
+        captions=captions,
+        labels=torch.tensor(labels, dtype=torch.int64) if class_names else None,
         class_names=class_names,
         skipped=tuple(f"{file} {lack}" for file, captions, _ in rows if not captions),
         root=root,
-        files=tuple(rows[number][0] for number in kept),
+        files=files,
     )
 
 
@@ -78,7 +75,7 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def _layout(path: Path, expected: str) -> Iterator[None]:
+def _layout(path: Path) -> Iterator[None]:
     """Turn what an unexpected structure of a JSON list raises into a UserError."""
     try:
         yield
@@ -86,7 +83,43 @@ def _layout(path: Path, expected: str) -> Iterator[None]:
         if isinstance(error, UserError):
             raise
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: expected {expected} ({reason}): download it again") from error
+        raise UserError(f"{path}: expected the published layout ({reason}): download it again") from error
+
+
+@dataclass(frozen=True)
+class _Coco:
+    """A list of COCO's annotations: its path, its images sorted by id, and the notes of each, sorted by id."""
+
+    path: Path
+    split: str
+    content: Any
+
+    def images(self) -> Iterator[tuple[str, Any, list[Any]]]:
+        """Yield file, entry and notes of each image."""
+        notes: defaultdict[int, list[Any]] = defaultdict(list)
+        for note in sorted(self.content["annotations"], key=itemgetter("id")):
+            notes[note["image_id"]].append(note)
+        folder = self.path.stem.rpartition("_")[2]
+        for entry in sorted(self.content["images"], key=itemgetter("id")):
+            yield f"{folder}/{entry['file_name']}", entry, notes[entry["id"]]
+
+    def captions(self) -> dict[str, tuple[str, ...]]:
+        texts = ((file, (note["caption"].strip() for note in notes)) for file, _, notes in self.images())
+        return {file: tuple(filter(None, several)) for file, several in texts}
+
+    def pairs(self, name: str, rows: list[Row], *more: Any) -> FilePairs:
+        return listed_pairs(name, self.split, [self.path.parent.parent], rows, *more)
+
+
+def _coco(name: str, root: Path, split: str, kind: str) -> _Coco:
+    """Return COCO's annotations of a kind, of 2014 before 2017."""
+    split = choose_split(name, split, ("train", "val"))
+    for folder, year in itertools.product((root, root / "coco"), (2014, 2017)):
+        path = folder / f"annotations/{kind}_{split}{year}.json"
+        if path.is_file():
+            return _Coco(path, split, read_json(path))
+    where = f"annotations/{kind}_{split}2014.json not found in {root} or {root / 'coco'}"
+    raise UserError(f"COCO's {where}: unzip {_COCO_LISTS} and the images there, or set ANTIPHASE_DATA")
 
 
 def coco_captions(root: Path, split: str) -> FilePairs:
@@ -96,11 +129,10 @@ def coco_captions(root: Path, split: str) -> FilePairs:
 
     Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
     """
-    split, path, told = _coco("coco", root, split, "captions")
-    with _layout(path, "captions of COCO"):
-        files, captions = _coco_files(path, told), _coco_captions(told)
-    rows = [(file, captions.get(image, ()), None) for image, file in files.items()]
-    return listed_pairs("coco", split, [path.parent.parent], rows)
+    coco = _coco("coco", root, split, "captions")
+    with _layout(coco.path):
+        rows: list[Row] = [(file, captions, None) for file, captions in coco.captions().items()]
+    return coco.pairs("coco", rows)
 
 
 def coco_single_label(root: Path, split: str) -> FilePairs:
@@ -112,29 +144,23 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
 
     Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014.
     """
-    split, path, told = _coco("coco-single-label", root, split, "instances")
-    with _layout(path, "objects of COCO"):
-        files = _coco_files(path, told)
-        categories = sorted(told["categories"], key=itemgetter("id"))
-        class_names = tuple(entry["name"] for entry in categories)
-        numbers = {entry["id"]: number for number, entry in enumerate(categories)}
-        largest: dict[int, tuple[float, int, int]] = {}
-        for note in told["annotations"]:
-            if not note["iscrowd"]:
-                rank = (note["area"], -note["id"], numbers[note["category_id"]])
-                largest[note["image_id"]] = max(largest.get(note["image_id"], rank), rank)
-    captions: dict[int, tuple[str, ...]] = {}
-    listed = path.with_name(path.name.replace("instances", "captions"))
+    coco = _coco("coco-single-label", root, split, "instances")
+    captions: dict[str, tuple[str, ...]] = {}
+    listed = coco.path.with_name(coco.path.name.replace("instances", "captions"))
     if listed.is_file():
-        with _layout(listed, "captions of COCO"):
-            captions = _coco_captions(read_json(listed))
+        with _layout(listed):
+            captions = _Coco(listed, coco.split, read_json(listed)).captions()
     rows: list[Row] = []
-    for image, file in files.items():
-        label = largest[image][2] if image in largest else None
-        named = () if label is None else captions.get(image, (class_names[label],))
-        rows.append((file, named, label))
-    lack = "has no object but crowds"
-    return listed_pairs("coco-single-label", split, [path.parent.parent], rows, class_names, lack)
+    with _layout(coco.path):
+        names = {entry["id"]: entry["name"] for entry in coco.content["categories"]}
+        numbers = {category: number for number, category in enumerate(sorted(names))}
+        for file, _, notes in coco.images():
+            objects = [note for note in notes if not note["iscrowd"]]
+            category = max(objects, key=itemgetter("area"))["category_id"] if objects else None
+            texts = captions.get(file) or (names[category],) if objects else ()
+            rows.append((file, texts, numbers[category] if objects else None))
+    class_names = tuple(names[category] for category in numbers)
+    return coco.pairs("coco-single-label", rows, class_names, "has no object but crowds")
 
 
 def coco_objects(root: Path, split: str) -> FilePairs:
@@ -144,127 +170,69 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     a category is summed over its annotations that are not crowds; crowds belong to its mask. Ties go to the lower
     category id.
     """
-    split, path, told = _coco("coco-objects", root, split, "instances")
+    coco = _coco("coco-objects", root, split, "instances")
     rows: list[Row] = []
     objects: list[tuple[ImageObjects, ...]] = []
-    with _layout(path, "objects of COCO"):
-        sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in told["images"]}
-        names = {entry["id"]: entry["name"] for entry in told["categories"]}
-        areas: dict[int, dict[int, float]] = {}
-        parts: dict[tuple[int, int], list[Any]] = {}
-        for note in sorted(told["annotations"], key=itemgetter("id")):
-            image, category = note["image_id"], note["category_id"]
-            parts.setdefault((image, category), []).append(note["segmentation"])
-            if not note["iscrowd"]:
-                area = areas.setdefault(image, {})
-                area[category] = area.get(category, 0.0) + note["area"]
-        for image, file in _coco_files(path, told).items():
-            area = areas.get(image, {})
-            largest = sorted(area, key=lambda category: (-area[category], category))[:QUERIES]
-            if len(largest) < QUERIES:
+    with _layout(coco.path):
+        names = {entry["id"]: entry["name"] for entry in coco.content["categories"]}
+        for file, entry, notes in coco.images():
+            areas: Counter[int] = Counter()
+            regions: defaultdict[int, list[Any]] = defaultdict(list)
+            for note in notes:
+                regions[note["category_id"]].append(note["segmentation"])
+                if not note["iscrowd"]:
+                    areas[note["category_id"]] += note["area"]
+            two = sorted(areas, key=lambda category: (-areas[category], category))[:2]
+            if len(two) < 2:
                 rows.append((file, (), None))
                 continue
-            rows.append((file, tuple(names[category] for category in largest), None))
-            regions = [[region_of(part, *sizes[image]) for part in parts[image, kind]] for kind in largest]
-            seen = zip(largest, regions, strict=True)
-            objects.append(tuple(ImageObjects(names[kind], tuple(of), *sizes[image]) for kind, of in seen))
-    pairs = listed_pairs(
-        "coco-objects", split, [path.parent.parent], rows, (), "has fewer than two categories"
-    )
+            rows.append((file, tuple(names[category] for category in two), None))
+            size = entry["height"], entry["width"]
+            objects.append(
+                tuple(
+                    ImageObjects(names[kind], tuple(region_of(part, *size) for part in regions[kind]), *size)
+                    for kind in two
+                )
+            )
+    pairs = coco.pairs("coco-objects", rows, (), "has fewer than two categories")
     return pairs.altered(objects=tuple(objects))
 
 
-def _coco(name: str, root: Path, split: str, kind: str) -> tuple[str, Path, Any]:
-    """Return the split, and path and content of COCO's annotations of a kind, of 2014 before 2017."""
-    split = choose_split(name, split, ("train", "val"))
-    for folder, year in itertools.product((root, root / "coco"), (2014, 2017)):
-        path = folder / f"annotations/{kind}_{split}{year}.json"
-        if path.is_file():
-            return split, path, read_json(path)
-    where = f"annotations/{kind}_{split}2014.json not found in {root} or {root / 'coco'}"
-    page = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
-    raise UserError(f"COCO's {where}: unzip {page} and the images there, or set ANTIPHASE_DATA")
-
-
-def _coco_files(annotations: Path, told: Any) -> dict[int, str]:
-    """Return the file of each image by id, sorted by id."""
-    folder = annotations.stem.rpartition("_")[2]
-    entries = sorted(told["images"], key=itemgetter("id"))
-    return {entry["id"]: f"{folder}/{entry['file_name']}" for entry in entries}
-
-
-def _coco_captions(told: Any) -> dict[int, tuple[str, ...]]:
-    """Return the captions of each image that has any, sorted by caption id."""
-    captions: dict[int, tuple[str, ...]] = {}
-    for note in sorted(told["annotations"], key=itemgetter("id")):
-        if caption := note["caption"].strip():
-            captions[note["image_id"]] = (*captions.get(note["image_id"], ()), caption)
-    return captions
-
-
-_FLICKR8K = ("Flicker8k_Dataset", "Flickr8k_Dataset", "Flickr8k_Dataset/Flicker8k_Dataset", "Images")
-_FLICKR30K = ("flickr30k-images", "flickr30k_images", "flickr30k")
-# title, usual folder, possible folders of the images, page to get them; COCO's list has paths with train2014
-_KARPATHY = {
-    "flickr8k": ("Flickr8k", "flickr8k", _FLICKR8K, "https://forms.illinois.edu/sec/1713398"),
-    "flickr30k": (
-        *("Flickr30k", "flickr30k", _FLICKR30K, "https://shannon.cs.illinois.edu/DenotationGraph/"),
-    ),
-    "coco-karpathy": (
-        *("COCO", "coco", (), "https://cocodataset.org/#download (train2014.zip and val2014.zip)"),
-    ),
-}
-
-KARPATHY_SETS = {
-    name: f"{title} with five captions per image in Karpathy's splits; needs dataset_{folder}.json and the images "
-    "below the data folder"
-    for name, (title, folder, *_) in _KARPATHY.items()
-}
-"""One-line description of each of Karpathy's sets."""
-
-
-def karpathy(place: Path, root: Path, split: str) -> FilePairs:
+def karpathy(
+    name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
+) -> FilePairs:
     """List the images and captions of one of Karpathy's splits, in the order of the file.
 
-    In COCO, ``restval`` counts as train. Images are searched in ``root`` and in the folder of the list, including
+    In COCO, ``restval`` counts as train. Images are searched in the data folder and in that of the list, including
     sub-folders with the usual names.
 
     Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
+
+    Args:
+        place: the list, or nothing for ``dataset_FOLDER.json`` in a folder of the data folder.
     """
-    name = f"karpathy:{place}"
     split = choose_split(name, split, SPLITS)
-    below = ("", "coco", *_FLICKR30K, *_FLICKR8K, "images")
-    places = [parent / folder for parent in (root, place.parent) for folder in below]
-    return listed_pairs(name, split, places, _karpathy_rows(place, split))
-
-
-def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
-    """List one of ``KARPATHY_SETS``; its list and images are searched in the usual folders below ``root``."""
-    _, usual, image_folders, page = _KARPATHY[name]
-    split = choose_split(name, split, SPLITS)
-    own_folder, listed = root / usual, f"dataset_{usual}.json"
-    folders = [root, own_folder, *(root / folder for folder in _LIST_FOLDERS)]
-    path = next((folder / listed for folder in folders if (folder / listed).is_file()), None)
-    if path is None:
-        where = f"{listed} not found in {root} or its {', '.join(_LIST_FOLDERS)}"
-        raise UserError(
-            f"{name}: {where}: unzip {_CAPTION_LISTS} in {own_folder}, and the images from {page}"
-        )
-    parents, below = dict.fromkeys((own_folder, path.parent, root)), (*image_folders, "images", "")
-    places = [parent / folder for parent in parents for folder in below]
-    fix = f"unpack the images from {page} in {own_folder}"
-    return listed_pairs(name, split, places, _karpathy_rows(path, split), fix=fix)
-
-
-def _karpathy_rows(path: Path, split: str) -> list[Row]:
+    if folder:
+        root = root / folder
+        place = root / f"dataset_{folder}.json"
+    fix = f"unpack {_CAPTION_LISTS} in {place.parent}, and the images from {page}"
+    if folder and not place.is_file():
+        raise UserError(f"{name}: {place} not found: {fix}")
     rows: list[Row] = []
-    with _layout(path, "Karpathy's splits"):
-        for entry in read_json(path)["images"]:
-            if {"restval": "train"}.get(entry["split"], entry["split"]) == split:
-                file = "/".join(part for part in (entry.get("filepath"), entry["filename"]) if part)
-                captions = [sentence["raw"].strip() for sentence in entry["sentences"]]
+    content = read_json(place)
+    with _layout(place):
+        for entry in content["images"]:
+            if entry["split"] == split or (entry["split"] == "restval" and split == "train"):
+                file = "/".join(filter(None, (entry.get("filepath"), entry["filename"])))
+                captions = (sentence["raw"].strip() for sentence in entry["sentences"])
                 rows.append((file, tuple(filter(None, captions)), None))
-    return rows
+    places = [parent / below for parent in (root, place.parent) for below in image_folders]
+    return listed_pairs(name, split, places, rows, fix=fix)
+
+
+# the names that the columns of a table may have
+_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
+_CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def csv_pairs(place: Path, split: str) -> FilePairs:
@@ -276,87 +244,63 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     of their first rows; classes are sorted, over all splits.
     """
     name = f"csv:{place}"
-    table = table_rows(place, name)
-    if len(table) < 2:
-        raise UserError(f"{name}: {place} has no rows: expected a header line and one line per caption")
-    (_, header), *lines = table
-    for number, row in lines:
-        if len(row) != len(header):
-            expected = (
-                f"expected {len(header)} cells, like the header: correct it (captions with commas in quotes)"
-            )
-            raise UserError(f"{name}: line {number} of {place}: {expected}")
+    (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]
-    rows = [(number, dict(zip(columns, row, strict=True))) for number, row in lines]
-    chosen: list[str] = []
-    for what, names in _COLUMNS.items():
-        if (known := next((column for column in names if column in columns), None)) is None:
-            expected = f"expected one of {', '.join(names)}, found {', '.join(columns)}"
-            raise UserError(f"{name} has no column for {what}: {expected}")
-        chosen.append(known)
+    chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
+    if not all(chosen) or not lines:
+        expected = (
+            f"a header with one of {', '.join(_IMAGE_COLUMNS)} and one of {', '.join(_CAPTION_COLUMNS)}"
+        )
+        raise UserError(
+            f"{name}: columns {', '.join(columns)}, {len(lines)} rows: expected {expected}, then rows"
+        )
+    if odd := [line for line, row in lines if len(row) != len(columns)]:
+        expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
+        raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
+    rows = [(line, dict(zip(columns, row, strict=True))) for line, row in lines]
     splits, classes = ({row.get(column, "") for _, row in rows} - {""} for column in ("split", "label"))
     split = choose_split(name, split, sorted(splits) or SPLITS)
     class_names = tuple(sorted(classes, key=int if all(map(str.isdecimal, classes)) else str))
     captions: dict[str, list[str]] = {}
     labels: dict[str, str | None] = {}
     skipped: list[str] = []
-    for number, row in rows:
+    for line, row in rows:
         if row.get("split", split) != split:
             continue
         file, caption = (row[column] for column in chosen)
         if not file or not caption:
-            skipped.append(f"line {number} has no {'caption' if file else 'image'}")
+            skipped.append(f"line {line} has no {'caption' if file else 'image'}")
         if not file:
             continue
         captions.setdefault(file, []).extend([caption] if caption else [])
         label = row.get("label")
-        if labels.setdefault(file, label) != label:
-            fault = f"line {number} labels {file} {label!r}, but an earlier line {labels[file]!r}"
-            raise UserError(f"{name}: {fault}: expected one label per image")
-    files = [file for file in captions if captions[file]]
-    if (unlabelled := next((file for file in files if labels[file] == ""), None)) is not None:
-        raise UserError(f"{name}: {unlabelled} has no label: add it, or remove the label column")
-    if files and files[0].startswith(("http://", "https://")):
-        raise UserError(f"{name}: its images are URLs, such as {files[0]}: download them with img2dataset")
+        if label == "" or labels.setdefault(file, label) != label:
+            raise UserError(f"{name}: line {line} labels {file} {label!r}: expected one label per image")
+    if (first := next(iter(captions), "")).startswith(("http://", "https://")):
+        raise UserError(f"{name}: its images are URLs, such as {first}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}
     listed = [(file, tuple(several), numbers.get(labels[file] or "")) for file, several in captions.items()]
     return listed_pairs(name, split, [place.parent], listed, class_names).altered(skipped=tuple(skipped))
 
 
-def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
+def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells.
 
-    Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps in double quotes.
+    A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
+    in double quotes.
     """
-    where = f"{name}: " if name else ""
     try:
-        with regular(path).open(encoding="utf-8-sig", newline="") as file:
-            text = list(file)
-        tabs = bool(text) and "\t" in text[0]
-        quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-        reader = csv.reader(text, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
-        rows: list[tuple[int, list[str]]] = []
-        end = 0
+        lines = regular(path).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot read {path} ({reason}): give a table in UTF-8") from error
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(lines, 1):
         try:
-            for row in reader:
-                start, end = end, reader.line_num
-                if any(map(_names_image, text[start + 1 : end])):
-                    end = start
-                    raise csv.Error("a quoted cell holds rows")
-                if any(row):
-                    rows.append((end, [cell.strip() for cell in row]))
+            cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
-            if '"' not in text[end]:
-                raise
-            fault = f"line {end + 1} of {path}: unpaired double quote, or text outside of the quotes"
-            fix = "put the whole cell in double quotes, and double those within it"
-            raise UserError(f"{where}{fault}: {fix}") from error
-    except OSError as error:
-        raise UserError(f"{where}cannot read {path} ({error.strerror}): give a readable file") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{where}{path} is not a UTF-8 table ({error}): save it as CSV in UTF-8") from error
+            fault = f"line {number} of {path} is no row of a table ({error})"
+            raise UserError(f"{fault}: put a whole cell in double quotes, and double those in it") from error
+        if any(cells):
+            rows.append((number, [cell.strip() for cell in cells]))
     return rows
-
-
-def _names_image(line: str) -> bool:
-    return any(cell.strip(' "\r\n').lower().endswith(SUFFIXES) for cell in line.split(","))

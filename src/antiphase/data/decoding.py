@@ -21,6 +21,8 @@ from antiphase.files import printable
 
 Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"]
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _MODES = {1: "L", 3: "RGB"}
 _MOST_ASPECT = 16  # of an image that is resized whole
 
@@ -138,14 +140,26 @@ def _read(file: Path | bytes, channels: int, name: str, fix: str) -> Image.Image
         raise UserError(f"cannot read image {name} ({one_line(error)}): {fix}") from error
 
 
-WORKERS = min(16, os.cpu_count() or 1)
+def or_error(function: Callable[[Item], Result]) -> Callable[[Item], Result | UserError]:
+    """Return a function that returns the UserError it would raise."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+    def call(item: Item) -> Result | UserError:
+        try:
+            return function(item)
+        except UserError as error:
+            return error
+
+    return call
+
+
+WORKERS = min(16, os.cpu_count() or 1)
 
 
 def in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], ahead: int | None = None
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    ahead: int | None = None,
+    workers: int | None = None,
 ) -> Iterator[Result]:
     """Yield ``function(item)`` for each item in order, while up to ``ahead`` (16) items are computed in threads.
 
@@ -154,7 +168,7 @@ def in_threads(
     """
     ahead = WORKERS if ahead is None else ahead
     waiting: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(min(WORKERS, ahead))
+    pool = ThreadPoolExecutor(workers or min(WORKERS, ahead))
     try:
         for item in items:
             waiting.append(pool.submit(function, item))

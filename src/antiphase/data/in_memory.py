@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,17 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from antiphase.data.archives import regular
-from antiphase.data.decoding import flat
+from antiphase.data.decoding import flat, pil_to_tensor
 from antiphase.data.folders import SPLITS, choose_split
-from antiphase.data.imagenets import prompt_names
-from antiphase.data.images import ArrayImages, array_set
+from antiphase.data.image_sets import prompt_names
+from antiphase.data.images import ArrayImages, array_set, subset_rows
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import printable
 
 MOST_CLASSES = 1_000_000
 """Larger labels are ids, for which there would be a class each."""
 
-_LAYOUT = "(images, channels, height, width)"
-_TYPES = "uint8 in 0..255, or floating point in [0, 1]"
-_NAMES = (("images", "labels"), ("x", "y"))  # of the arrays in an .npz file
+_EXPECTED = "uint8 in 0..255, or floating point in [0, 1], (images, channels, height, width), 1 or 3 channels"
 
 
 def array_images(
@@ -37,10 +35,10 @@ def array_images(
     numbers = class_numbers(name, labels, len(pixels))
     last = int(numbers.max())
     names = tuple(map(str, range(last + 1))) if class_names is None else ordered_names(class_names)
-    if names is None:
-        raise UserError(f"{name}: class names {shown(class_names)}; expected a name for each class in order")
-    if last >= len(names):
-        raise UserError(f"{name}: label {last}, but {len(names)} class names; expected one for each")
+    if names is None or last >= len(names):
+        raise UserError(
+            f"{name}: label {last}, class names {shown(class_names)}; expected a name for each class"
+        )
     return array_set(name, split, names, pixels, numbers)
 
 
@@ -56,39 +54,28 @@ def dataset_images(
     if isinstance(data, torch_data.DataLoader):
         if "Random" in type(data.sampler).__name__:  # torch has three such samplers
             raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
-        pairs = _from_loader(name, data, limit)
-        rows = torch.arange(len(pairs))
+        items = list(itertools.islice(_from_loader(name, data), limit))
+        rows = torch.arange(len(items))
     else:
-        count = len(data)
-        rows = torch.arange(count if limit is None else min(limit, count))
-        if limit is not None and seed is not None:
-            rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(count)[:limit]))
-        pairs = [_pair(name, data[row]) for row in rows.tolist()]
-    images = [_image(name, image) for image, _ in pairs]
-    if not images:
-        raise UserError(f"{name}: no images; expected at least one")
-    shapes = sorted({image.shape for image in images})
-    if len(shapes) > 1:
-        several = ", ".join(str(tuple(shape)) for shape in shapes[:3])
-        raise UserError(f"{name}: images of different shapes, {several}; expected one; resize them")
+        rows = subset_rows(len(data), limit, seed)
+        items = [_pair(name, data[row]) for row in rows.tolist()]
+    try:
+        pixels = torch.stack([_image(image) for image, _ in items])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{name}: images are not tensors of one shape ({first_line(error)})") from None
     names = dataset_class_names(data) if class_names is None else class_names
-    labelled = array_images(name, torch.stack(images), [label for _, label in pairs], class_names=names)
-    return labelled.altered(ids=rows)
+    return array_images(name, pixels, [label for _, label in items], class_names=names).altered(ids=rows)
 
 
-def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> list[tuple[Any, Any]]:
-    pairs: list[tuple[Any, Any]] = []
+def _from_loader(name: str, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for batch in loader:
         images, labels = _pair(name, batch)
         if not isinstance(labels, Sequence) and np.ndim(labels) == 0:  # batch_size=None: single items
-            pairs.append((images, labels))
+            yield images, labels
         elif len(images) != len(labels):
             raise UserError(f"{name}: {len(images)} images with {len(labels)} labels; expected one for each")
         else:
-            pairs += zip(images, labels, strict=True)
-        if limit is not None and len(pairs) >= limit:
-            return pairs[:limit]
-    return pairs
+            yield from zip(images, labels, strict=True)
 
 
 def _pair(name: str, item: Any) -> tuple[Any, Any]:
@@ -97,16 +84,11 @@ def _pair(name: str, item: Any) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _image(name: str, image: Any) -> Tensor:
-    try:
-        if isinstance(image, Image.Image):  # from a data set without a transform
-            grey = image.mode in ("1", "L") or image.mode.startswith("I")
-            pixels = np.array(flat(image, "L" if grey else "RGB"))
-            return torch.from_numpy(pixels[None] if grey else pixels.transpose(2, 0, 1))
+def _image(image: Any) -> Tensor:
+    if not isinstance(image, Image.Image):
         return torch.as_tensor(image)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
-        raise UserError(f"{name}: gives {shown(image)} as an image ({reason}); expected a tensor") from None
+    grey = image.mode in ("1", "L") or image.mode.startswith("I")  # from a data set without a transform
+    return pil_to_tensor(flat(image, "L" if grey else "RGB"))
 
 
 def dataset_class_names(data: Any) -> tuple[str, ...] | None:
@@ -119,8 +101,7 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
     if isinstance(data, torch_data.ConcatDataset):
         several = set(map(dataset_class_names, data.datasets))
         if len(several - {None}) > 1:
-            both = " and ".join(map(shown, sorted(filter(None, several))[:2]))
-            raise UserError(f"ConcatDataset: parts of different classes, {both}; expected one")
+            raise UserError(f"ConcatDataset: parts of different classes, {shown(several)}; expected one")
         return several.pop() if len(several) == 1 else None
     if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
         return None
@@ -132,19 +113,17 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
 def ordered_names(classes: Any) -> tuple[str, ...] | None:
     """Return class names in the order of their numbers; None if they are in no form that is known.
 
-    >>> ordered_names([("tench", "Tinca tinca"), b"goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
+    >>> ordered_names([("tench", "Tinca tinca"), "goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
     (('tench', 'goldfish'), ('cat', 'dog'), None)
     """
     if isinstance(classes, Mapping):
-        to_number = all(isinstance(value, int) for value in classes.values())
-        named = {value: key for key, value in classes.items()} if to_number else classes
+        named = {number: name for name, number in classes.items()}
         classes = [named.get(number) for number in range(len(classes))]
     classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
-    if not isinstance(classes, Sequence) or isinstance(classes, str | bytes) or not len(classes):
+    if not isinstance(classes, list | tuple) or not classes:
         return None
     names = [entry[0] if isinstance(entry, list | tuple) and entry else entry for entry in classes]
-    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
-    return tuple(map(str, names)) if all(isinstance(name, str | int) for name in names) else None
+    return None if None in names else tuple(map(str, names))
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
@@ -158,41 +137,31 @@ def npz_images(path: str, split: str) -> ArrayImages:
     try:
         # NumPy itself would leave a damaged file open
         with regular(Path(path).expanduser()).open("rb") as raw:
-            archive = np.load(raw, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UserError(f"{name}: holds one array; expected images and labels, by numpy.savez")
-            keys = _by_split(name, archive.files)
-            split = choose_split(name, split, [part for part in SPLITS if part in keys])
-            images, labels = (archive[key] for key in keys[split])
-            names = archive["class_names"].tolist() if "class_names" in archive.files else None
-    except FileNotFoundError:
-        raise UserError(f"{name}: no such file") from None
+            archive = dict(np.load(raw, allow_pickle=False))
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy each raise their own
-        reason = first_line(error)
-        why = "" if "pickle" in reason else f" ({reason})"  # NumPy advises to execute the file
-        raise UserError(f"{name}: cannot be read{why}; expected a file written by numpy.savez") from None
+        reason = getattr(error, "strerror", None) or first_line(error).partition("set allow_pickle")[0]
+        raise UserError(
+            f"{name}: cannot be read ({reason}); expected a file written by numpy.savez"
+        ) from None
+    forms = [(part, form) for part in SPLITS for form in (f"{part}_{{}}", f"{{}}_{part}")]
+    keys = {
+        part: (form.format(images), form.format(labels))
+        for images, labels in (("x", "y"), ("images", "labels"))
+        for part, form in reversed([*forms, ("test", "{}")])
+        if archive.keys() >= {form.format(images), form.format(labels)}
+    }
+    if not keys:
+        raise UserError(f"{name}: has the arrays {', '.join(archive) or 'none'}; expected images, labels")
+    split = choose_split(name, split, [part for part in SPLITS if part in keys])
+    images, labels = (archive[key] for key in keys[split])
     if images.ndim == 3:
         images = images[:, None]
-    elif _channels_last(images.shape):
-        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    elif images.ndim == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    names = archive["class_names"].tolist() if "class_names" in archive else None
     return array_images(name, images, labels, split, names)
-
-
-def _by_split(name: str, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the names of images and labels of each split in an archive."""
-    known = set(keys)
-    pairs: dict[str, tuple[str, str]] = {}
-    patterns = [(split, pattern) for split in SPLITS for pattern in (f"{split}_{{}}", f"{{}}_{split}")]
-    for names, (split, pattern) in itertools.product(_NAMES, [*patterns, ("test", "{}")]):
-        images, labels = map(pattern.format, names)
-        if {images, labels} <= known:
-            pairs.setdefault(split, (images, labels))
-    if not pairs:
-        arrays = ", ".join(sorted(known)) or "none"
-        raise UserError(f"{name}: has the arrays {arrays}; expected images, labels")
-    return pairs
 
 
 def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]:
@@ -205,79 +174,54 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
     """
     if labels is None:
         raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
-    values = _label_array(labels)
-    if values.dtype.kind not in "biuf":
-        plain = (bool, int, float)
-        odd = next((value for value in values.ravel().tolist() if type(value) not in plain), labels)
-        raise UserError(f"{name}: label {shown(odd)}; expected the number of a class for each image")
+    try:
+        values = np.asarray(_plain(labels), dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = first_line(error)
+        raise UserError(f"{name}: labels {shown(labels)} ({reason}); expected class numbers") from None
     if values.size != count or values.shape[:1] != (count,):
-        hint = ": labels.argmax(1), if they are one-hot" if values.ndim == 2 and len(values) == count else ""
-        raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one an image{hint}")
+        raise UserError(
+            f"{name}: labels of shape {values.shape}; expected ({count},), one class number an image"
+        )
     values = values.reshape(count)
     odd = values[~((values >= 0) & (values < MOST_CLASSES) & (values == np.floor(values)))]  # includes NaN
     if len(odd):
-        worst = odd.max() if (odd >= MOST_CLASSES).any() else odd[0]
-        raise UserError(f"{name}: label {worst}; expected class numbers from 0 to {MOST_CLASSES - 1:,}")
+        raise UserError(f"{name}: label {odd[0]:.15g}; expected class numbers from 0 to {MOST_CLASSES - 1:,}")
     return torch.from_numpy(values.astype(np.int64))
 
 
-def _label_array(labels: Any) -> np.ndarray:
-    """Return labels as an array, of dtype object if they are of no one type or shape."""
-
-    def plain(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        tensor = _tensor(value)
-        return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-
-    try:
-        listed = isinstance(labels, list | tuple)
-        values = np.asarray([plain(label) for label in labels] if listed else plain(labels))
-        values = np.asarray(values.tolist()) if values.dtype == object else values
-        return values.astype(np.float64) if values.dtype.kind == "f" else values
-    except (TypeError, ValueError, RuntimeError):
-        odd = np.empty(1, dtype=object)
-        odd[0] = labels
-        return odd
+def _plain(labels: Any) -> Any:
+    """Return labels as Python's numbers, perhaps in lists."""
+    if isinstance(labels, list | tuple):
+        return [_plain(label) for label in labels]
+    return labels.tolist() if isinstance(labels, Tensor | np.ndarray | np.generic) else labels
 
 
 def checked_pixels(name: str, images: Any) -> Tensor:
     """Return images ``(images, channels, height, width)`` as uint8 in 0..255 or float32 in [0, 1]."""
     try:
-        pixels = _tensor(images)
+        if isinstance(images, np.ma.MaskedArray):
+            raise TypeError("they are masked")
+        if not isinstance(images, Tensor):
+            array = np.asarray(images)
+            # torch takes neither another byte order nor negative strides, and warns of arrays that are read-only
+            images = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+        pixels = images.detach().cpu().to_dense().contiguous()
     except (TypeError, ValueError, RuntimeError) as error:
         reason = first_line(error)
-        raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_TYPES}") from None
-    shape = tuple(pixels.shape)
-    if len(shape) != 4 or shape[1] not in (1, 3) or not math.prod(shape):
-        hint = ": add the channel, images[:, None]" if len(shape) == 3 else ""
-        hint = ": images.transpose(0, 3, 1, 2) in NumPy, .permute in torch" if _channels_last(shape) else hint
-        raise UserError(f"{name}: images of shape {shape}; expected some {_LAYOUT}, 1 or 3 channels{hint}")
-    kind = str(pixels.dtype).removeprefix("torch.")
+        raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_EXPECTED}") from None
+    shape, kind = tuple(pixels.shape), str(pixels.dtype).removeprefix("torch.")
     whole = pixels.dtype == torch.uint8
-    if not whole and not pixels.is_floating_point():
-        raise UserError(f"{name}: images of type {kind}; expected {_TYPES}")
+    if (
+        len(shape) != 4
+        or shape[1] not in (1, 3)
+        or not math.prod(shape)
+        or not (whole or pixels.is_floating_point())
+    ):
+        raise UserError(f"{name}: images of shape {shape} and type {kind}; expected {_EXPECTED}")
     pixels = pixels if whole else pixels.float()
     low, high = (float(value) for value in torch.aminmax(pixels))
     if high == 1 if whole else not (low >= 0 and high <= 1):
         expected = "0..255: multiply by 255" if whole else "[0, 1]: divide bytes by 255, and do not normalise"
         raise UserError(f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected {expected}")
     return pixels
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3)
-
-
-def _tensor(images: Any) -> Tensor:
-    if isinstance(images, Tensor):
-        if images.is_nested or images.layout is not torch.strided:
-            raise TypeError("they are nested or sparse")
-        return images.detach().cpu().contiguous()
-    if isinstance(images, np.ma.MaskedArray):
-        raise TypeError("they are masked")
-    array = np.asarray(images)
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch lacks
-        array = array.astype(np.float64)
-    # torch takes neither another byte order nor negative strides, and warns of arrays that cannot be written to
-    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

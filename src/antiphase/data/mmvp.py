@@ -15,23 +15,18 @@ from torch import Tensor
 from antiphase.data.captions import table_rows
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import emoji_pairs
-from antiphase.data.folders import data_root
-from antiphase.data.images import still_there
-from antiphase.data.pairs import ArrayPairs
+from antiphase.data.folders import data_root, missing_files
+from antiphase.data.images import ArrayPairs, still_there
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
 
-PATTERNS = (
-    *(
-        "Orientation and Direction",
-        "Presence of Specific Features",
-        "State and Condition",
-        "Quantity and Count",
-    ),
-    *("Positional and Relational Context", "Color and Appearance", "Structural Characteristics", "Texts"),
-    "Viewpoint and Perspective",
+_NAMES = (
+    "Orientation and Direction, Presence of Specific Features, State and Condition, Quantity and Count, "
+    "Positional and Relational Context, Color and Appearance, Structural Characteristics, Texts, "
+    "Viewpoint and Perspective"
 )
+PATTERNS = tuple(_NAMES.split(", "))
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""
 
 PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and Count", "Texts"))
@@ -105,33 +100,32 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     if not table.is_file():
         fix = f"'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' (huggingface.co)"
         raise UserError(f"mmvp: no {table}: download it with {fix}, or give another folder")
-    rows = table_rows(table)
-    if len(rows) < 3 or rows[0][1][0].isdecimal() or len(rows) % 2 == 0:
+    (_, header), *rows = table_rows(table) or [(0, [])]
+    if len(header) != len(_HEADER) or not rows or len(rows) % 2:
         raise UserError(f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair")
     types: dict[str, int] = {}
     pairs: dict[tuple[int, int], tuple[int, tuple[str, str], tuple[str, str]]] = {}
-    for (line, first), (next_line, second) in zip(rows[1::2], rows[2::2], strict=True):
-        for row in (first, second):
-            if len(row) != len(_HEADER) or not all(row) or not row[0].isdecimal():
-                raise UserError(f"line {line} or {next_line} of {table}: expected number, type and statement")
-        pair = int(first[0]), int(second[0])
-        if pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or first[1] != second[1] or pair in pairs:
-            expected = "expected an odd question and the next one, of one type and once"
-            raise UserError(f"lines {line} and {next_line} of {table}: {expected}: sort or correct the rows")
-        images = _image(folder, first[1], pair[0]), _image(folder, first[1], pair[1])
-        pairs[pair] = types.setdefault(first[1], len(types)), (first[2], second[2]), images
+    for (line, first), (_, second) in zip(rows[::2], rows[1::2], strict=True):
+        try:
+            (odd, kind, one), (even, other, two) = first, second
+            pair = int(odd), int(even)
+        except ValueError:  # another number of cells, or no numbers
+            kind = other = one = two = ""
+            pair = 0, 0
+        if kind != other or not one or not two or pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or pair in pairs:
+            expected = (
+                "an odd question and the next one, once, each with its number, their type and a statement"
+            )
+            raise UserError(
+                f"line {line} of {table} and the next: expected {expected}: sort or correct the rows"
+            )
+        images = f"{_IMAGES}/{kind}/{odd}.jpg", f"{_IMAGES}/{kind}/{even}.jpg"
+        if absent := missing_files(folder, images):
+            raise UserError(f"mmvp: the image {folder / absent[0]} is missing: download it again")
+        pairs[pair] = types.setdefault(kind, len(types)), (one, two), images
     patterns, statements, files = zip(*pairs.values(), strict=True)
     names = PATTERNS if len(types) == len(PATTERNS) else tuple(types)
     return MmvpSet(name, patterns, names, statements, files, tuple(pairs), folder)
-
-
-def _image(folder: Path, kind: str, number: int) -> str:
-    """Return the image file of a question; other sets in this format may use PNG."""
-    names = [f"{_IMAGES}/{kind}/{number}{suffix}" for suffix in (".jpg", ".png")]
-    for name in names:
-        if (folder / name).is_file():
-            return name
-    raise UserError(f"mmvp: the image {folder / names[0]} of question {number} is missing: download it again")
 
 
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:

@@ -1,10 +1,16 @@
-"""Sources of images and of image–caption pairs by name, and the functions that load them."""
+"""Sources of images, of image–caption pairs and of conversations by name, and the functions that load them.
 
-import difflib
+``sources.toml`` lists them.
+"""
+
 import inspect
 import os
+import tomllib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,203 +19,120 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from antiphase.arguments import OWN_WORDS, Count, Must, Seed, validated
-from antiphase.data import captions, emoji, hub, imagenets, in_memory, probe_sets, small_sets
-from antiphase.data.expected_counts import warn_of_other_counts
-from antiphase.data.folders import choose_split, class_folder, data_root
-from antiphase.data.images import ArrayImages, FileImages, ImageSet
-from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
-from antiphase.data.shards import ShardStream, open_shards
+from antiphase.data import in_memory
+from antiphase.data.folders import choose_split, data_root
+from antiphase.data.images import ArrayImages, ArrayPairs, FileImages, FilePairs, ImageSet, PairSet
+from antiphase.data.shards import ShardStream
 from antiphase.errors import UserError, shown
-from antiphase.files import printable
 
 T = TypeVar("T")
-# sources that read a file, by its suffix
-_KINDS = {".npz": "npz", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".tar": "shards"}
-_KINDS |= {".json": "karpathy llava"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of images or pairs, and what is known of it without reading it.
+    """A source of data, and what is known of it without reading it.
 
     Attributes:
         description: what it is, in one line.
-        function: returns the data. Its parameters are any of ``name``, ``split``, ``root`` (the data folder), ``path``
-            (what follows the colon of the name), ``place`` (that as a path), and the arguments of ``load_data`` or
-            ``load_pairs``.
-        splits: splits of images; None if ``function`` decides.
+        read: the function that returns the data, or its module and name. Its parameters are any of ``name``, ``split``,
+            ``root`` (the data folder), ``path`` (what follows the colon of the name), ``place`` (that as a path), the
+            arguments of ``load_data``, ``load_pairs`` or ``load_conversations``, and ``more``.
+        splits: splits of images; None if the function decides.
         image_size: height and width in pixels, of files the size that they are resized to by default.
         channels: of the images.
         classes: number of classes; None if only reading tells.
         train_images: number of images in the train split; None if only reading tells.
+        more: further arguments of the function.
     """
 
     description: str
-    function: Callable[..., Any]
-    splits: tuple[str, ...] | None = ("train", "test")
+    read: str | Callable[..., Any]
+    splits: Sequence[str] | None = None
     image_size: int = 224
     channels: int = 3
     classes: int | None = None
     train_images: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        if not isinstance(self.read, str):
+            return self.read
+        module, _, name = self.read.partition(".")
+        return getattr(import_module(f"antiphase.data.{module}"), name)
+
+    @property
+    def settings(self) -> list[str]:
+        """Names of the function's parameters that have a default."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
 
     def load(self, name: str, split: str, root: str | os.PathLike[str] | None, **settings: Any) -> Any:
-        known = {
-            "name": name,
-            "split": split,
-            "root": data_root(root),
-            "path": name.partition(":")[2],
-        } | settings
+        known = {"name": name, "split": split, "root": data_root(root), "path": name.partition(":")[2]}
+        known |= self.more | settings
         known["place"] = Path(known["path"]).expanduser()
         parameters = inspect.signature(self.function).parameters
         return self.function(**{name: known[name] for name in parameters if name in known})
 
 
-def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
-    """Return pairs that have labels as labelled images."""
-    shared = ("split", "class_names", "ids", "labels", "skipped", "prompts")
-    fields: dict[str, Any] = {"name": name, **{field: getattr(pairs, field) for field in shared}}
-    if isinstance(pairs, ArrayPairs):
-        return ArrayImages(pixels=pairs.array, **fields)
-    return FileImages(root=pairs.root, files=pairs.files, image_size=224, channels=3, **fields)
+_LISTED = tomllib.loads((files("antiphase.data") / "sources.toml").read_text(encoding="utf-8"))
+_PUBLISHED: dict[str, dict[str, int]] = _LISTED["published"]
+_FIELDS = {known.name for known in fields(Source)}
 
 
-def _emoji_images(name: str, split: str, root: Path) -> ImageSet:
-    return _labelled(emoji.emoji_pairs(name, split, root), name)
-
-
-def _coco_images(split: str, root: Path) -> ImageSet:  # as the robustness paper's CLIPs are attacked
-    return _labelled(captions.coco_single_label(root / "coco", split), "coco")
-
-
-def _folder(path: str, place: Path, split: str) -> ImageSet:
-    return class_folder(f"folder:{printable(path)}", place, split)
-
-
-_TWO, _VAL = ("train", "test"), ("train", "val")
-_SOURCES = {
-    "digits": Source(
-        "scikit-learn's 1,797 digits, 8×8 grey, 10 classes", small_sets.digits, _TWO, 8, 1, 10, 1_438
-    ),
-    "fashion-mnist": Source(
-        "Fashion-MNIST, 28×28 grey, 10 classes (Debian's dataset-fashion-mnist, else downloaded)",
-        *(small_sets.fashion_mnist, _TWO, 28, 1, 10, 60_000),
-    ),
-    "specimen-fashion-mnist": Source(
-        "1,000 Fashion-MNIST test images that ship with antiphase",
-        *(lambda: small_sets.specimen_images(), ("test",), 28, 1, 10),
-    ),
-    **{
-        f"cifar{classes}": Source(
-            f"CIFAR-{classes}, 32×32 RGB, {classes} classes (downloaded)",
-            *(small_sets.cifar, _TWO, 32, 3, classes, 50_000),
+def listed_sources(kind: str) -> dict[str, Source]:
+    """Return the sources of ``images``, ``pairs`` or ``conversations`` by name."""
+    return {
+        name: Source(
+            **{key: value for key, value in facts.items() if key in _FIELDS},
+            more={key: value for key, value in facts.items() if key not in _FIELDS},
         )
-        for classes in (10, 100)
-    },
-    "tiny-imagenet": Source(
-        "Tiny ImageNet, 64×64 RGB, 200 classes, unpacked below the data folder",
-        *(imagenets.tiny_imagenet, _VAL, 64, 3, 200, 100_000),
-    ),
-    "imagenet": Source(
-        "ImageNet-1k, RGB, 1,000 classes, in {train,val}/<wnid> below the data folder",
-        *(imagenets.imagenet, _VAL, 224, 3, 1_000, 1_281_167),
-    ),
-    **{
-        name: Source(description, imagenets.imagenet_variant, None)
-        for name, description in imagenets.IMAGENET_VARIANTS.items()
-    },
-    **{
-        name: Source(description, probe_sets.probe_set, splits)
-        for name, (description, splits) in probe_sets.PROBE_FILE_SETS.items()
-    },
-    "openmoji": Source(
-        "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (the extra openmoji)",
-        *(_emoji_images, _TWO, 64, 3, 9, 3_362),
-    ),
-    "noto-emoji": Source(
-        "the same emoji by another artist: Noto Color Emoji, from Debian's fonts-noto-color-emoji",
-        *(_emoji_images, _TWO, 64, 3, 9),
-    ),
-    "coco": Source(
-        "COCO, RGB, 80 classes, an image under the class of its largest object, below the data folder's coco/",
-        *(_coco_images, _VAL, 224, 3, 80),
-    ),
-    "folder:PATH": Source(
-        "any folder with a sub-folder for each class, or such folders in PATH/train, PATH/val, PATH/test",
-        *(_folder, None),
-    ),
-    "wds:PATH": Source(
-        "a classification set of the hub's clip-benchmark/wds_*, PATH is their name on the hub or a local folder",
-        *(hub.wds_images, None),
-    ),
-    "npz:FILE": Source(
-        "a NumPy archive with the arrays images and labels, also one pair for each split: train_images, test_labels",
-        *(in_memory.npz_images, None),
-    ),
-    "parquet:PATTERN": Source(
-        "Parquet files in the layout of the hub's image data sets: a file, a folder or a pattern",
-        *(hub.parquet_images, None),
-    ),
-    "random": Source(
-        "uniform noise and random labels, for smoke runs; needs image_size, channels and num_classes",
-        *(small_sets.random_images, _TWO, 224, 3, 10),
-    ),
-}
+        for name, facts in _LISTED[kind].items()
+    }
+
+
+_SOURCES, _PAIR_SOURCES = listed_sources("images"), listed_sources("pairs")
 
 SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """Name of each source of images and what it is, in one line."""
 
-
-def _shards(
-    name: str, split: str, path: str, root: Path, samples: int | None, lanes: int | None, progress: bool
-) -> ShardStream:
-    if split != "train":
-        expected = "shards are for training only; else use one of coco, karpathy:JSON, csv:PATH"
-        raise UserError(f"{name} has no split {split!r}: {expected}")
-    return open_shards(path, samples=samples, lanes=lanes, root=root, progress=progress)
-
-
-_PAIR_SOURCES = {
-    "openmoji": Source("OpenMoji's emoji with their names", emoji.emoji_pairs),
-    "noto-emoji": Source("the emoji of the Noto font with their names", emoji.emoji_pairs),
-    "emoji-scenes": Source(
-        "two emoji of OpenMoji in each image, with their names and masks", emoji.emoji_scenes
-    ),
-    "emoji-objects": Source(
-        "scenes of two to four common objects, with their names and masks", emoji.emoji_objects
-    ),
-    "shards:PATTERN": Source(
-        "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
-        "cc3m/{00000..00331}.tar, in the working directory or the data folder",
-        _shards,
-    ),
-    "coco": Source(
-        "COCO 2014 or 2017 with five captions per image, unpacked below the data folder",
-        captions.coco_captions,
-    ),
-    "coco-single-label": Source(
-        "COCO labelled with one of 80 classes per image, that of its largest object",
-        captions.coco_single_label,
-    ),
-    "coco-objects": Source(
-        "COCO's images of at least two categories, with the masks of the two largest", captions.coco_objects
-    ),
-    **{name: Source(text, captions.karpathy_set) for name, text in captions.KARPATHY_SETS.items()},
-    "karpathy:JSON": Source(
-        "Karpathy's splits of COCO or Flickr, JSON is his dataset_coco.json, dataset_flickr30k.json or similar",
-        captions.karpathy,
-    ),
-    "wds:PATH": Source(
-        "a retrieval set of CLIP_benchmark, PATH is its name on the hub (clip-benchmark/wds_*) or a local folder",
-        hub.wds_pairs,
-    ),
-    "csv:PATH": Source(
-        "image files and captions listed in a CSV or TSV, PATH, with columns image and caption",
-        captions.csv_pairs,
-    ),
-}
-
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PAIR_SOURCES.items()}
 """One-line description of each source of pairs."""
+
+PROBE_SETS = tuple(_LISTED["suites"]["probe"])
+"""The nine sets of the linear probe and of few-shot learning, in the paper's order."""
+
+MEAN_PER_CLASS = frozenset(_LISTED["suites"]["mean_per_class"])
+"""The probe sets scored by mean per-class accuracy; the others are scored by accuracy."""
+
+IMAGENET_SETS = tuple(_LISTED["suites"]["imagenet"])
+"""ImageNet, and test sets of its classes under distribution shift."""
+
+RETRIEVAL_SETS = tuple(_LISTED["suites"]["retrieval"])
+"""The image–caption sets for retrieval, in Karpathy's splits."""
+
+
+def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
+    """Return pairs that have labels as labelled images."""
+    values: dict[str, Any] = dict(vars(pairs), name=name)
+    del values["captions"], values["objects"]
+    if isinstance(pairs, ArrayPairs):
+        return ArrayImages(pixels=values.pop("array"), **values)
+    return FileImages(image_size=224, channels=3, **values)
+
+
+def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:
+    """Warn if a known split differs from the published number of images or classes."""
+    known = _PUBLISHED.get(name, {})
+    published = known.get(split, images), known.get("classes", classes)
+    if published != (images, classes):
+        counts = (
+            f"images {images:,}, classes {classes:,}; {published[0]:,} and {published[1]:,} were published"
+        )
+        # the caller of load_data, which is checked
+        warnings.warn(
+            f"{name} ({split}): {counts}: results are not comparable, download it again", stacklevel=4
+        )
 
 
 def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
@@ -219,22 +142,13 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
     2
     >>> find_named("cocos", {"coco": 1, "wds:PATH": 2}, "source of pairs")
     Traceback (most recent call last):
-    antiphase.errors.UserError: unknown source of pairs 'cocos': did you mean coco? Expected one of coco, wds:PATH
+    antiphase.errors.UserError: unknown source of pairs 'cocos': expected one of coco, wds:PATH
     """
     kind, _, path = name.partition(":")
     for key, source in sources.items():
         if key == name if ":" not in key else path and key.startswith(f"{kind}:"):
             return source
-    keys = {key.partition(":")[0]: key for key in sources}
-    near = [keys[other] for other in difflib.get_close_matches(kind.lower(), keys, n=2, cutoff=0.5)]
-    hint = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
-    hint += f" one of {', '.join(sources)}"
-    if "folder" in keys and name and os.path.isdir(os.path.expanduser(name)):
-        hint = f"for that folder of images say 'folder:{name}'"
-    for suited in _KINDS.get(Path(name).suffix.lower(), "").split() if ":" not in name else ():
-        if suited in keys:
-            hint = f"for that file use '{suited}:{name}'"
-    raise UserError(f"unknown {what} {shown(name)}: {hint}")
+    raise UserError(f"unknown {what} {shown(name)}: expected one of {', '.join(sources)}")
 
 
 def source_of(name: str) -> Source:
@@ -288,27 +202,28 @@ def load_data(
     >>> images.image_shape, images.ids.tolist()
     ((1, 8, 8), [0, 1, 2])
     >>> load_data(np.zeros((2, 3, 5, 5)), [1, 0])
-    <ArrayImages array (test): 2 images of 3×5×5, 2 classes>
+    <ArrayImages array (test): 2 images>
     """
-    if isinstance(source, str):
-        if labels is not None or class_names is not None:
-            raise UserError(f"{source}: has its own labels and class names; leave them out")
+    if not isinstance(source, str):
+        images = _own_images(source, labels, class_names, limit, seed)
+    elif labels is not None or class_names is not None:
+        raise UserError(f"{source}: has its own labels and class names; leave them out")
+    else:
         facts = source_of(source)
-        if facts.splits is not None:
-            split = choose_split(source, split, facts.splits)
+        split = split if facts.splits is None else choose_split(source, split, facts.splits)
         shape = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         images = facts.load(source, split, root, **shape, limit=limit, seed=seed)
+        if isinstance(images, ArrayPairs | FilePairs):
+            images = _labelled(images, source)
         if isinstance(images, FileImages):
             images = images.altered(image_size=image_size or facts.image_size, channels=channels or 3)
-        warn_of_other_counts(source, images.split, len(images), len(images.class_names))
-    else:
-        images = _own_images(source, labels, class_names, limit, seed)
+        _warn_of_other_counts(source, images.split, len(images), len(images.class_names))
     shape = images.image_shape
     expected = (channels or shape[0], image_size or shape[1], image_size or shape[2])
     if expected != shape:
-        reason = f"(channels, height, width), not {expected}, and arrays are not resized"
-        fix = f"use image_size {shape[1]} and channels {shape[0]}, or other data"
-        raise UserError(f"{images.name} has images of shape {shape} {reason}: {fix}")
+        raise UserError(
+            f"{images.name} has images of shape {shape}, not {expected}, and arrays are not resized"
+        )
     if num_classes not in (None, len(images.class_names)):
         raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
     images = images.subset(limit, seed)
@@ -364,12 +279,10 @@ def load_pairs(
     streamed = name.startswith("shards:")
     if streamed and limit is not None:
         raise UserError(f"{name}: limit {limit} does not apply to shards; use --samples {limit}")
-    if not streamed and samples is not None:
-        raise UserError(f"{name}: --samples only applies to shards; leave it out, or use --limit {samples}")
-    if not streamed and lanes is not None:
-        raise UserError(f"{name}: --lanes only applies to shards; leave out --lanes {lanes}")
+    if not streamed and (samples, lanes) != (None, None):
+        raise UserError(f"{name}: --samples and --lanes only apply to shards; leave them out, or use --limit")
     pairs = source.load(name, split, root, samples=samples, lanes=lanes, progress=progress)
-    if streamed:
+    if isinstance(pairs, ShardStream):
         return pairs
-    warn_of_other_counts(name, pairs.split, len(pairs) + len(pairs.skipped))
+    _warn_of_other_counts(name, pairs.split, len(pairs) + len(pairs.skipped))
     return pairs.subset(limit)

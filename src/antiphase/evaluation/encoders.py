@@ -1,10 +1,12 @@
 """Validation of a dual encoder during training: metrics for the log."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from antiphase.data.pairs import PairSet, model_images
+from antiphase.data.images import PairSet, model_images
 from antiphase.evaluation.metrics import estimate, task_metrics
 from antiphase.evaluation.retrieval import chosen_captions, retrieval_rows
 from antiphase.evaluation.tasks import Captions
@@ -24,14 +26,12 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
     encoder = as_dual_encoder(model)
     device = encoder.logit_scale.device
     texts, owners = chosen_captions(pairs, captions)
-    images, words = [], []
-    for start in range(0, len(pairs), _BATCH_SIZE):
-        batch = range(start, min(start + _BATCH_SIZE, len(pairs)))
-        pixels = model_images(pairs, batch, encoder.square).to(device)
-        images.append(encoder.encode_image(pixels).float().cpu())
-    for start in range(0, len(texts), _BATCH_SIZE):
-        words.append(encoder.encode_text(texts[start : start + _BATCH_SIZE]).float().cpu())
-    vectors = [F.normalize(torch.cat(parts), dim=-1) for parts in (images, words)]
+    pixels = (model_images(pairs, batch, encoder.square).to(device) for batch in _batches(len(pairs)))
+    words = (texts[batch.start : batch.stop] for batch in _batches(len(texts)))
+    vectors = [
+        F.normalize(torch.cat([encode(batch).float().cpu() for batch in batches]), dim=-1)
+        for encode, batches in ((encoder.encode_image, pixels), (encoder.encode_text, words))
+    ]
     rows = retrieval_rows(*vectors, owners, pairs.ids)  # pyright: ignore[reportCallIssue]
     metrics = {f"{metric.setting} {metric.name}": metric for metric in task_metrics("retrieval", rows)}
     if pairs.labels is not None:
@@ -39,3 +39,7 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
         rows = zero_shot_rows(vectors[0], weights, pairs.labels, pairs.ids)
         metrics |= {_NAMES[m.name]: m for m in task_metrics("zero-shot", rows) if m.name in _NAMES}
     return {name: round(estimate(metric).value, 4) for name, metric in metrics.items()}
+
+
+def _batches(count: int) -> Iterator[range]:
+    return (range(start, min(start + _BATCH_SIZE, count)) for start in range(0, count, _BATCH_SIZE))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.decoding import in_threads
-from antiphase.data.pairs import content_key, model_images
+from antiphase.data.images import content_key, model_images
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models.card import card_of

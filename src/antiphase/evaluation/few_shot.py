@@ -5,11 +5,12 @@ from typing import Annotated
 
 import polars as pl
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, Count, Seed, validated
-from antiphase.data.expected_counts import PROBE_SETS
+from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
@@ -61,24 +62,22 @@ def draw_episodes(
         raise UserError(f"{len(classes)} classes: expected at least {ways}; use fewer ways")
     known = test_labels[torch.isin(test_labels, classes)]
     asked = torch.searchsorted(classes, known).bincount(minlength=len(classes))
-    for label, images, questions in zip(classes.tolist(), shown.tolist(), asked.tolist(), strict=True):
-        if images < shots:
-            raise UserError(
-                f"class {label}: {images} training images, expected {shots} or more; leave it out or take fewer shots"
-            )
-        if not questions:
-            raise UserError(f"class {label}: no test image, expected 1 or more; leave it out")
+    for split, counts, least in (("training", shown, shots), ("test", asked, 1)):
+        if (scarce := counts < least).any():
+            label, count = classes[scarce][0], counts[scarce][0]
+            words = f"expected {least} or more; leave it out or take fewer shots"
+            raise UserError(f"class {label}: {count} {split} images, {words}")
 
     # in float64 the bias of drawing from a class of a million is 1e-10
     draw = generator(seed, "few-shot episodes")
     draws = torch.rand(episodes, ways * (1 + shots + queries), dtype=torch.float64, generator=draw)
     one, two, three = draws.split([ways, ways * shots, ways * queries], dim=1)
     chosen = _picks(one, torch.full((episodes,), len(classes)))
-    support = _picks(two.unflatten(1, (ways, shots)), shown[chosen])
-    tested = _picks(three.unflatten(1, (ways, queries)), asked[chosen])
     labels = classes[chosen]
     return Episodes(
-        labels, _images_of(train_labels, labels, support), _images_of(test_labels, labels, tested)
+        labels,
+        _images_of(train_labels, labels, _picks(two.unflatten(1, (ways, shots)), shown[chosen])),
+        _images_of(test_labels, labels, _picks(three.unflatten(1, (ways, queries)), asked[chosen])),
     )
 
 
@@ -113,10 +112,8 @@ def few_shot_accuracies(
 
     held = _CPU_BYTES if train.device.type == "cpu" else _OTHER_BYTES
     at_once = max(1, held // ((support.shape[1] + queries.shape[1]) * train.shape[1] * train.element_size()))
-    memory = [train.new_empty(at_once * rows.shape[1], train.shape[1]) for rows in (support, queries)]
-    for start in range(0, len(support), at_once):
-        part = slice(start, start + at_once)
-        s, q = _rows(train, support[part], memory[0]), _rows(test, queries[part].clamp_min(0), memory[1])
+    for part in torch.arange(len(support)).split(at_once):
+        s, q = F.embedding(support[part], train), F.embedding(queries[part].clamp_min(0), test)
         mean = s.mean(1, keepdim=True)
         for features in (s, q):
             features -= mean
@@ -125,12 +122,6 @@ def few_shot_accuracies(
         distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
         right[part] = distances.argmin(2) == truth
     return (right & asked).sum(1).cpu().double() / asked.sum(1).cpu()
-
-
-def _rows(features: Tensor, rows: Tensor, memory: Tensor) -> Float[Tensor, "episodes rows dim"]:
-    """Return copies of these rows in ``memory``, which is cheaper than allocating it each time."""
-    copies = torch.index_select(features, 0, rows.flatten(), out=memory[: rows.numel()])
-    return copies.unflatten(0, rows.shape)
 
 
 def _picks(draws: Tensor, sizes: Tensor) -> Int64[Tensor, "*rows picks"]:

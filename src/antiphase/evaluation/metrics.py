@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.data.expected_counts import MEAN_PER_CLASS
+from antiphase.data.sources import MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.intervals import (
@@ -38,12 +38,12 @@ CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
 
 def outcome_rows(**columns: Any) -> pl.DataFrame:
     """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
-    absent = {"setting": "", "seed": 0, "group": -1}
-    frame = pl.DataFrame(columns)
-    frame = frame.with_columns(
-        pl.lit(absent.get(name)).alias(name) for name in ROW_SCHEMA if name not in columns
+    usual = dict.fromkeys(ROW_SCHEMA) | {"setting": "", "seed": 0, "group": -1}
+    lists = {name: values for name, values in columns.items() if not isinstance(values, int | str)}
+    frame = pl.DataFrame(lists).with_columns(
+        pl.lit(value).alias(name) for name, value in (usual | columns).items() if name not in lists
     )
-    return frame.select(pl.col(name).cast(kind) for name, kind in ROW_SCHEMA.items())
+    return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
 
 
 def classification_rows(
@@ -153,14 +153,17 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):
         raise ValueError(f"{metric.name}: the twins were not measured on the same units")
-    one, two = both["value"].to_numpy(), both["value_twin"].to_numpy()
-    hits = both["seed"].n_unique() == 1 and bool((np.isin(one, (0, 1)) & np.isin(two, (0, 1))).all())
+    values = both.select("value", "value_twin").to_numpy().T
+    hits = both["seed"].n_unique() == 1 and bool(np.isin(values, (0, 1)).all())
+    one, two = values > 0.5
     even = not metric.by_group or both["group"].value_counts()["count"].n_unique() == 1
-    p = mcnemar_exact(one > 0.5, two > 0.5) if hits and even and not metric.clustered else None
+    p = None
     if hits and metric.clustered and metric.tested:
-        p = mcnemar_clustered(one > 0.5, two > 0.5, both["group"].to_numpy())
+        p = mcnemar_clustered(one, two, both["group"].to_numpy())
+    elif hits and even and not metric.clustered:
+        p = mcnemar_exact(one, two)
     if hits and not metric.by_group and not metric.clustered:
-        return paired_difference(one > 0.5, two > 0.5), p
+        return paired_difference(one, two), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
     return as_difference(_mean(_over_seeds(apart, metric), metric)), p
 
@@ -189,10 +192,9 @@ def summarise_tasks(
 
 def _line(models: dict[str, str], key: Sequence[str], numbers: dict[str, Any]) -> dict[str, Any]:
     """Return a line of a summary, ready for JSON: null for an infinite end."""
-    task, data, setting, metric = key
+    about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
     finite = {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
-    headline = find(TASKS, task, "task").stands_for(data, metric)
-    about = {"task": task, "data": data, "setting": setting, "metric": metric}
+    headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
     return models | about | numbers | finite | {"headline": headline}
 
 
@@ -200,9 +202,8 @@ def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:
     """Return one value a unit: its mean over the seeds, where the seeds have the same units."""
     if not metric.seeds_alike:
         return values
-    counted = [pl.col("counted").any()] if "counted" in values.columns else []
-    means = (pl.col("group").first(), pl.col("value").mean(), *counted)
-    return values.group_by("unit", maintain_order=True).agg(*means)
+    counted = [pl.any("counted")] if "counted" in values.columns else []
+    return values.group_by("unit", maintain_order=True).agg(pl.first("group"), pl.mean("value"), *counted)
 
 
 def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
@@ -211,13 +212,10 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
         return mean_over_groups(values, units["group"].to_numpy())
     draws = len(values)
     if metric.clustered:
-        totals = units.group_by("group", maintain_order=True).agg(
-            pl.col("value").sum(), count=pl.len().cast(pl.Float64)
-        )
+        totals = units.group_by("group", maintain_order=True).agg(pl.sum("value"), pl.len().cast(pl.Float64))
         counted = units.filter("counted") if "counted" in units.columns else units
         draws = counted["group"].n_unique()
-        parts = totals.select("value", "count").to_numpy()
-        whole = jackknife(parts, lambda means: means[..., 0] / means[..., 1])
+        whole = jackknife(totals.drop("group").to_numpy(), lambda means: means[..., 0] / means[..., 1])
     else:
         whole = jackknife(values[:, None], lambda means: means[..., 0])
     if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1

@@ -7,7 +7,7 @@ Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import torch
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from antiphase.arguments import Count, Positive, Seed, validated
-from antiphase.data.expected_counts import PROBE_SETS
+from antiphase.arguments import FINITE, NOT_EMPTY, Count, Positive, Seed, validated
+from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
@@ -37,6 +37,7 @@ from antiphase.streams import generator
 COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
 _HELD_OUT = 0.2  # of each class, where there is no validation split
+Features = Annotated[Float[Tensor, "samples dim"], NOT_EMPTY, FINITE]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def probe_loss(
 
 @validated
 def fit_probe(
-    features: Float[Tensor, "samples dim"],
+    features: Features,
     labels: Int64[Tensor, " samples"],
     num_classes: Count,
     cost: Positive,
@@ -93,7 +94,7 @@ def fit_probe(
     The features are neither centred nor scaled, the labels in [0, num_classes); a larger cost means a weaker penalty;
     ``max_iter`` bounds the steps of L-BFGS.
     """
-    _check(features, labels, num_classes)
+    _check_labels(labels, num_classes)
     weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
     bias = features.new_zeros(num_classes).requires_grad_()
     labels = labels.to(features.device)
@@ -134,10 +135,7 @@ def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
     held = torch.zeros(len(of), dtype=torch.bool)
     held[order] = place < (_HELD_OUT * counts.double()).long()[of[order]]
     if not held.any():
-        least = math.ceil(1 / _HELD_OUT)
-        raise UserError(
-            f"at most {int(counts.max())} samples a class: expected {least}, or a validation split"
-        )
+        raise UserError(f"at most {int(counts.max())} samples a class: expected 5, or a validation split")
     return held.to(labels.device)
 
 
@@ -171,9 +169,9 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
 
 @validated
 def train_probe(
-    train: Float[Tensor, "samples dim"],
+    train: Features,
     train_labels: Int64[Tensor, " samples"],
-    validation: tuple[Float[Tensor, "m dim"], Int64[Tensor, " m"]] | None,
+    validation: tuple[Features, Int64[Tensor, " samples"]] | None,
     num_classes: Count,
     *,
     seed: Seed = 0,
@@ -195,7 +193,7 @@ def train_probe(
         train, train_labels = train[~held], train_labels[~held]
     else:
         both = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
-    _check(*validation, num_classes)
+    _check_labels(validation[1], num_classes)
 
     def fit(features: Tensor, labels: Tensor, cost: float) -> Probe:
         probe = fit_probe(features, labels, num_classes, cost, objective=objective, max_iter=max_iter)
@@ -210,13 +208,7 @@ def train_probe(
     return fit(*both, search(accuracy_at)[0])
 
 
-def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
-    if len(features) != len(labels) or not len(labels):
-        raise UserError(
-            f"{len(labels)} labels for {len(features)} features: expected one each, and at least one"
-        )
-    if not features.isfinite().all():
-        raise UserError("features with NaN or infinite values: expected finite ones; check the model")
+def _check_labels(labels: Tensor, num_classes: int) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise UserError(f"labels {low} to {high}: expected 0 to {num_classes - 1}; number the classes from 0")

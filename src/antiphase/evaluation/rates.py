@@ -48,29 +48,31 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
     value, low, high, n``; models and attacks in the order of the rows, ε ascending.
     """
     _refuse_repeats(rows)
-    results = []
-    for key, cell in _ordered(rows).group_by(["model", *_CELL], maintain_order=True):
-        correct, broken = cell["clean_prediction"] == cell["label"], cell["success"]
-        counts = {
-            "asr": (broken, len(cell)),
-            "asr_correct": (correct & broken, int(correct.sum())),
-            "robust_accuracy": (correct & ~broken, len(cell)),
-        }
-        for metric, (hits, n) in counts.items():
-            if n:
-                results.append((*key, metric, *vars(proportion(int(hits.sum()), n)).values()))
-    schema = {"model": pl.String, **_CELL, "metric": pl.String, **_ESTIMATE}
-    return pl.DataFrame(results, schema, orient="row")
+    correct, broken = pl.col("clean_prediction") == pl.col("label"), pl.col("success")
+    counts = {
+        "asr": (broken, pl.len()),
+        "asr_correct": (correct & broken, correct.sum()),
+        "robust_accuracy": (correct & ~broken, pl.len()),
+    }
+    cells = _ordered(rows).group_by("model", *_CELL, maintain_order=True)
+    numbers = cells.agg(
+        pl.concat_list(pl.struct(hits=hits.sum(), n=n) for hits, n in counts.values()).alias("counts"),
+        metric=pl.lit(list(counts)),
+    )
+    return _proportions(numbers.explode("metric", "counts").unnest("counts").filter(pl.col("n") > 0))
 
 
 def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate the clean accuracy of each model, in the order of the rows: ``model, value, low, high, n``."""
-    results = []
-    for (model,), cell in rows.group_by(["model"], maintain_order=True):
-        images = cell.unique("sample", keep="first")
-        right = int((images["clean_prediction"] == images["label"]).sum())
-        results.append((model, *vars(proportion(right, len(images))).values()))
-    return pl.DataFrame(results, {"model": pl.String, **_ESTIMATE}, orient="row")
+    images = rows.unique(["model", "sample"], keep="first", maintain_order=True)
+    right = pl.col("clean_prediction") == pl.col("label")
+    return _proportions(images.group_by("model", maintain_order=True).agg(hits=right.sum(), n=pl.len()))
+
+
+def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
+    """Replace columns ``hits`` and ``n`` by the rate with its Wilson interval."""
+    numbers = [tuple(vars(proportion(*row)).values()) for row in counts.select("hits", "n").iter_rows()]
+    return counts.drop("hits", "n").hstack(pl.DataFrame(numbers, _ESTIMATE, orient="row"))
 
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, validated
 from antiphase.data import PairSet
-from antiphase.data.expected_counts import RETRIEVAL_SETS
+from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows

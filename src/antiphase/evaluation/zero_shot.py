@@ -9,8 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, validated
-from antiphase.data.expected_counts import IMAGENET_SETS
-from antiphase.data.imagenets import class_words
+from antiphase.data.image_sets import class_words
+from antiphase.data.sources import IMAGENET_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import (
@@ -41,7 +41,7 @@ def class_prompts(
     Section 3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
 
     ``ensemble``: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates, into which the
-    names go as words (:func:`~antiphase.data.imagenets.class_words`). ``own``: texts of the data set for each class.
+    names go as words (:func:`~antiphase.data.image_sets.class_words`). ``own``: texts of the data set for each class.
 
     >>> class_prompts("an emoji of {}", ["mug"], None)
     (('an emoji of mug',),)

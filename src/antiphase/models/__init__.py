@@ -1,11 +1,7 @@
 """Models: transformers with exchangeable attention modules, and loaders for other classifiers and dual encoders."""
 
-import importlib
-from typing import Any
-
-from antiphase.models.card import ModelCard
+from antiphase.models.card import ModelCard, layer_lambdas, mean_lambdas
 from antiphase.models.clip import CLIP, ClipConfig, build_clip, clip, clip_vit_b16, diffclip, diffclip_vit_b16
-from antiphase.models.kinds import layer_lambdas, mean_lambdas
 from antiphase.models.vit import VisionTransformer, VitConfig, build, diffvit, vit
 from antiphase.models.zeroshot import ZeroShotClassifier, zero_shot_classifier
 from antiphase.models.zoo import load_model, push, write_model
@@ -32,10 +28,3 @@ __all__ = [
     "write_model",
     "zero_shot_classifier",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return ``antiphase.vlm`` under its former name."""
-    if name == "vlm":
-        return importlib.import_module("antiphase.vlm")
-    raise AttributeError(f"module 'antiphase.models' has no attribute {name!r}")

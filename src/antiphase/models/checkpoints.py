@@ -6,21 +6,22 @@ import os
 import re
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, invalid, shown
 from antiphase.files import digest, replacing, write_json
 from antiphase.reading import read_json
 
 State = dict[str, Tensor]
+Config = TypeVar("Config", bound=BaseModel)
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
 CLASS_NAMES = "class_names"  # in the recipe's file
@@ -32,6 +33,11 @@ _ASIDE = re.compile(  # kept with the weights, but no weights
     r"(criterion|loss)\w*\..*"  # of the loss in a Lightning module
     r"|(.*\.)?(n_averaged|total_ops|total_params|num_batches_tracked|position_ids|relative_position_index|attn_mask)"
 )
+_MISTAKEN = {  # how files begin that are no weights
+    rb"\Z": "is empty; copy or download it again",
+    rb"version https://git-lfs": "is a pointer of Git LFS; get the weights with git lfs pull",
+    rb"\s*[<{][^\0]*\Z": "is a web page or other text; download the weights again, from the link to the file itself",
+}
 _INDEX = ".index.json"  # of a checkpoint in several files
 _MOST_SHOWN = 5
 
@@ -78,8 +84,10 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory; refuse one that is missing, no JSON object, or has odd seed or data."""
     path = directory / RECIPE_FILE
     if not path.exists():
-        writers = "antiphase train, train-clip, train-vlm or export"
-        raise UserError(f"{directory}: no {RECIPE_FILE} found; expected a directory written by {writers}")
+        raise UserError(
+            f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
+            "train-vlm or export"
+        )
     recipe = read_json(path, fix="restore it from a backup or train again")
     seed, data = recipe.get("seed"), recipe.get("data")
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
@@ -99,8 +107,9 @@ def read_weights(path: Path) -> State:
             stored = (file.metadata() or {}).get(_DIGEST)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except (SafetensorError, OSError) as error:
-        reason = f"incomplete or invalid safetensors file ({error})"
-        raise UserError(f"{path}: {reason}; copy it again or retrain") from None
+        raise UserError(
+            f"{path}: incomplete or invalid safetensors file ({error}); copy it again or retrain"
+        ) from None
     if stored not in (None, weights_digest(tensors)):
         raise UserError(
             f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
@@ -115,14 +124,8 @@ def _refuse_mistaken(path: Path) -> None:
         raise UserError(f"{path}: {kind if path.exists() else 'no such file'}")
     with path.open("rb") as file:
         head = file.read(256)
-    why = ""
-    if not head:
-        why = "is empty; copy or download it again"
-    elif head.startswith(b"version https://git-lfs"):
-        why = "is a pointer of Git LFS; get the weights with git lfs pull"
-    elif head.lstrip().startswith((b"<", b"{")) and b"\0" not in head:
-        why = "is a web page or other text; download the weights again, from the link to the file itself"
-    elif head.startswith(b"PK\3\4"):
+    why = next((words for pattern, words in _MISTAKEN.items() if re.match(pattern, head)), "")
+    if head.startswith(b"PK\3\4"):
         try:
             names = " ".join(zipfile.ZipFile(path).namelist())
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
@@ -147,8 +150,15 @@ def check_finite(
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:
     """Load tensors by name; names, shapes and types must match, and all weights must be finite."""
-    own, misfit = model.state_dict(), "; the architecture does not match"
+    own = model.state_dict()
     tensors = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | tensors
+    check_fit(own, tensors, source)
+    model.load_state_dict(tensors)
+
+
+def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse tensors of other names, shapes and types than a model's own, or that are not finite."""
+    misfit = "; the architecture does not match"
     for name in sorted(own.keys() | tensors.keys()):
         want, have = own.get(name), tensors.get(name)
         if want is None or have is None:
@@ -158,10 +168,16 @@ def load_into(model: nn.Module, tensors: State, source: str) -> None:
             shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
             raise UserError(f"{source}: {name!r} has shape {shapes}{misfit}")
         if want.is_floating_point() != have.is_floating_point():
-            types = f"{have.dtype}; expected {want.dtype}".replace("torch.", "")
-            raise UserError(f"{source}: {name!r} has type {types}")
+            raise UserError(f"{source}: {name!r} has type {have.dtype}; expected {want.dtype}")
     check_finite(tensors, source)
-    model.load_state_dict(tensors)
+
+
+def as_config(kind: type[Config], values: Any, source: str = "", place: tuple[str, ...] = ()) -> Config:
+    """Return values as a validated configuration; an error names ``source`` and the field in ``place``."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise invalid(error, source, place) from None
 
 
 def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:
@@ -183,46 +199,44 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
         )
     names = {_WRAPPER.sub("", key): key for key in own}
     needed = {short for short in names if not short.endswith(_COUNTER)}
-    # how many of the model's names there are in each set: a table's tensors whose names have a prefix
-    matches = Counter(
-        (place, key[: start.end()])
-        for place, table in tables.items()
-        for key in table
-        for start in re.finditer(r"^|\.", key)
-        if key[start.end() :] in needed
-    )
-    fits = [one for one, count in matches.items() if count == len(needed)]
+    # by table, and the prefix that its tensors' names have before the model's
+    sets: dict[tuple[str, str], State] = {}
+    for place, table in tables.items():
+        for key, tensor in table.items():
+            for start in re.finditer(r"^|\.", key):
+                if (short := key[start.end() :]) in needed:
+                    sets.setdefault((place, key[: start.end()]), {})[short] = tensor
+    fits = [one for one, tensors in sets.items() if len(tensors) == len(needed)]
     if sized and len(fits) > 1:
-
-        def of_same_shapes(place: str, prefix: str) -> bool:
-            return all(tables[place][prefix + short].shape == own[names[short]].shape for short in needed)
-
-        fits = [one for one in fits if of_same_shapes(*one)] or fits
+        shapes = {short: own[names[short]].shape for short in needed}
+        fits = [
+            one for one in fits if all(sets[one][short].shape == shapes[short] for short in needed)
+        ] or fits
     labels = {".".join(one).strip(".") or ".": one for one in fits}
     if which:
         known = ", ".join(labels) or "none"
         labels = {text: one for text, one in labels.items() if which in (text, *text.split("."))}
         if not labels:
             raise UserError(f"{name}: no weights {shown(which)} that fit the model; the file has {known}")
+    biggest = max(tables, key=lambda place: len(tables[place])), ""
+    place, prefix = max(
+        sets, key=lambda one: len(sets[one]), default=biggest
+    )  # loading says what does not match
     if labels:
         place, prefix = labels[_choice(list(labels), path)]
-    else:  # loading says what does not match
-        biggest = max(tables, key=lambda place: len(tables[place])), ""
-        place, prefix = max(matches, key=lambda one: matches[one], default=biggest)
-    bare = {
-        key.removeprefix(prefix): tensor for key, tensor in tables[place].items() if key.startswith(prefix)
-    }
-    tensors = {names.get(key, key): tensor for key, tensor in bare.items()}
+    held = {key: tensor for key, tensor in tables[place].items() if key.startswith(prefix)}
+    tensors = {names.get(key.removeprefix(prefix), key.removeprefix(prefix)): held[key] for key in held}
     if not labels:
         return tensors
     extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
-    ignored = [key for key in tables[place] if not key.startswith(prefix)] + extra
-    for other in (other for other in tables if other not in dict(labels.values())):
+    ignored = [key for key in tables[place] if key not in held] + extra
+    for other in tables.keys() - dict(labels.values()).keys():
         ignored += [f"{other}.*"] if other else tables[other]
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
-        listed = ", ".join(ignored[:_MOST_SHOWN])
-        warnings.warn(f"{path}: ignored, not in the model: {listed}{more}", stacklevel=2)
+        warnings.warn(
+            f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2
+        )
     return {key: tensor for key, tensor in tensors.items() if key not in extra}
 
 
@@ -239,12 +253,15 @@ def _choice(labels: list[str], path: Path) -> str:
     if len(labels) == 1:
         return labels[0]
     if len(labels) > 2 or len(averages) != 1:
-        advice = f"{', '.join(labels)}; choose one: {path}#{labels[0]}"
-        raise UserError(f"{path}: several sets of weights fit the model: {advice}")
-    (average,), (other,) = averages, [label for label in labels if label not in averages]
-    words = f"loaded the moving average {average}; for the other weights: {path}#{other}"
-    warnings.warn(f"{path}: {words}", stacklevel=3)
-    return average
+        raise UserError(
+            f"{path}: several sets of weights fit the model: {', '.join(labels)}; choose one: {path}#{labels[0]}"
+        )
+    (other,) = set(labels) - set(averages)
+    warnings.warn(
+        f"{path}: loaded the moving average {averages[0]}; for the other weights: {path}#{other}",
+        stacklevel=3,
+    )
+    return averages[0]
 
 
 def _tables(path: Path) -> dict[str, State]:
@@ -256,28 +273,29 @@ def _tables(path: Path) -> dict[str, State]:
         head = file.read(9)
     if path.suffix == ".safetensors" or head[7:] == b"\0{":
         return {"": {_WRAPPER.sub("", key): value for key, value in read_weights(path).items()}}
-    tables, left, seen = {}, [("", _unpickled(path))], set[int]()
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # options
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # it can raise anything, and torch's own message advises weights_only=False
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        has = f" (it contains {shown(named[1])}, and a pickle of other classes can run code)" if named else ""
+        raise UserError(
+            f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; save "
+            "model.state_dict() alone"
+        ) from None
+    tables, left, seen = {}, [("", content)], set[int]()
     while left:
         place, held = left.pop()
         if not isinstance(held, dict) or id(held) in seen:  # a pickle may refer to itself
             continue
         seen.add(id(held))
         named = {key: value for key, value in held.items() if isinstance(key, str)}
-        table = {_WRAPPER.sub("", key): value for key, value in named.items() if isinstance(value, Tensor)}
-        tables |= {place: table} if table else {}
+        if table := {
+            _WRAPPER.sub("", key): value for key, value in named.items() if isinstance(value, Tensor)
+        }:
+            tables[place] = table
         left += [(f"{place}.{key}".lstrip("."), value) for key, value in reversed(named.items())]
     return tables
-
-
-def _unpickled(path: Path) -> Any:
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # options
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # it can raise anything, and torch's own message advises weights_only=False
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        has = f" (it contains {shown(named[1])}, and a pickle of other classes can run code)" if named else ""
-        fix = "expected only tensors, numbers and an argparse.Namespace; save model.state_dict() alone"
-        raise UserError(f"{path}: cannot be read safely{has}; {fix}") from None
 
 
 def files_of(path: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphase.data import ImageSet
-from antiphase.data.imagenets import CLASSES, WNID, prompt_names, published_wnids
+from antiphase.data.image_sets import CLASSES, WNID, prompt_names, published_wnids
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard
 
@@ -26,8 +26,9 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
     orders = {card.spec: _order(card, data, warnings) for card in cards}
     first, order = next(iter(orders.items()))
     if other := next((spec for spec in orders if orders[spec] != order), None):
-        words = f"order the classes of {data.name} differently; measure each in its own run"
-        raise UserError(f"{first} and {other} {words}")
+        raise UserError(
+            f"{first} and {other} order the classes of {data.name} differently; measure each in its own run"
+        )
     class_names = next((card.class_names for card in cards if card.class_names), data.class_names)
     if class_names == data.class_names:
         return data, warnings
@@ -41,13 +42,15 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
 def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
     """Read class names from a UTF-8 file, one line per model output; a blank line is an output without a name."""
     try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
+        names = tuple(map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"--classes {path}: cannot be read ({reason}); expected a UTF-8 text file") from None
     if len(names) != num_classes:
-        words = f"{len(names)} lines, expected {num_classes}: one per model output, blank if the data lack that class"
-        raise UserError(f"--classes {path}: {words}")
+        raise UserError(
+            f"--classes {path}: {len(names)} lines, expected {num_classes}: one per model output, blank if the data "
+            "lack that class"
+        )
     if repeated := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
         raise UserError(f"--classes {path}: duplicate name {repeated[0]!r}; expected each name once")
     return names
@@ -62,8 +65,10 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         return numbers
     if data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers)):
         if count > card.num_classes:
-            words = f"labels up to {count - 1} without class names, but {spec} has {card.num_classes} classes"
-            raise UserError(f"{data.name} has {words}")
+            raise UserError(
+                f"{data.name} has labels up to {count - 1} without class names, but {spec} has {card.num_classes} "
+                "classes"
+            )
         warnings.append(
             f"{data.name} has no class names: its class numbers are used as output indices of {spec}"
         )
@@ -72,12 +77,14 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         return _matched(spec, card.class_names, data)
     listed = _listed(data.class_names)
     if count != card.num_classes:
-        words = f"does not store their names, but {data.name} has {count} ({listed})"
-        raise UserError(f"{spec} has {card.num_classes} classes and {words}; {_HOW}")
-    words = (
-        f"assuming the sorted order ({listed}) of {data.name}; if the model orders them differently, {_HOW}"
+        raise UserError(
+            f"{spec} has {card.num_classes} classes and does not store their names, but {data.name} has {count} "
+            f"({listed}); {_HOW}"
+        )
+    warnings.append(
+        f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of "
+        f"{data.name}; if the model orders them differently, {_HOW}"
     )
-    warnings.append(f"{spec} does not store the names of its {count} classes: {words}")
     return numbers
 
 
@@ -95,11 +102,15 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[i
     for name, wnid in zip(data.class_names, sought, strict=True):
         output = exact.get(wnid, exact.get(name, loose.get(_letters(name))))
         if output is None:
-            words = f"expected one of the classes of {spec} ({_listed(class_names)}); rename it, or {_HOW}"
-            raise UserError(f"class {name!r} of {data.name}: {words}")
+            raise UserError(
+                f"class {name!r} of {data.name}: expected one of the classes of {spec} ({_listed(class_names)}); "
+                f"rename it, or {_HOW}"
+            )
         if output in order:
-            both = f"classes {order[output]!r} and {name!r} of {data.name}"
-            raise UserError(f"{both} both match {class_names[output]!r} of {spec}; merge or rename them")
+            raise UserError(
+                f"classes {order[output]!r} and {name!r} of {data.name} both match {class_names[output]!r} of {spec}; "
+                "merge or rename them"
+            )
         order[output] = name
     return tuple(order)
 
@@ -124,10 +135,9 @@ def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
 
 def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return the names that belong to exactly one output."""
-    outputs: dict[str, set[int]] = {}
-    for name, output in naming:
-        outputs.setdefault(name, set()).add(output)
-    return {name: min(several) for name, several in outputs.items() if name and len(several) == 1}
+    pairs = set(naming)
+    counts = Counter(name for name, _ in pairs)
+    return {name: output for name, output in pairs if name and counts[name] == 1}
 
 
 def _letters(name: str) -> str:

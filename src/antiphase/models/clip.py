@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from antiphase.arguments import Fields, Seed, validated
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
-from antiphase.errors import UserError, invalid
+from antiphase.errors import UserError
+from antiphase.models.checkpoints import as_config
 from antiphase.models.preprocessing import Images
 from antiphase.models.transformer import (
     ScheduleName,
@@ -175,15 +176,14 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
         "text.mlp.fc2.weight": out,
     }
     # where PyTorch's default is kept, unless there is a standard deviation above
-    kept = {"visual.patch_embed.", "text.mlp."}
+    kept = ["visual.patch_embed.", "text.mlp."]
     if init == "released":
-        kept |= {"visual.blocks."} if _differential(model.visual) else set()
-        kept |= {"text."} if _differential(model.text) else set()
+        towers = {"visual.blocks.": model.visual, "text.": model.text}
+        kept += [name for name, tower in towers.items() if any(map(lambda_of, tower.modules()))]
 
     def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:
         tower, _, rest = name.partition(".")
-        in_block = tower == "text" and rest.startswith("blocks.")
-        key = f"text.{'.'.join(name.split('.')[3:])}" if in_block else name
+        key = re.sub(r"^text\.blocks\.\d+\.", "text.", name)
         if not rest:  # logit scale and bias are as they were constructed
             if name.endswith("_projection"):
                 parameter.normal_(0.0, parameter.shape[0] ** -0.5, generator=stream)
@@ -200,10 +200,6 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
             nn.init.trunc_normal_(parameter, std=1e-6 if rest == "cls_token" else 0.02, generator=stream)
 
     draw_own(model, seed, draw)
-
-
-def _differential(tower: nn.Module) -> bool:
-    return any(lambda_of(module) is not None for module in tower.modules())
 
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
@@ -321,12 +317,4 @@ def configure_clip(
         "vision": fixed | sizes["vision"] | in_vision | (vision or {}),
         "text": sizes["text"] | in_text | (text or {}),
     }
-    return valid_clip({"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})
-
-
-def valid_clip(values: Any, source: str = "", place: tuple[str, ...] = ()) -> ClipConfig:
-    """Validate ``values`` and return them as a configuration; an error names ``source`` and the field in ``place``."""
-    try:
-        return ClipConfig.model_validate(values)
-    except ValidationError as error:
-        raise invalid(error, source, place) from None
+    return as_config(ClipConfig, {"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})

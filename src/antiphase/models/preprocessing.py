@@ -2,8 +2,8 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, cast, get_args
 
@@ -17,6 +17,7 @@ from antiphase.data.decoding import Interpolation, Square, describe_transform
 from antiphase.errors import UserError, first_line, shown
 
 Images = Float[Tensor, "batch channels height width"]
+Numbers = tuple[float, ...]  # one for each channel
 _EXACT = 0.05  # grey levels of 255, for rounding
 _TENSORS = 2.0  # where the library resizes tensors: torch rounds other weights than Pillow
 _NEVER_SQUARE = "gives images of different sizes"
@@ -49,14 +50,11 @@ class Normalize(nn.Module):
 
 
 class Normalized(nn.Module):
-    """Wrap a classifier of normalised images as a classifier of images in [0, 1]; arguments of :class:`Normalize`."""
+    """Wrap a classifier of normalised images as a classifier of images in [0, 1]."""
 
-    def __init__(
-        self, model: nn.Module, mean: Sequence[float], std: Sequence[float], bgr: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, normalize: Normalize) -> None:
         super().__init__()
-        self.normalize = Normalize(mean, std, bgr)
-        self.model = model
+        self.normalize, self.model = normalize, model
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
         return self.model(self.normalize(images))
@@ -67,8 +65,8 @@ class Preprocessing:
     """A model's preprocessing; mean and std of each channel, in [0, 1] pixels, include offset and factor."""
 
     square: Square  # resizes and crops pictures when they are loaded
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Numbers
+    std: Numbers
     bgr: bool = False  # whether the model takes the channels in reverse order
 
     @property
@@ -91,24 +89,29 @@ def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
     from timm.data import transforms_factory  # seconds to import
 
     channels, *sides = settings["input_size"]
-    crop_mode = settings["crop_mode"]
+    crop_mode, size = settings["crop_mode"], one_side(sides, spec)
     if crop_mode not in ("center", "squash"):
         _refuse(spec, f"crop mode {crop_mode!r} is not supported")
-    size = one_side(sides, spec)
-    resize = math.floor(size / settings["crop_pct"])
-    square = _square(spec, size, settings["interpolation"], resize, crop_mode == "squash")
-    mean, std = _numbers(settings["mean"], channels), _numbers(settings["std"], channels)
+    colours = {name: _numbers(settings[name], channels) for name in ("mean", "std")}
     make: Any = transforms_factory.create_transform
-    theirs = make(**settings | {"mean": mean, "std": std}, is_training=False)
-    return _checked(Preprocessing(square, mean, std), theirs, spec)
+    resize = math.floor(size / settings["crop_pct"])
+    return _checked(
+        spec,
+        lambda picture: make(**settings | colours, is_training=False)(picture),
+        size,
+        settings["interpolation"],
+        resize,
+        crop_mode == "squash",
+        **colours,
+    )
 
 
 def of_torchvision(preset: Any, spec: str, size: int | None = None) -> Preprocessing:
     """Read the transforms of torchvision's weights, for images of ``size`` pixels if it is given."""
     side = one_side(preset.crop_size * (3 - len(preset.crop_size)), spec)
-    square = _square(spec, side, preset.interpolation.value, preset.resize_size[0])
-    same = _checked(Preprocessing(square, tuple(preset.mean), tuple(preset.std)), preset, spec)
-    return Preprocessing(square.at(size or side), same.mean, same.std)
+    kind, resize, mean, std = preset.interpolation.value, preset.resize_size[0], preset.mean, preset.std
+    same = _checked(spec, preset, side, kind, resize, mean=tuple(mean), std=tuple(std))
+    return replace(same, square=same.square.at(size or side))
 
 
 def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
@@ -120,9 +123,9 @@ def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
         _refuse(spec, f"resize mode {mode!r} is not supported")
     size = one_side(size, spec) if isinstance(size, list | tuple) else int(size)
     kind = "bilinear" if settings["interpolation"] == "bilinear" else "bicubic"  # "random" is for training
-    square = _square(spec, size, kind, size, mode == "squash")
     theirs: Any = image_transform_v2(PreprocessCfg(**settings), is_train=False)
-    return _checked(Preprocessing(square, tuple(settings["mean"]), tuple(settings["std"])), theirs, spec)
+    colours = {name: tuple(settings[name]) for name in ("mean", "std")}
+    return _checked(spec, theirs, size, kind, size, mode == "squash", **colours)
 
 
 def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
@@ -133,8 +136,7 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
         return of_timm(processor.data_config, spec)
     try:
         mean, std = _affine(processor, channels)
-        reverses = bool(name.startswith("PPLCNet") or getattr(processor, "do_flip_channel_order", False))
-        ours = Preprocessing(_geometry(processor, spec), mean, std, reverses)
+        geometry = _geometry(processor, spec)
     except UserError:
         raise
     except Exception as error:
@@ -142,7 +144,9 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
     bases = {base.__name__ for base in type(processor).__mro__}
     levels = _TENSORS if bases & {"TorchvisionBackend", "BaseImageProcessorFast"} else _EXACT
     process = partial(processor, return_tensors="pt")
-    return _checked(ours, lambda picture: process(picture)["pixel_values"][0], spec, levels)
+    bgr = bool(name.startswith("PPLCNet") or getattr(processor, "do_flip_channel_order", False))
+    how: Any = {"mean": mean, "std": std, "bgr": bgr, "floor": True, "levels": levels}
+    return _checked(spec, lambda picture: process(picture)["pixel_values"][0], *geometry, **how)
 
 
 def one_side(sides: Sequence[Any], spec: str) -> int:
@@ -153,15 +157,18 @@ def one_side(sides: Sequence[Any], spec: str) -> int:
     return height
 
 
-def _geometry(processor: Any, spec: str) -> Square:
-    """Read how a processor resizes and crops; classes of it that resize in a way of their own are named."""
+def _geometry(processor: Any, spec: str) -> tuple[int, str, int, bool]:
+    """Return a processor's size, interpolation, size before the crop, and whether it squashes.
+
+    Classes that resize in a way of their own are named.
+    """
     name = type(processor).__name__.removesuffix("Pil").removesuffix("Fast").removesuffix("ImageProcessor")
     size = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
     if not size:
         _refuse(spec, _NEVER_SQUARE)
     shorter, fraction = size.get("shortest_edge"), getattr(processor, "crop_pct", None)
-    resize, squash = (shorter, False) if shorter else (one_side((size["height"], size["width"]), spec), True)
-    crop = None
+    resize = shorter or one_side((size["height"], size["width"]), spec)
+    squash, crop = not shorter, None
     if getattr(processor, "do_center_crop", False):
         crop = one_side((processor.crop_size["height"], processor.crop_size["width"]), spec)
     if name == "Levit" and shorter:
@@ -177,10 +184,10 @@ def _geometry(processor: Any, spec: str) -> Square:
         _refuse(spec, _NEVER_SQUARE)
     kind = getattr(processor, "resample", None)
     kind = Image.Resampling(2 if kind is None else int(kind)).name.lower()
-    return _square(spec, crop or resize, kind, resize, squash, floor=True)
+    return crop or resize, kind, resize, squash
 
 
-def _affine(processor: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _affine(processor: Any, channels: int) -> tuple[Numbers, Numbers]:
     """Return mean and standard deviation of each channel, in units of the [0, 1] pixel range."""
     rescales = getattr(processor, "do_rescale", True)
     factor = 255 * processor.rescale_factor if rescales else 255
@@ -189,42 +196,51 @@ def _affine(processor: Any, channels: int) -> tuple[tuple[float, ...], tuple[flo
     if getattr(processor, "do_normalize", True):
         mean, std = _numbers(processor.image_mean, channels), _numbers(processor.image_std, channels)
     if getattr(processor, "include_top", False):  # EfficientNet's divide a second time
-        again = _numbers(processor.image_std, channels)
-        std = tuple(map(operator.mul, std, again))
+        std = tuple(map(operator.mul, std, _numbers(processor.image_std, channels)))
     return tuple((value + offset) / factor for value in mean), tuple(value / factor for value in std)
 
 
-def _numbers(values: Any, channels: int) -> tuple[float, ...]:
+def _numbers(values: Any, channels: int) -> Numbers:
     """Return one number for each channel: their mean if there are as many for colour pictures, and others are taken."""
     numbers = (float(values),) if isinstance(values, int | float) else tuple(map(float, values))
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 
 
-def _square(
-    spec: str, size: int, interpolation: str, resize: int, squash: bool = False, floor: bool = False
-) -> Square:
+def _checked(
+    spec: str,
+    theirs: Callable[[Image.Image], Tensor],
+    size: int,
+    interpolation: str,
+    resize: int,
+    squash: bool = False,
+    *,
+    mean: Numbers,
+    std: Numbers,
+    bgr: bool = False,
+    floor: bool = False,
+    levels: float = _EXACT,
+) -> Preprocessing:
+    """Return what was read if no pixel differs from the library's own transform by more of 255 grey levels."""
     if interpolation not in get_args(Interpolation):
         _refuse(spec, f"interpolation {shown(interpolation)} is not supported")
     whole = resize == size
     kind = cast(Interpolation, interpolation)
-    return Square(int(size), kind, None if whole else int(resize), squash, floor and not (whole and squash))
-
-
-def _checked(
-    ours: Preprocessing, theirs: Callable[[Image.Image], Tensor], spec: str, levels: float = _EXACT
-) -> Preprocessing:
-    """Return what was read if no pixel differs from the library's own transform by more of 255 grey levels."""
+    floor = floor and not (whole and squash)
+    square = Square(int(size), kind, None if whole else int(resize), squash, floor)
+    ours = Preprocessing(square, mean, std, bgr)
     try:
         normalize = ours.normalize()
-        units = normalize.std.flip(0) if ours.bgr else normalize.std
-        for picture in _pictures(ours.square.size, len(ours.mean)):
-            expected, pixels = theirs(picture), normalize(ours.square.apply(picture).float() / 255)
+        units = normalize.std.flip(0) if bgr else normalize.std
+        for picture in _pictures(square.size, len(mean)):
+            expected, pixels = theirs(picture), normalize(square.apply(picture).float() / 255)
             if expected.shape != pixels.shape:
                 _refuse(spec, f"gives {tuple(expected.shape)} for a picture, not {tuple(pixels.shape)}")
             gap = float(((pixels - expected).abs() * units).max() * 255)
             if not gap <= levels:
-                words = "of 255 grey levels from what its settings say"
-                _refuse(spec, f"its pixels differ by up to {gap:.3g} {words}")
+                _refuse(
+                    spec,
+                    f"its pixels differ by up to {gap:.3g} of 255 grey levels from what its settings say",
+                )
     except UserError:
         raise
     except Exception as error:
@@ -232,16 +248,17 @@ def _checked(
     return ours
 
 
-def _pictures(size: int, channels: int) -> list[Image.Image]:
-    """Return noise wider than the model's images, smaller and higher, and of their size; in colour, grey, or none."""
-    if channels not in (1, 3):
-        return []
+def _pictures(size: int, channels: int) -> Iterator[Image.Image]:
+    """Yield noise wider than the model's images, smaller and higher, and of their size; in colour, grey, or none."""
     rng = np.random.default_rng(0)
-    shapes = ((size * 5 // 4 + 3, size * 3 // 2 + 1), (size // 2 + 2, size // 3 + 1), (size, size))
-    noise = (rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes)
-    return [Image.fromarray(pixels).convert("RGB" if channels == 3 else "L") for pixels in noise]
+    for shape in ((size * 5 // 4 + 3, size * 3 // 2 + 1), (size // 2 + 2, size // 3 + 1), (size, size)):
+        pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+        if channels in (1, 3):
+            yield Image.fromarray(pixels).convert("RGB" if channels == 3 else "L")
 
 
 def _refuse(spec: str, reason: str) -> NoReturn:
-    fix = "load it with python:FILE:FUNCTION as a module that does its own preprocessing"
-    raise UserError(f"{spec}: preprocessing cannot be reproduced: {reason}; {fix}")
+    raise UserError(
+        f"{spec}: preprocessing cannot be reproduced: {reason}; load it with python:FILE:FUNCTION as a module that "
+        "does its own preprocessing"
+    )

@@ -174,13 +174,15 @@ def _differential(config: TowerConfig, layer: int) -> nn.Module:
     return DifferentialAttention(lambda_init=_lambda_init(config, layer), **options)
 
 
-def _normed(config: TowerConfig, layer: int) -> nn.Module:
-    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
-
-
 SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
 DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
-NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
+NORMED = AttentionSpec(
+    "ViT with norm and factor",
+    False,
+    lambda config, layer: NormedAttention(
+        config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer)
+    ),
+)
 
 
 def attention_spec(name: str) -> AttentionSpec:
@@ -207,8 +209,10 @@ def check_memory(config: TowerConfig, vectors: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if needed > memory:
         sizes = ", ".join(f"{name} {value}" for name, value in config if type(value) is int)
-        words = f"the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory"
-        raise UserError(f"{sizes}: {words}; choose smaller sizes")
+        raise UserError(
+            f"{sizes}: the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory; choose "
+            "smaller sizes"
+        )
 
 
 class TextConfig(TowerConfig):

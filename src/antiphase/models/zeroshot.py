@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from antiphase.arguments import validated
 from antiphase.data import ImageSet
 from antiphase.data.decoding import Square
-from antiphase.data.imagenets import class_words
+from antiphase.data.image_sets import class_words
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 
@@ -83,7 +83,7 @@ def zero_shot_classifier(
 
     The embedding of a class is the mean of its prompts' unit vectors, normalised again (CLIP, Section 3.1.4).
 
-    ``class_names`` become words (:func:`~antiphase.data.imagenets.class_words`) in the templates, which are strings
+    ``class_names`` become words (:func:`~antiphase.data.image_sets.class_words`) in the templates, which are strings
     with ``{}`` or functions of the name, like open_clip's. ``prompts``, complete texts for each class, replace both.
     """
     if not class_names or not templates:

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from huggingface_hub import HfApi, hf_hub_download
-from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.arguments import OWN_WORDS, Seed, validated
 from antiphase.data.hub import offline_at_once
-from antiphase.errors import UserError, invalid, shown
+from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.checkpoints import raw_bytes
-from antiphase.models.clip import CLIP, build_clip, valid_clip
-from antiphase.models.kinds import attention_kind
+from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
 from antiphase.models.transformer import attention_spec
@@ -60,8 +58,10 @@ def load_model(
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
     if lambda_init is not None and not spec.startswith("diffclip:"):
-        words = "only applies to diffclip: checkpoints, which do not contain it; leave it out"
-        raise UserError(f"model {shown(spec)}: lambda_init {shown(lambda_init)} {words}")
+        raise UserError(
+            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
+            "not contain it; leave it out"
+        )
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
@@ -102,17 +102,13 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     if (made := recipe.get("kind")) in RUNS:
         model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
-    names, count = None, 0
+    names, count, values = None, 0, (recipe.get("model"), f"{source}: ", ("model",))
     if made == "clip":
-        model = build_clip(valid_clip(recipe.get("model"), f"{source}: ", ("model",)))
+        model = build_clip(checkpoints.as_config(ClipConfig, *values))
         kind = attention_kind(model)
     else:
-        try:
-            config = VitConfig.model_validate(recipe.get("model"))
-        except ValidationError as error:
-            raise invalid(error, f"{source}: ", ("model",)) from None
-        model, kind = build(config), attention_spec(config.attention).family
-        count = config.num_classes
+        config = checkpoints.as_config(VitConfig, *values)
+        model, kind, count = build(config), attention_spec(config.attention).family, config.num_classes
         names = _class_names(recipe, count, source)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(name, spec, kind, recipe.get("seed"), model.image_shape, count, recipe, names)
@@ -152,8 +148,9 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
-        expected = f"expected a list of {num_classes} names; correct or remove it"
-        raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: {expected}")
+        raise UserError(
+            f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
+        )
     return tuple(names)
 
 
@@ -169,14 +166,14 @@ def write_model(
     """
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
-        expected = "expected a model of antiphase or a DiffCLIP checkpoint"
-        raise UserError(f"{type(model).__name__}: cannot be written; {expected}")
+        raise UserError(
+            f"{type(model).__name__}: cannot be written; expected a model of antiphase or a DiffCLIP checkpoint"
+        )
     if layout == "antiphase":
         card = getattr(model, "card", None)
-        kind = {"kind": "clip"} if isinstance(model, CLIP) else {}
-        config = {"model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
-        recipe = getattr(card, "recipe", None)
-        checkpoints.save(model, kind | config if recipe is None else recipe, directory)
+        recipe = {"kind": "clip"} if isinstance(model, CLIP) else {}
+        recipe |= {"model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
+        checkpoints.save(model, getattr(card, "recipe", None) or recipe, directory)
         return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
         raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")

@@ -3,7 +3,8 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,6 @@ from matplotlib.figure import Figure
 
 from antiphase.budgets import eps_label
 from antiphase.evaluation.rates import by_seed
-from antiphase.report.words import attack_label
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
 # report.
@@ -74,7 +74,6 @@ STYLE: Any = {
     "svg.hashsalt": "antiphase",  # makes the ids in a file reproducible
 }
 MARKERS = "osD^vP"
-_AXIS = {"asr": "attack success rate (%)", "robust_accuracy": "robust accuracy (%)"}
 
 
 def dress(axes: Axes, along: Literal["x", "y"] = "y") -> None:
@@ -84,31 +83,29 @@ def dress(axes: Axes, along: Literal["x", "y"] = "y") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Family], metric: str) -> Figure:
-    """Draw a rate over ε with its 95 % intervals, one panel for each attack and norm.
+def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequence[Family]) -> Figure:
+    """Draw rates over ε with their 95 % intervals.
 
-    A single model is a line with its Wilson band. A family of several is a thin line for each seed and a thick one for
-    their mean, with Student's t band over the seeds.
+    A single model is a line with its band. A family of several is a thin line for each seed and a thick one for their
+    mean, with the band of the mean.
 
     Args:
-        results: The frame of ``antiphase.evaluation.rates.rates``.
-        means: The frame of ``antiphase.evaluation.rates.family_results``.
+        panels: of each panel the title, the name of the rate, and a frame with ``name`` (of a model, or of a family
+            for its mean), ``eps``, ``value``, ``low`` and ``high``.
         groups: The families, in drawing order.
-        metric: "asr" or "robust_accuracy".
     """
-    results, means = (frame.filter(pl.col("metric") == metric) for frame in (results, means))
-    panels = results.select("attack", "norm").unique(maintain_order=True).rows()
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 3.6 * len(panels)), layout="constrained")
         FigureCanvasAgg(figure)
-        for place, (attack, norm) in enumerate(panels, start=1):
-            axes = figure.add_subplot(len(panels), 1, place)
-            here = (pl.col("attack") == attack) & (pl.col("norm") == norm)
+        for axes, (title, rate, frame) in zip(
+            figure.subplots(len(panels), squeeze=False).flat, panels, strict=True
+        ):
+            lines = frame.sort("eps").with_columns(pl.col("value", "low", "high") * 100)
             for family, marker in zip(groups, MARKERS * len(groups), strict=False):
-                _draw_family(axes, family, marker, results.filter(here), means.filter(here))
-            _dress(axes, results.filter(here)["eps"].unique().sort().to_list())
-            axes.set_title(attack_label(attack, norm), loc="left", fontsize=9.5, parse_math=False)
-            axes.set_ylabel(_AXIS[metric])
+                _draw_family(axes, family, marker, lines)
+            _dress(axes, lines["eps"].unique().sort().to_list())
+            axes.set_title(title, loc="left", fontsize=9.5, parse_math=False)
+            axes.set_ylabel(f"{rate} (%)")
             legend = axes.legend(frameon=False, loc="best", fontsize=8.5)
             for text, family in zip(legend.get_texts(), groups, strict=True):
                 text.set(text=legend_label(family), parse_math=False)
@@ -117,11 +114,9 @@ def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Fam
 
 def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG document, the same bytes for the same figure."""
-    buffer = io.StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata=no_metadata)
-    return buffer.getvalue()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        return _saved(figure, format="svg", metadata=no_metadata).decode()
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
@@ -142,34 +137,32 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as PNG at 200 dots per inch, on white."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200)
-    return buffer.getvalue()
+    return _saved(figure, format="png", dpi=200)
 
 
 def as_pdf(figure: Figure) -> bytes:
     """Return the figure as PDF, without a date."""
-    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+        return _saved(figure, format="pdf", metadata={"CreationDate": None})
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **how)
     return buffer.getvalue()
 
 
-def _draw_family(axes: Axes, family: Family, marker: str, results: pl.DataFrame, means: pl.DataFrame) -> None:
-    members = [results.filter(pl.col("model") == model).sort("eps") for model in family.models]
-    if len(members) == 1:
-        shown = members[0]
-    else:
-        for member in members:
-            axes.plot(member["eps"], 100 * member["value"], color=family.color, lw=0.8, alpha=0.55)
-        shown = means.filter(pl.col("family") == family.name).sort("eps")
-    low, high = 100 * shown["low"].clip(0, 1), 100 * shown["high"].clip(0, 1)
-    line = {"color": family.color, "lw": 1.9}
-    axes.plot(shown["eps"], 100 * shown["value"], marker, ls="-", ms=4.5, label="family", **line)
-    if len(shown) > 1:
-        axes.fill_between(shown["eps"], low, high, color=family.color, alpha=0.16, lw=0)
+def _draw_family(axes: Axes, family: Family, marker: str, lines: pl.DataFrame) -> None:
+    for model in family.models if len(family.models) > 1 else ():
+        thin = lines.filter(name=model)
+        axes.plot(thin["eps"], thin["value"], color=family.color, lw=0.8, alpha=0.55)
+    ends = pl.col("low", "high").fill_null(pl.col("value")).clip(0, 100)
+    thick, line = lines.filter(name=family.name).with_columns(ends), {"color": family.color, "lw": 1.9}
+    axes.plot(thick["eps"], thick["value"], marker, ls="-", ms=4.5, label="family", **line)
+    if len(thick) > 1:
+        axes.fill_between(thick["eps"], thick["low"], thick["high"], color=family.color, alpha=0.16, lw=0)
     else:  # a band needs at least two ε
-        axes.vlines(shown["eps"], low, high, **line)
+        axes.vlines(thick["eps"], thick["low"], thick["high"], **line)
 
 
 def legend_label(family: Family) -> str:
@@ -184,7 +177,7 @@ def _dress(axes: Axes, eps: Sequence[float]) -> None:
         if len(eps) == 1:
             axes.set_xlim(eps[0] / 2, eps[0] * 2)
     fractions = [eps_label(e) for e in eps]
-    of_255 = all(fraction.endswith("/255") for fraction in fractions)
+    of_255 = all(e == 0 or fraction.endswith("/255") for e, fraction in zip(eps, fractions, strict=True))
     labels = [fraction.removesuffix("/255") if of_255 else fraction for fraction in fractions]
     axes.set_xticks(eps, labels)
     axes.minorticks_off()
@@ -240,3 +233,24 @@ def _broken(text: str) -> str:
         return text
     middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
     return f"{text[:middle]}\n{text[middle + 1 :]}"
+
+
+def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> None:
+    """Draw a legend of artists by label; labels are not read as formulas."""
+    legend = place.legend(list(entries.values()), ["label"] * len(entries), frameon=False, **how)
+    for text, label in zip(legend.get_texts(), entries, strict=True):
+        text.set(text=label, parse_math=False)
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure, in inches, whose artists get the style within the block."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def colors_of(groups: Sequence[Family]) -> dict[str, str]:
+    """Return the colour of each model."""
+    return {model: family.color for family in groups for model in family.models}

@@ -15,7 +15,6 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from antiphase.budgets import eps_label
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.reading import parse_json
@@ -40,25 +39,21 @@ class AttackGallery:
     prediction: tuple[Int[np.ndarray, " samples"], ...]
 
 
+_SHARED = ("sample", "label", "clean")
+_BY_MODEL = ("adversarial", "clean_prediction", "prediction")
+
+
 def write_gallery(path: Path, gallery: AttackGallery) -> None:
     """Write a gallery as safetensors.
 
-    Tensors ``sample``, ``label``, ``clean`` and, for model m, ``m{m}.adversarial``,
-    ``m{m}.clean_prediction`` and ``m{m}.prediction``; in the header ``eps``,
-    ``models`` and ``class_names``, each as JSON.
+    Tensors ``sample``, ``label``, ``clean`` and, for model m, ``m{m}.adversarial``, ``m{m}.clean_prediction`` and
+    ``m{m}.prediction``; in the header ``eps``, ``models`` and ``class_names``, each as JSON.
     """
-    tensors = {"sample": gallery.sample, "label": gallery.label, "clean": gallery.clean}
-    for m in range(len(gallery.models)):
-        tensors[f"m{m}.adversarial"] = gallery.adversarial[m]
-        tensors[f"m{m}.clean_prediction"] = gallery.clean_prediction[m]
-        tensors[f"m{m}.prediction"] = gallery.prediction[m]
-    header = {"eps": gallery.eps, "models": gallery.models, "class_names": gallery.class_names}
+    tensors = {name: getattr(gallery, name) for name in _SHARED}
+    tensors |= {f"m{m}.{name}": array for name in _BY_MODEL for m, array in enumerate(getattr(gallery, name))}
+    header = {name: json.dumps(getattr(gallery, name)) for name in ("eps", "models", "class_names")}
     with replacing(path) as temporary:
-        save_file(
-            {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
-            temporary,
-            metadata={name: json.dumps(value) for name, value in header.items()},
-        )
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary, header)
 
 
 def read_gallery(path: Path) -> AttackGallery:
@@ -70,22 +65,12 @@ def read_gallery(path: Path) -> AttackGallery:
     try:
         with safe_open(path, framework="numpy") as file:
             header = {name: parse_json(value) for name, value in file.metadata().items()}
-            models = tuple(header["models"])
-
-            def of_models(name: str) -> tuple[np.ndarray, ...]:
-                return tuple(file.get_tensor(f"m{m}.{name}") for m in range(len(models)))
-
-            return AttackGallery(
-                eps=header["eps"],
-                models=models,
-                class_names=tuple(header["class_names"]),
-                sample=file.get_tensor("sample"),
-                label=file.get_tensor("label"),
-                clean=file.get_tensor("clean"),
-                adversarial=of_models("adversarial"),
-                clean_prediction=of_models("clean_prediction"),
-                prediction=of_models("prediction"),
-            )
+            count = range(len(header["models"]))
+            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in _SHARED}
+            for name in _BY_MODEL:
+                arrays[name] = tuple(file.get_tensor(f"m{m}.{name}") for m in count)
+            models, class_names = tuple(header["models"]), tuple(header["class_names"])
+            return AttackGallery(header["eps"], models, class_names, **arrays)
     except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): expected a run's gallery; delete it or run again"
@@ -101,66 +86,45 @@ def magnification(gallery: AttackGallery) -> int:
     return max(int(0.5 / largest + 1e-3), 1) if largest else 1
 
 
-def gallery_cards(gallery: AttackGallery) -> list[dict[str, Any]]:
-    """Return one card for each sample, with a tile for each model; perturbations are magnified and centred on grey.
-
-    A card has ``title`` and ``note``; a tile has ``model``, the images ``clean``, ``perturbation`` and ``adversarial``
-    as data URIs, ``clean_prediction``, ``prediction`` and ``flipped``.
-    """
-    factor = magnification(gallery)
-
-    def name(index: int) -> str:
-        return gallery.class_names[index] if 0 <= index < len(gallery.class_names) else str(index)
-
-    def tile(m: int, s: int) -> dict[str, Any]:
-        before, after = int(gallery.clean_prediction[m][s]), int(gallery.prediction[m][s])
-        clean, adversarial = gallery.clean[s], gallery.adversarial[m][s]
-        return {
-            "model": gallery.models[m],
-            "clean": data_uri(clean),
-            "perturbation": data_uri(0.5 + factor * (adversarial - clean)),
-            "adversarial": data_uri(adversarial),
-            "clean_prediction": name(before),
-            "prediction": name(after),
-            "flipped": before != after,
-        }
-
-    return [
-        {
-            "title": name(int(gallery.label[s])),
-            "note": f"sample {int(sample)}",
-            "tiles": [tile(m, s) for m in range(len(gallery.models))],
-        }
-        for s, sample in enumerate(gallery.sample)
-    ]
-
-
 def gallery_markup(
     gallery: AttackGallery,
     colors: Mapping[str, str],
-    cards: Sequence[Mapping[str, Any]] | None = None,
+    titles: Sequence[str] | None = None,
+    answers: Mapping[str, Sequence[Sequence[str]]] | None = None,
     words: str = "",
-    answer: str = "predicted",
 ) -> Markup:
-    """Draw a gallery for a page.
+    """Draw a gallery for a page; perturbations are magnified and centred on grey.
 
     Args:
         gallery: the images.
         colors: of the models.
-        cards: those of :func:`gallery_cards`, if they were changed.
+        titles: of the samples; their classes where not given.
+        answers: of each model, for each sample what it says without and with the perturbation; the names of the
+            predicted classes where not given.
         words: said above the images in addition.
-        answer: what a model's output is, in words for screen readers.
     """
-    template = environment().get_template("gallery.html")
+    names = dict(enumerate(gallery.class_names))
+    predictions = zip(gallery.clean_prediction, gallery.prediction, strict=True)
+    named = {
+        model: [
+            [names.get(label, str(label)) for label in both]
+            for both in zip(*(array.tolist() for array in pair), strict=True)
+        ]
+        for model, pair in zip(gallery.models, predictions, strict=True)
+    }
     return Markup(
-        template.render(
-            cards=gallery_cards(gallery) if cards is None else cards,
-            eps=eps_label(gallery.eps),
+        environment()
+        .get_template("gallery.html")
+        .render(
+            gallery=gallery,
+            colors=colors,
+            labels=[names.get(label, str(label)) for label in gallery.label.tolist()],
+            titles=titles,
+            answers=answers or named,
+            words=words,
             magnification=magnification(gallery),
             hard_pixels=max(gallery.clean.shape[-2:]) <= _SMALL,
-            colors=colors,
-            words=words,
-            answer=answer,
+            data_uri=data_uri,
         )
     )
 

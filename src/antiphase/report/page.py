@@ -1,6 +1,7 @@
 """One page for every run: headlines, sections of figures and tables, settings; one file that needs no other."""
 
 import base64
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from antiphase.budgets import eps_label
 from antiphase.files import replacing, write_text
+from antiphase.report import words
 from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg
 from antiphase.report.table import Table
 
@@ -81,7 +84,6 @@ def write_page(
     sections: Sequence[Section],
     *,
     settings: str,
-    unit: str = "images",
     reading: str = "",
 ) -> None:
     """Write the page of a run; the same content gives the same bytes.
@@ -92,45 +94,39 @@ def write_page(
         headlines: the first is the title.
         sections: in their order.
         settings: title of the record's settings.
-        unit: what ``record["n"]`` counts.
         reading: markup on how to read the page, at its end.
     """
     drawn = {}
     for section in sections:
         for plot in section.plots:
-            drawn[plot.name] = embedded(
-                plot.figure, plot.name, f"{section.title}: {plot.name}; the numbers are in the tables"
-            )
-            if plot.beside:
-                for ending, content in drawn[plot.name]["files"].items():
-                    with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
-                        temporary.write_bytes(content)
-    template = environment().get_template("page.html")
-    page = template.render(
-        run=_flat(record),
-        headlines=headlines,
-        sections=sections,
-        drawn=drawn,
-        settings_title=settings,
-        unit=unit,
-        reading=Markup(reading),
+            description = f"{section.title}: {plot.name}; the numbers are in the tables"
+            drawn[plot.name] = embedded(plot.figure, plot.name, description)
+            for ending, content in drawn[plot.name]["files"].items() if plot.beside else ():
+                with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
+                    temporary.write_bytes(content)
+    run = dict(record)
+    if isinstance(run["data"], list):
+        prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
+        run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
+    run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
+    page = environment().get_template("page.html")
+    write_text(
+        path,
+        page.render(
+            run=run,
+            headlines=headlines,
+            sections=sections,
+            drawn=drawn,
+            settings_title=settings,
+            reading=Markup(reading),
+        ),
     )
-    write_text(path, page)
 
 
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record whose lists and settings of settings are text; several data sets are added up."""
-    flat = dict(record)
-    if isinstance(record["data"], list):
-        prints = ", ".join(fingerprint[:12] for fingerprint in record["data_fingerprint"])
-        flat |= {"data": ", ".join(record["data"]), "n": sum(record["n"]), "data_fingerprint": prints}
-    return flat | {"settings": {name: settings_text(value) for name, value in record["settings"].items()}}
+def in_one_line(value: Any) -> Any:
+    """Return a setting as text.
 
-
-def settings_text(value: Any) -> Any:
-    """Return a setting in one line.
-
-    >>> settings_text({"steps": 20, "step_size": "ε/4", "targets": None}), settings_text([])
+    >>> in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), in_one_line([])
     ('steps 20, step_size ε/4, targets none', '–')
     """
     if isinstance(value, Mapping):
@@ -138,13 +134,26 @@ def settings_text(value: Any) -> Any:
     return (", ".join(map(str, value)) or "–") if isinstance(value, list) else value
 
 
+@functools.cache
 def environment() -> Environment:
-    """Return the template environment with its filters."""
+    """Return the template environment; numbers are formatted by the functions of :mod:`antiphase.report.words`."""
     templates = Environment(
-        loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("antiphase.report"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
-    templates.filters["breakable"] = _breakable
+    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line, "eps": eps_label}
+    templates.filters |= {"attack": words.attack_label, "lambda_range": words.lambda_range}
+    formats = ("percent", "percent_range", "points", "points_range", "points_interval", "p_text")
+    templates.filters |= {name: getattr(words, name) for name in formats}
     return templates
+
+
+def text(template: str, part: str, **values: Any) -> str:
+    """Return a block of a template of words, with values filled in, in one line."""
+    words_of = environment().get_template(template)
+    return " ".join("".join(words_of.blocks[part](words_of.new_context(values))).split())
 
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:

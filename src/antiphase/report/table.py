@@ -1,12 +1,18 @@
 """Tables: one object that is HTML on a page and a table on the console; and rows of text in Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group
 from rich.table import Table as ConsoleTable
 from rich.text import Text
+
+from antiphase.report.words import ends
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True)
@@ -43,32 +49,64 @@ class Table:
             width: of the console.
         """
         name, *places = [self.columns.index(column) for column in columns or self.columns]
-        widths = {place: max(map(len, self._lines(place)), default=0) + 2 for place in (name, *places)}
-        room = width - min(max(widths[name], 16), _NAMES)
+        room = width - min(max(self._width(name), 16), _NAMES)
         blocks: list[list[int]] = [[]]
         for place in places:
-            if blocks[-1] and sum(widths[at] for at in (*blocks[-1], place)) > room:
+            if blocks[-1] and sum(map(self._width, (*blocks[-1], place))) > room:
                 blocks.append([])
             blocks[-1].append(place)
-        return Group(*(self._block(name, block, first=not at) for at, block in enumerate(blocks)))
+        tables = []
+        for block in blocks:
+            table = ruled_table(None if tables else self.title)
+            table.add_column(self.columns[name], overflow="fold", min_width=14)
+            for place in block:
+                words = bool(self.rows) and self.rows[0][place].kind in ("name", "word")
+                justify = "left" if words else "right"
+                table.add_column(self.columns[place], overflow="fold", justify=justify, no_wrap=not words)
+            for row in self.rows:
+                table.add_row(_text(row[name], True), *(_text(row[place], False) for place in block))
+            tables.append(table)
+        return Group(*tables)
 
-    def _block(self, name: int, places: Sequence[int], *, first: bool) -> ConsoleTable:
-        table = ruled_table(self.title if first else None)
-        table.add_column(self.columns[name], overflow="fold", min_width=14)
-        for place in places:
-            words = bool(self.rows) and self.rows[0][place].kind in ("name", "word")
-            justify = "left" if words else "right"
-            table.add_column(self.columns[place], overflow="fold", justify=justify, no_wrap=not words)
-        for row in self.rows:
-            table.add_row(_text(row[name], True), *(_text(row[place], False) for place in places))
-        return table
-
-    def _lines(self, place: int) -> list[str]:
+    def _width(self, place: int) -> int:
         fields = (row[place] for row in self.rows)
-        return [
-            self.columns[place],
-            *(line for field in fields for line in (field.text, *map(_short, field.notes))),
-        ]
+        lines = [line for field in fields for line in (field.text, *map(_short, field.notes))]
+        return max(map(len, [self.columns[place], *lines])) + 2
+
+
+def spread(
+    name: str,
+    title: str,
+    rows: Sequence["tuple[Field, pl.DataFrame]"],
+    frame: "pl.DataFrame",
+    by: str,
+    label: Callable[[Any], str],
+    field: Callable[[Mapping[str, Any]], Field],
+) -> Table:
+    """Tabulate estimates: a line for each frame of ``rows``, a column for each value of the column ``by``.
+
+    Args:
+        name: of the table.
+        title: of the table.
+        rows: the first field of each line, and the rows of its other fields.
+        frame: all rows, for the CSV file.
+        by: the column that is spread.
+        label: writes one of its values.
+        field: writes one row.
+    """
+    values = frame[by].unique().sort().to_list()
+    lines = []
+    for first, block in rows:
+        fields = {entry[by]: field(entry) for entry in block.iter_rows(named=True)}
+        lines.append((first, *(fields.get(value, Field("–")) for value in values)))
+    return Table(name, title, ("model", *map(label, values)), tuple(lines), frame.write_csv())
+
+
+def estimate_field(
+    value: float | None, low: float | None, high: float | None, text: Callable[[float], str]
+) -> Field:
+    """Return a number with its interval below it; a dash for None."""
+    return Field("–") if value is None else Field(text(value), (ends(low, high, text, " to "),))
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = False) -> str:

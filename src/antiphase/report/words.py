@@ -1,8 +1,7 @@
 """Formatting of numbers and names in tables, figures and sentences."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from antiphase.registry import ATTACKS, find
 from antiphase.statistics.intervals import is_interval
@@ -17,21 +16,12 @@ def attack_label(attack: str, norm: str) -> str:
     >>> attack_label("pgd", "linf")
     'PGD (L∞)'
     """
-    return f"{_attack_name(attack)} ({_NORMS.get(norm.lower(), norm)})"
+    return f"{attack_name(attack)} ({_NORMS.get(norm.lower(), norm)})"
 
 
-def _attack_name(attack: str) -> str:
+def attack_name(attack: str) -> str:
     """Return the label of a registered attack; stored rows may have been made by one that is not."""
     return find(ATTACKS, attack, "attack").label if attack in ATTACKS else attack
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Write settings in one line.
-
-    >>> settings_text({"steps": 20, "step_size": "ε/4", "targets": None})
-    'steps 20, step_size ε/4, targets none'
-    """
-    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in settings.items())
 
 
 def percent(rate: float) -> str:
@@ -116,7 +106,7 @@ def attack_condition(attack: str, norm: str, steps: int | None) -> str:
     >>> attack_condition("pgd", "linf", 20), attack_condition("square", "l2", None)
     ('L∞ PGD-20', 'L2 Square')
     """
-    return f"{_NORMS.get(norm.lower(), norm)} {_attack_name(attack)}{'' if steps is None else f'-{steps}'}"
+    return f"{_NORMS.get(norm.lower(), norm)} {attack_name(attack)}{'' if steps is None else f'-{steps}'}"
 
 
 def p_text(p_value: float) -> str:

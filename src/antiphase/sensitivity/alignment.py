@@ -10,6 +10,7 @@ Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,13 +42,12 @@ class Gram:
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
         """Stack the inner products of several probes, which have a difference, along a new last axis."""
-        names = ("first", "second", "cross", "moved")
+        names = cls.__dataclass_fields__
         return cls(*(torch.stack([getattr(probe, name) for probe in probes], -1) for name in names))
 
     def mean(self) -> "Gram":
         """Return the average over the probes."""
-        parts = (self.first, self.second, self.cross, self.moved)
-        return Gram(*(None if part is None else part.mean(-1) for part in parts))  # pyright: ignore[reportArgumentType]
+        return Gram(*(None if part is None else part.mean(-1) for part in vars(self).values()))  # pyright: ignore
 
     def difference(self, lam: AnyShape | float) -> AnyShape:
         """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
@@ -92,17 +92,25 @@ def align(gram: Gram, probes: bool) -> Alignment:
     return Alignment(cosine, low, high, (second / first).sqrt(), count)
 
 
-def _gram(one: Tensor, two: Tensor | None, lam: Tensor) -> Gram:
+def _gram(
+    positive: AnyBranch, negative: AnyBranch | None, lam: Tensor, gradient: Callable[[AnyBranch], Tensor]
+) -> Gram:
     """Return the inner products of gradients (batch, heads, …) of A1 and A2 for each sample and head."""
 
     def inner(x: Tensor, y: Tensor) -> Tensor:
         return (x * y).flatten(2).sum(-1)
 
+    one = gradient(positive)
     first = inner(one, one)
-    if two is None:
+    if negative is None:
         return Gram(first, torch.zeros_like(first), torch.zeros_like(first), first)
+    two = gradient(negative)
     difference = one - lam.view(-1, *[1] * (one.ndim - 2)) * two
     return Gram(first, inner(two, two), inner(one, two), inner(difference, difference))
+
+
+def _layer_gram(layer: Layer, gradient: Callable[[AnyBranch], Tensor]) -> Gram:
+    return _gram(layer.positive, layer.negative, layer.weight, gradient)
 
 
 @validated
@@ -167,8 +175,8 @@ def cotangent_gram(
     maps = positive.attention
     if len(lam) != maps.shape[1]:
         raise UserError(f"lam of {len(lam)} heads: expected {maps.shape[1]}, as in the map")
-    pulled = ((positive.vjp(v), negative and negative.vjp(v)) for v in _cotangents(maps, keys))
-    return Gram.stack([_gram(one, two, lam) for one, two in pulled])
+    probes = _cotangents(maps, keys)
+    return Gram.stack([_gram(positive, negative, lam, lambda branch, v=v: branch.vjp(v)) for v in probes])
 
 
 def _cotangents(maps: Tensor, keys: Tensor) -> Iterator[Tensor]:
@@ -212,8 +220,7 @@ def direction_grams(
         for layer in attention_layers(model, images, call=call, tangent=u):
             assert layer.tangent is not None
             with gradients(enabled=False):
-                two = layer.negative and layer.negative.jvp(layer.tangent)
-                gram = _gram(layer.positive.jvp(layer.tangent), two, layer.weight)
+                gram = _layer_gram(layer, lambda branch, moved=layer.tangent: branch.jvp(moved))
                 grams.setdefault(layer.name, []).append(gram)
             layers[layer.name] = layer
     for name, layer in layers.items():
@@ -239,18 +246,15 @@ def cotangent_grams(
     """
     images = leaf(images)
 
-    def pulled(layer: Layer, branch: AnyBranch, v: Tensor) -> Tensor:
+    def pulled(branch: AnyBranch, layer: Layer, v: Tensor) -> Tensor:
         heads = branch.vjp(v).unbind(1)
         slopes = [torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads]
         return torch.stack(slopes, 1)
 
     for layer in attention_layers(model, images, call=call, graph=True):
         with gradients(enabled=False):
-            grams = []
-            for v in _cotangents(layer.positive.attention, keys):
-                two = None if layer.negative is None else pulled(layer, layer.negative, v)
-                grams.append(_gram(pulled(layer, layer.positive, v), two, layer.weight))
-            gram = Gram.stack(grams)
+            probes = _cotangents(layer.positive.attention, keys)
+            gram = Gram.stack([_layer_gram(layer, partial(pulled, layer=layer, v=v)) for v in probes])
         yield layer, gram
 
 
@@ -280,5 +284,5 @@ def loss_grams(
             slope = slope if finished.shape == slope.shape else slope.transpose(0, 1)
             (v,) = torch.autograd.grad(finished, combined, slope)
         with gradients(enabled=False):
-            gram = _gram(layer.positive.vjp(v), layer.negative and layer.negative.vjp(v), layer.weight)
+            gram = _layer_gram(layer, lambda branch, v=v: branch.vjp(v))
         yield layer, gram

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -115,40 +116,37 @@ def _additive(
     return mask.to(like.dtype)
 
 
-def _pair(both: Branch, alternating: bool = True) -> tuple[Branch, Branch]:
+def _pair(both: Branch, alternating: bool = True) -> list[Branch]:
     """Split the heads of a branch into A1's and A2's: every other one, or the first and the second half."""
     half = both.heads // 2
-    parts = (slice(None, None, 2), slice(1, None, 2)) if alternating else (slice(half), slice(half, None))
-    one, two = (
+    return [
         replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
-        for part in parts
-    )
-    return one, two
+        for part in ((np.s_[::2], np.s_[1::2]) if alternating else (np.s_[:half], np.s_[half:]))
+    ]
 
 
 def _layer(
     call: Call,
-    branches: tuple[Branch, Branch] | Branch,
+    branches: Sequence[Branch],
     values: Tensor,
     finish: Callable[[Tensor], Tensor],
     lam: Tensor | None = None,
 ) -> Layer:
     """Return a layer whose values are multiplied by the map; ``finish`` receives the product."""
-    one, two = branches if isinstance(branches, tuple) else (branches, None)
-    return Layer(call.name, call.tokens, one, two, lam, lambda a: finish(a @ values), call.tangent, values)
+    negative = branches[1] if len(branches) > 1 else None
+    return Layer(
+        call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values), call.tangent, values
+    )
 
 
-def _softmax(module: SoftmaxAttention, call: Call) -> Layer:
-    mask = _additive(call.given(0, "mask"), call.tokens)
-    branch, v = _branch(call.tokens, *_qkv(module.qkv), (module.num_heads,) * 3, mask)
-    return _layer(call, branch, v, lambda heads: module.proj(_merge(heads)))
-
-
-def _differential(module: DifferentialAttention, call: Call) -> Layer:
-    x, heads = call.tokens, module.num_diff_heads
+def _ours(module: Any, call: Call) -> Layer:
+    x, lam = call.tokens, lambda_of(module)
+    heads, maps = (module.num_heads, 1) if lam is None else (module.num_diff_heads, 2)
     mask = _additive(call.given(0, "mask"), x)
-    both, v = _branch(x, *_qkv(module.qkv), (2 * heads, 2 * heads, heads), mask)
-    return _layer(call, _pair(both), v, module.finish, lambda_at(module.lam, x))
+    branch, v = _branch(x, *_qkv(module.qkv), (maps * heads, maps * heads, heads), mask)
+    if lam is None:
+        return _layer(call, [branch], v, module.finish)
+    return _layer(call, _pair(branch), v, module.finish, lambda_at(lam, x))
 
 
 def _has_our_parts(module: Any) -> bool:
@@ -163,11 +161,11 @@ def _by_parts(module: Any, call: Call) -> Layer:
     queries, keys, v = module.parts(module.qkv(x))
     to_queries, to_keys, _ = module.parts(module.qkv.weight.mT[None])  # rows of the matrix, as tokens
     mask = _additive(call.given(0, "mask"), x)
-    positive, negative = (
+    branches = [
         Branch(q, k, to_q[0].mT, to_k[0].mT, mask=mask)
         for q, k, to_q, to_k in zip(queries, keys, to_queries, to_keys, strict=True)
-    )
-    return _layer(call, (positive, negative), v, module.finish, lambda_at(module.lam, x))
+    ]
+    return _layer(call, branches, v, module.finish, lambda_at(module.lam, x))
 
 
 def _timm(module: Any, call: Call) -> Layer:
@@ -200,7 +198,7 @@ def _timm(module: Any, call: Call) -> Layer:
         return module.proj(merged if gate is None else merged * gate(x).sigmoid())
 
     if not differential:
-        return _layer(call, branch, v, finish)
+        return _layer(call, [branch], v, finish)
     return _layer(call, _pair(branch), v, finish, module._compute_lambda().to(x.dtype))
 
 
@@ -222,7 +220,7 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
         mask = padding[:, None, None] + (0 if mask is None else mask)
     branch, v = _branch(x, module.in_proj_weight.chunk(3), biases, (heads,) * 3, mask)
     call = replace(call, tokens=x, tangent=tangent)
-    return _layer(call, branch, v, lambda heads: module.out_proj(_merge(heads)))
+    return _layer(call, [branch], v, lambda heads: module.out_proj(_merge(heads)))
 
 
 def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
@@ -257,7 +255,7 @@ def guessed(module: Any, call: Call) -> Layer:
     """Split an unregistered module with ``q_proj``, ``k_proj`` and ``v_proj`` as attention of transformers."""
     branch, v, output = _grouped(module, call)
     values = v.repeat_interleave(branch.heads // v.shape[1], 1)
-    return _layer(call, branch, values, lambda heads: output(_merge(heads)))
+    return _layer(call, [branch], values, lambda heads: output(_merge(heads)))
 
 
 def _diff_llama(module: Any, call: Call) -> Layer:
@@ -275,8 +273,8 @@ def _diff_llama(module: Any, call: Call) -> Layer:
 
 
 _ADAPTERS: dict[type | str, Adapter | None] = {
-    SoftmaxAttention: _softmax,
-    DifferentialAttention: _differential,
+    SoftmaxAttention: _ours,
+    DifferentialAttention: _ours,
     "timm.layers.attention.Attention": _timm,
     "timm.layers.diff_attention.DiffAttention": _timm,
     **dict.fromkeys(_BLOCKS, _timm),

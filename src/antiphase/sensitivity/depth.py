@@ -32,6 +32,7 @@ from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention, fir
 from antiphase.sensitivity.lipschitz import power_iteration
 from antiphase.sensitivity.maps import attention_layers, record, until
 
+PerSample = Float[Tensor, " batch"]
 PerHead = Float[Tensor, "batch heads"]
 PerLayer = Float[Tensor, "batch layers"]
 
@@ -82,10 +83,9 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
 
 def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
     steps = name.split(".")
-    for end in range(len(steps), 0, -1):
-        if isinstance(parts[".".join(steps[: end - 1])], nn.ModuleList | nn.Sequential):
-            return ".".join(steps[:end])
-    return name
+    paths = (".".join(steps[:end]) for end in range(len(steps), 0, -1))
+    lists = nn.ModuleList | nn.Sequential
+    return next((path for path in paths if isinstance(parts[path.rpartition(".")[0]], lists)), name)
 
 
 def _length(x: Tensor) -> Tensor:
@@ -100,19 +100,17 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     clean, other = blocks(model, images), blocks(model, perturbed)
     points = [perturbed - images, other[0].tokens - clean[0].tokens]
     points += [b.output - a.output for a, b in zip(clean, other, strict=True)]
-    norms: list[list[Tensor]] = []
-    names: list[str] = []
+    norms: dict[str, list[Tensor]] = {}
     for a, b in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
         one = b.positive.attention - a.positive.attention
         two = torch.zeros_like(one)
         if a.negative is not None and b.negative is not None:
             two = a.weight[:, None, None] * (b.negative.attention - a.negative.attention)
-        norms.append([_length(part) for part in (one, two, one - two)])
-        names.append(a.name)
-    positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms, strict=True))
+        norms[a.name] = [_length(part) for part in (one, two, one - two)]
+    positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms.values(), strict=True))
     stages = ("embedding", *(block.name for block in clean))
     length = torch.stack([_length(point) for point in points], 1)
-    return Path(stages, length, positive, negative, moved, tuple(names))
+    return Path(stages, length, positive, negative, moved, tuple(norms))
 
 
 @validated
@@ -173,19 +171,14 @@ class BranchChange:
     change_correlation: PerHead  # of ΔA1 and ΔA2
 
     @property
-    def alpha(self) -> Float[Tensor, " batch"]:
+    def alpha(self) -> PerSample:
         """α, over all heads."""
         return _over_heads(self.moved) / _over_heads(self.positive)
 
     @property
-    def kept(self) -> Float[Tensor, " batch"]:
+    def kept(self) -> PerSample:
         """‖(A1 − λ·A2)·V‖ / ‖A1·V‖ of the clean input over all heads: what the subtraction leaves of the signal."""
         return _over_heads(self.clean_moved) / _over_heads(self.clean_positive)
-
-    @property
-    def balance(self) -> Float[Tensor, " batch"]:
-        """‖Δ((A1 − λ·A2)·V)‖ / √(‖Δ(A1·V)‖² + λ²‖Δ(A2·V)‖²): 1 for branches that change independently."""
-        return _over_heads(self.moved) / (self.positive.square() + self.negative.square()).sum(1).sqrt()
 
 
 @validated

@@ -15,6 +15,7 @@ subtracted and the slopes ∂y/∂A of all maps are linearly independent; any ot
 
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from antiphase.errors import first_line
-from antiphase.sensitivity.layers import Call, Layer, Maps, TracedBranch, gradients, leaf, same_tensor
+from antiphase.sensitivity.layers import (
+    Call,
+    Layer,
+    Maps,
+    TracedBranch,
+    first_of,
+    gradients,
+    leaf,
+    same_tensor,
+)
 
 _PROBES = 8  # random cotangents of the output
 _DEPENDENT = 1e-3  # relative size of what is left of slopes that are a combination of others
@@ -79,6 +89,17 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
     return Layer(call.name, call.tokens, one, two if negative else None, lam, finish, call.tangent)
 
 
+class TorchCalls(TorchFunctionMode):
+    """Hand every call of torch to a function of (func, args, kwargs), which makes it."""
+
+    def __init__(self, handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.handle = handle
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.handle(func, args, kwargs or {})
+
+
 def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
     """Return whether a call of torch is a softmax over the last axis whose last two axes have the same length."""
     if getattr(func, "__name__", "") != "softmax" or not isinstance(output, Tensor) or output.ndim < 3:
@@ -96,68 +117,14 @@ def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | Non
     return (one.clone() if name in ("sub_", "__isub__") else one), two
 
 
-class _Run(TorchFunctionMode):
-    """One run of a module, of which each softmax map of (batch · maps) × tokens × tokens is noted or replaced."""
+@dataclass
+class _Run:
+    """What one run of a module computed."""
 
     output: Tensor  # first tensor that the module returned
     maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
-
-    def __init__(self, batch: int, replacements: Maps | None, groups: tuple[int, ...] | None) -> None:
-        super().__init__()
-        self.batch, self.replacements, self.groups = batch, replacements, groups
-        self.parts: list[Tensor] = []
-        self.differences: list[tuple[Tensor, Tensor]] = []  # both sides of each subtraction
-        self.square: list[Tensor] = []  # what else has the shape of a map in its last two axes
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs)
-        if (sides := subtraction(func, args)) is not None:
-            self.differences.append(sides)
-        output = func(*args, **kwargs)
-        if softmax_rows(func, args, kwargs, output):
-            return self._replaced(output)
-        if isinstance(output, Tensor) and output.ndim > 2 and output.shape[-1] == output.shape[-2]:
-            self.square.append(output)
-        return output
-
-    def _replaced(self, computed: Tensor) -> Tensor:
-        """Note a map, and return it or its replacement."""
-        flat = computed.reshape(self.batch, -1, *computed.shape[-2:])
-        numbers = torch.arange(flat.shape[1]) + sum(part.shape[1] for part in self.parts)
-        self.parts.append(flat)
-        if self.replacements is None:
-            return computed
-        if self.groups is not None:
-            numbers = torch.tensor(self.groups)[numbers]
-        numbers = numbers.to(computed.device)
-        replaced = self.replacements[:, numbers].to(computed.dtype)
-        return torch.where((numbers < 0)[:, None, None], flat, replaced).reshape(computed.shape)
-
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Compute softmax(s·q·kᵀ + mask)·v in steps, so that the map can be seen."""
-        if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        return self._replaced(scores.softmax(-1)) @ value
+    differences: list[tuple[Tensor, Tensor]]  # both sides of each subtraction
+    square: list[Tensor]  # what else has the shape of a map in its last two axes
 
 
 @dataclass(frozen=True)
@@ -168,21 +135,72 @@ class Replay:
     # of each softmax map the number among those that differ, −1 if it is not part of the attention; None: all differ
     groups: tuple[int, ...] | None = None
 
-    def __call__(self, x: Tensor, maps: Maps | None = None) -> _Run:
-        """Return what the module does on tokens x, with ``maps`` in place of its own."""
+    def __call__(self, x: Tensor, replacements: Maps | None = None) -> _Run:
+        """Return what the module does on tokens x, with ``replacements`` in place of its own maps."""
+        parts: list[Tensor] = []
+        differences: list[tuple[Tensor, Tensor]] = []
+        square: list[Tensor] = []
+
+        def replaced(computed: Tensor) -> Tensor:
+            """Note the maps of one softmax, (batch · maps) × tokens × tokens, and return them or the replacements."""
+            flat = computed.reshape(len(x), -1, *computed.shape[-2:])
+            numbers = torch.arange(flat.shape[1]) + sum(part.shape[1] for part in parts)
+            parts.append(flat)
+            if replacements is None:
+                return computed
+            if self.groups is not None:
+                numbers = torch.tensor(self.groups)[numbers]
+            numbers = numbers.to(computed.device)
+            chosen = replacements[:, numbers].to(computed.dtype)
+            return torch.where((numbers < 0)[:, None, None], flat, chosen).reshape(computed.shape)
+
+        def watch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if func is F.scaled_dot_product_attention:
+                maps, value = _softmax_and_values(*args, **kwargs)
+                return replaced(maps) @ value
+            if (sides := subtraction(func, args)) is not None:
+                differences.append(sides)
+            output = func(*args, **kwargs)
+            if softmax_rows(func, args, kwargs, output):
+                return replaced(output)
+            if isinstance(output, Tensor) and output.ndim > 2 and output.shape[-1] == output.shape[-2]:
+                square.append(output)
+            return output
 
         def moved(value: Any) -> Any:
             return x if isinstance(value, Tensor) and same_tensor(value, self.call.tokens) else value
 
-        args = map(moved, self.call.args)
         kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
-        with _Run(len(x), maps, self.groups) as run:
-            output = self.call.module(x, *args, **kwargs)
-        run.output = output[0] if isinstance(output, tuple) else output
-        run.maps = torch.cat(run.parts, 1)
+        with TorchCalls(watch):
+            output = first_of(self.call.module(x, *map(moved, self.call.args), **kwargs))
+        maps = torch.cat(parts, 1)
         if self.groups is not None:
-            run.maps = run.maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]
-        return run
+            maps = maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]
+        return _Run(output, maps, differences, square)
+
+
+def _softmax_and_values(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(s·q·kᵀ + mask) and v, whose product torch's fused attention computes unseen."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1), value
 
 
 @gradients(enabled=False)
@@ -387,10 +405,9 @@ def _slopes(call: Call, groups: tuple[int, ...], x: Tensor) -> tuple[Tensor, lis
 
 def _range(tensor: Tensor, maps: Maps, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest slope of a tensor by the entries of each map."""
-    slope = maps.new_zeros(maps.shape)
+    slope = torch.zeros_like(maps)
     if tensor.requires_grad:
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        (slope,) = torch.autograd.grad(tensor, maps, u, **options)
+        (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, materialize_grads=True)
     return slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
 
 

@@ -9,9 +9,11 @@ through A1, g_2 through −λ·A2 and g_V through neither.
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -25,6 +27,8 @@ BRANCHES: tuple[Branch, ...] = ("positive", "negative")
 Tokens = Float[Tensor, "batch tokens dim"]
 MapOfLayer = Float[Tensor, "heads queries keys"]
 OfBatch = Float[Tensor, " batch"]
+Vectors = Float[Tensor, "batch size"]
+Images = Float[Tensor, "batch channels height width"]
 
 
 class ScaledLambda(nn.Module):
@@ -143,9 +147,7 @@ def stop_gradient(model: nn.Module, branches: Sequence[Branch]) -> None:
         model.set_submodule(name, StoppedGradient(attention, branches))
 
 
-def mean_negatives(
-    model: nn.Module, batches: Iterable[Float[Tensor, "batch channels height width"]]
-) -> list[MapOfLayer]:
+def mean_negatives(model: nn.Module, batches: Iterable[Images]) -> list[MapOfLayer]:
     """Return A2 of every differential layer, averaged over at least one image."""
     layers = _layers(model).values()
     sums: dict[nn.Module, Tensor] = {}
@@ -203,7 +205,7 @@ class MarginGradients:
             stop_gradient(stopped, [branch])
             self._stopped.append(stopped)
 
-    def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Margins:
+    def __call__(self, images: Images) -> Margins:
         """Return the margins of images in [0, 1]."""
         images = images.double()
         prediction, margin, whole = _gradient(self._whole, images)
@@ -217,9 +219,7 @@ class MarginGradients:
         return Margins(*margins[:4], *parts)
 
 
-def right_angle(
-    first: Float[Tensor, "batch size"], second: Float[Tensor, "batch size"]
-) -> tuple[Float[Tensor, "batch size"], Float[Tensor, "batch size"]]:
+def right_angle(first: Vectors, second: Vectors) -> tuple[Vectors, Vectors]:
     """Turn two vectors to a right angle: both by the same angle, within their plane, with their lengths kept.
 
     With e1, e2 their directions, u = (e1 + e2)/‖e1 + e2‖ and w = (e1 − e2)/‖e1 − e2‖, the new directions are
@@ -229,15 +229,14 @@ def right_angle(
     >>> first.round(decimals=6).tolist(), second.round(decimals=6).tolist()
     ([[2.0, 0.0]], [[0.0, -3.0]])
     """
-    lengths = first.norm(2, -1, keepdim=True), second.norm(2, -1, keepdim=True)
-    tiny = torch.finfo(first.dtype).tiny
-    units = first / lengths[0].clamp_min(tiny), second / lengths[1].clamp_min(tiny)
-    total, apart = units[0] + units[1], units[0] - units[1]
-    sizes = total.norm(2, -1, keepdim=True), apart.norm(2, -1, keepdim=True)
-    rounding = torch.finfo(first.dtype).eps ** 0.5
-    defined = (torch.minimum(*lengths) > 0) & (torch.minimum(*sizes) > rounding)
-    u, w = total / sizes[0].clamp_min(tiny), apart / sizes[1].clamp_min(tiny)
-    turned = lengths[0] * (u + w) * 0.5**0.5, lengths[1] * (u - w) * 0.5**0.5
+    limits = torch.finfo(first.dtype)
+    direction = partial(F.normalize, dim=-1, eps=limits.tiny)
+    one, two = direction(first), direction(second)
+    total, apart = one + two, one - two
+    length1, length2, *sizes = (x.norm(2, -1, keepdim=True) for x in (first, second, total, apart))
+    defined = (torch.minimum(length1, length2) > 0) & (torch.minimum(*sizes) > limits.eps**0.5)
+    u, w = direction(total), direction(apart)
+    turned = length1 * (u + w) * 0.5**0.5, length2 * (u - w) * 0.5**0.5
     return torch.where(defined, turned[0], first), torch.where(defined, turned[1], second)
 
 

@@ -57,7 +57,7 @@ _TWO_MAPS: dict[str, Statistic] = _NORM | {
     "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
     "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
 }
-_TWO_MAPS |= {name: lambda m, place=place: m[..., place] for place, name in enumerate(_PARTS) if place > 3}
+_TWO_MAPS |= {name: lambda m, place=place: m[..., place] for place, name in enumerate(_PARTS[4:], 4)}
 # first, λ²·second, difference, base
 _EXPLAINED: dict[str, Statistic] = {
     "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
@@ -90,8 +90,7 @@ def estimate_table(
 ) -> pl.DataFrame:
     """Estimate each metric of each block, with an interval over the samples, within its range if it is ``bounded``.
 
-    Returns:
-        The columns of the schema ``keys``, then ``metric, value, low, high, n`` with ``value`` named as given.
+    Columns: those of the schema ``keys``, then ``metric, value, low, high, n`` with ``value`` named as given.
     """
     rows = []
     with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
@@ -170,13 +169,16 @@ def _apart(mine: Statistic, theirs: Statistic) -> Statistic:
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     lemma = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
     low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
-    negative, positive = (high < 0).fill_null(value=False), (low > 0).fill_null(value=False)
+    sign = pl.when(high < 0).then(-1).when(low > 0).then(1).otherwise(0)
+    signs = {
+        "negative": sign == -1,
+        "positive": sign == 1,
+        "undecided": sign == 0,
+        "below": pl.col("cross") < 0,
+    }
     return rows.with_columns(
         difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0),
-        negative=negative.cast(pl.Float64),
-        positive=positive.cast(pl.Float64),
-        undecided=(~negative & ~positive).cast(pl.Float64),
-        below=(pl.col("cross") < 0).cast(pl.Float64),
+        **{name: true.cast(pl.Float64) for name, true in signs.items()},
     )
 
 
@@ -201,22 +203,26 @@ def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     are left out, and so is the loss's gradient. Metrics: ``gamma`` itself, and in logarithms ``relative``,
     ``by_gamma``, ``by_rho``, ``by_cosine``. Columns ``model, against, site, layer, metric, value, low, high, n``.
     """
-    keys = ["site", "layer", "sample"]
     signed = _signed(rows.filter(pl.col("site") != "loss"))
-    signed = signed.with_columns(lam_second=pl.col("lam") ** 2 * pl.col("second"))
     kind = dict(rows.select("model", "attention").unique().iter_rows())
     blocks: list[Block] = []
     for pair in pairs:
         if [kind[name] for name in pair] != ["differential", "softmax"]:
             continue
-        model, base = (signed.filter(model=name).group_by(keys) for name in pair)
-        both = model.agg(pl.mean("first", "lam_second", "difference")).join(
-            base.agg(base=pl.mean("first")), on=keys
-        )
-        for place, block in both.sort(keys).group_by(["site", "layer"], maintain_order=True):
-            parts = block.select("first", "lam_second", "difference", "base").to_numpy()
+        model, base = (signed.filter(model=name) for name in pair)
+        both = _joined(model, base, difference=pl.mean("difference"))
+        for place, block in both.group_by(["site", "layer"], maintain_order=True):
+            parts = block.select("first", "second", "difference", "base").to_numpy()
             blocks.append(((*pair, *place), parts, _EXPLAINED))
     return estimate_table(blocks, _PAIR)
+
+
+def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+    """Average ‖J1‖², λ²‖J2‖² and other columns, and ‖J1‖² of the base, over the heads of each layer and sample."""
+    keys = ["site", "layer", "sample"]
+    second = (pl.col("lam") ** 2 * pl.col("second")).mean()
+    model = rows.group_by(keys).agg(pl.mean("first"), second=second, **columns)
+    return model.join(base.group_by(keys).agg(base=pl.mean("first")), on=keys).sort(keys)
 
 
 def prediction_error(rows: pl.DataFrame) -> float:
@@ -237,8 +243,7 @@ def prediction_error(rows: pl.DataFrame) -> float:
 def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
     """Average columns over the samples of each group, with intervals over the samples.
 
-    Returns:
-        Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
+    Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
     """
     blocks = (
         (key, values[:, None], {column: lambda m: m[..., 0]})
@@ -298,30 +303,20 @@ RATIOS: dict[str, Statistic] = {
 
 
 def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
-    """Average the inner products of each layer and sample over the heads.
+    """Average the inner products of a differential model's rows over the heads of each layer and sample.
 
-    Args:
-        own: rows of ``ALIGNMENT_SCHEMA`` of a differential model.
-        base: those of its standard twin, with as many layers; None: ‖J_base‖ = ‖J1‖, so that γ = 1.
-
-    Returns:
-        Columns ``layer, sample`` and ``LAYER_PARTS``: ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and ‖J_base‖²; samples that both have.
+    ``base`` are the rows of its standard twin, with as many layers; None: ‖J_base‖ = ‖J1‖, so that γ = 1. Columns
+    ``layer, sample`` and ``LAYER_PARTS``: ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and ‖J_base‖²; samples that both have.
     """
-    lam, keys = pl.col("lam"), ["layer", "sample"]
-    second, cross = (lam**2 * pl.col("second")).mean(), (lam * pl.col("cross")).mean()
-    parts = own.filter(site="pixels").group_by(keys).agg(pl.mean("first"), second=second, cross=cross)
-    if base is None:
-        parts = parts.with_columns(base="first")
-    else:
-        parts = parts.join(base.filter(site="pixels").group_by(keys).agg(base=pl.mean("first")), on=keys)
-    return parts.sort(keys).select(*keys, *LAYER_PARTS)
+    own, base = (rows.filter(site="pixels") for rows in (own, own if base is None else base))
+    parts = _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean())
+    return parts.select("layer", "sample", *LAYER_PARTS)
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
     """Place each layer in the (λρ, θ) plane of Theorem 3, with intervals over the samples.
 
-    Returns:
-        Columns ``model, against, layer, metric`` (of ``PLACES``), ``value, low, high, n``.
+    Columns ``model, against, layer, metric`` (of ``PLACES``), ``value, low, high, n``.
     """
     keys = _schema("model against", "layer", "model against layer")
     blocks = (
@@ -337,15 +332,12 @@ def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFram
 def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:
     """Add the logarithms of Δm and of the ratio of Lipschitz constants of each sample.
 
-    Returns:
-        Columns ``layer, sample`` and ``RADIUS_PARTS``; samples that all have.
+    Columns ``layer, sample`` and ``RADIUS_PARTS``; samples that all have.
     """
-    columns = [pl.col(name).log().alias(f"log_{name}") for name in ("margin", "lipschitz")]
-    one, two = (rows.select("sample", *columns) for rows in (own, base))
-    logs = one.join(two, on="sample", suffix="_base").select(
+    logs = own.join(base, on="sample", suffix="_base").select(
         "sample",
-        log_margin=pl.col("log_margin") - pl.col("log_margin_base"),
-        log_constant=pl.col("log_lipschitz") - pl.col("log_lipschitz_base"),
+        log_margin=pl.col("margin").log() - pl.col("margin_base").log(),
+        log_constant=pl.col("lipschitz").log() - pl.col("lipschitz_base").log(),
     )
     return layers.join(logs, on="sample", maintain_order="left").select("layer", "sample", *RADIUS_PARTS)
 
@@ -353,8 +345,7 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
 def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
     """Estimate the ratio of estimated radii, measured and predicted by each layer, with intervals over the samples.
 
-    Returns:
-        Columns ``layer, metric`` (of ``RATIOS``), ``value, low, high, n``.
+    Columns ``layer, metric`` (of ``RATIOS``), ``value, low, high, n``.
     """
     return _by_group(
         parts, ["layer"], lambda block: block.select(RADIUS_PARTS).to_numpy(), lambda block: RATIOS

@@ -5,7 +5,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from antiphase.attention.maps import masked_softmax
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 
+Tokens = Float[Tensor, "batch tokens dim"]
 Turn = Callable[[Tensor], Tensor]
 TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
 PerToken = Float[Tensor, "batch heads tokens width"]
@@ -99,10 +100,8 @@ class Branch:
 
     def double(self) -> "Branch":
         """Convert to float64, which avoids cancellation for peaked maps."""
-        mask = None if self.mask is None else self.mask.double()
-        return replace(
-            self, mask=mask, **{name: getattr(self, name).double() for name in ("q", "k", "to_q", "to_k")}
-        )
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: x.double() for name, x in parts.items() if isinstance(x, Tensor)})
 
     @cached_property
     def turned_q(self) -> PerToken:
@@ -139,7 +138,7 @@ class Branch:
         to_key = _pull(self.turn_k, self.k, scores.mT @ self.turned_q)
         return to_query @ self.to_q + to_key @ self.to_k
 
-    def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Maps:
+    def jvp(self, direction: Tokens) -> Maps:
         """Return J·t, the derivative of the map as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
         query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
@@ -164,7 +163,7 @@ class TracedBranch:
     """The maps of a module that is run as a whole: a ``Branch`` whose queries and keys are not known."""
 
     function: Callable[[Tensor], Maps]  # from tokens to the map of each head
-    tokens: Float[Tensor, "batch tokens dim"]
+    tokens: Tokens
 
     @property
     def heads(self) -> int:
@@ -183,7 +182,7 @@ class TracedBranch:
             slopes = [torch.autograd.grad(one, x, v, retain_graph=True)[0] for one, v in pairs]
         return torch.stack(slopes, 1)
 
-    def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Maps:
+    def jvp(self, direction: Tokens) -> Maps:
         """Return J·t as :meth:`Branch.jvp`."""
         prepare_forward_mode()
         return torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
@@ -218,12 +217,12 @@ class Layer:
     """One attention layer at its tokens: ``output = finish(A1 − λ·A2)``."""
 
     name: str  # of the module in the model
-    tokens: Float[Tensor, "batch tokens dim"]  # its input, by which sensitivity "at the tokens" is measured
+    tokens: Tokens  # its input, by which sensitivity "at the tokens" is measured
     positive: AnyBranch  # of A1; the only branch of standard attention
     negative: AnyBranch | None  # of A2
     lam: Tensor | None  # λ: (), (heads,) or (batch, heads, queries); None for standard attention
     finish: Callable[[Tensor], Tensor]  # from the combined map to the layer's output
-    tangent: Float[Tensor, "batch tokens dim"] | None = None  # as in Call
+    tangent: Tokens | None = None  # as in Call
     values: PerToken | None = None  # V, which the map multiplies; None if the adapter does not give it
 
     @property

@@ -11,7 +11,7 @@ default. A UserError refuses parameters, inputs and outputs out of range, and an
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -68,7 +68,13 @@ class Linearisation:
         with torch.enable_grad():
             self.x = x.detach().clone().requires_grad_()
             self.y = _checked(f(self.x.clone()), self.x)  # which f may write to
-        self._back: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def _back(self) -> tuple[Tensor, Tensor]:
+        """A vector w, and J(x)ᵀ·w with its graph."""
+        with torch.enable_grad():
+            w = torch.zeros_like(self.y, requires_grad=True)
+            return w, _gradient(self.y, self.x, w, create_graph=True)
 
     def vjp(self, u: Float[Tensor, "batch outputs"]) -> Samples:
         """Return J(x)ᵀ·u of each sample; zero where f does not depend on x."""
@@ -76,10 +82,6 @@ class Linearisation:
 
     def jvp(self, v: Samples) -> Float[Tensor, "batch outputs"]:
         """Return J(x)·v of each sample."""
-        if self._back is None:
-            with torch.enable_grad():
-                w = torch.zeros_like(self.y, requires_grad=True)
-                self._back = w, _gradient(self.y, self.x, w, create_graph=True)
         w, back = self._back
         return _gradient(back, w, v)
 
@@ -87,14 +89,13 @@ class Linearisation:
 def _gradient(y: Tensor, x: Tensor, u: Tensor, create_graph: bool = False) -> Tensor:
     if not y.requires_grad:
         return torch.zeros_like(x)
-    options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
-    (gradient,) = torch.autograd.grad(y, x, u, **options)
-    return torch.zeros_like(x) if gradient is None else gradient
+    options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
+    return torch.autograd.grad(y, x, u, **options)[0]
 
 
 def _checked(y: Tensor, x: Tensor) -> Tensor:
     """Return what f made of x, one row a sample; refuse what is not finite floats."""
-    if not isinstance(y, Tensor) or not y.is_floating_point() or y.ndim < 1 or len(y) != len(x):
+    if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape[:1] != x.shape[:1]:
         shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise UserError(f"f returned {shape} for {len(x)} samples: expected floats, one row for each sample")
     if not y.isfinite().all():
@@ -132,17 +133,9 @@ def power_iteration(
 ) -> OperatorNorm:
     """Return a lower bound of ‖J(x)‖ that rises towards it: ‖Jv‖ after v ← JᵀJv / ‖JᵀJv‖, T times.
 
-    A sample stops by itself once a step adds no more than ``tolerance`` of its value.
-
-    Args:
-        f: the function; it needs second derivatives, as all of torch's plain operations have.
-        x: where.
-        steps: T, of two backward passes each.
-        seed: of the random starts.
-        ids: ids of the samples.
-        restarts: random starts; the best is kept for each sample.
-        tolerance: relative.
-        start: first direction, in place of the first random one; zero only where that one is wanted.
+    f needs second derivatives, as all of torch's plain operations have. Each of the T ``steps`` costs two backward
+    passes; a sample stops by itself once a step adds no more than ``tolerance`` of its value. Of several ``restarts``
+    the best is kept for each sample. ``start`` is taken in place of the first random direction, but where it is zero.
     """
     ids = _ids(x, ids)
     best = Rows(value=x.new_full((len(x),), -1.0), direction=torch.zeros_like(x))
@@ -212,13 +205,8 @@ def uniform_sampling(
     is over layers). With D inputs both values are near the average slope and not the steepest: where f is nearly
     linear the mean comes to ‖J‖_F/√D, and the largest of K is little above it.
 
-    Args:
-        f: the function.
-        x: where.
-        eps: ε, in the units of x; where f works in float32 no less than about 10⁻³ of them.
-        samples: K, a forward pass each; the paper names none.
-        seed: of the draws.
-        ids: ids of the samples.
+    ``eps`` is in the units of x, where f works in float32 no less than about 10⁻³ of them. ``samples`` is K, a forward
+    pass each; the paper names none.
     """
     return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
 
@@ -329,63 +317,54 @@ def gradient_ascent(
     best = Rows(value=power.value, direction=torch.zeros_like(x))
     _keep(best, uniform.largest, uniform.perturbation)
     with eager_attention(), torch.no_grad():
-        climb = _Climb(f, x, eps)
+        clean = _checked(f(x.clone()), x)
         direct = Rows(value=torch.full_like(power.value, -1.0), direction=torch.zeros_like(x))
         for radius in _RADII:
             for v in (power.direction, -power.direction):
-                delta = climb.inside(v, radius * eps / row_norm(v, "linf"))
-                _keep(direct, climb.quotient(delta), delta)
+                delta = _inside(v, radius * eps / row_norm(v, "linf"), eps)
+                moved = x + delta
+                _keep(direct, _chord(_checked(f(moved.clone()), x) - clean, moved - x), delta)
         for restart in range(restarts):
             other = _draw_point(x, eps, seed, ids, samples + restart) - x  # none of the samples above
             delta = (direct["direction"], uniform.perturbation, other)[min(restart, 2)]
             # a draw that x rounds off has no direction
             delta = torch.where(per_row(_length(delta) > 0, x), delta, direct["direction"])
-            summit = climb.run(delta, steps)
+            summit = _climb(f, x, clean, delta, eps, steps)
             _keep(best, summit["quotient"], summit["delta"])
     return Ascended(best["value"], best["direction"])
 
 
-class _Climb:
-    """Ascent of the quotient from a start, each sample at its own pace."""
+def _inside(w: Tensor, radius: Tensor, eps: float) -> Tensor:
+    """Return r·w, r the nearest to ``radius`` that the ball and the least radius leave."""
+    greatest = eps / row_norm(w, "linf")
+    return w * per_row(torch.minimum(torch.maximum(radius, _LEAST_RADIUS * greatest), greatest), w)
 
-    def __init__(self, f: Function, x: Tensor, eps: float) -> None:
-        self.f, self.x, self.eps = f, x, eps
-        self.clean = _checked(f(x.clone()), x)
 
-    def inside(self, w: Tensor, radius: Tensor) -> Tensor:
-        """Return r·w, r the nearest to ``radius`` that the ball and the least radius leave."""
-        greatest = self.eps / row_norm(w, "linf")
-        return w * per_row(torch.minimum(torch.maximum(radius, _LEAST_RADIUS * greatest), greatest), w)
+def _climb(f: Function, x: Tensor, clean: Tensor, delta: Tensor, eps: float, steps: int) -> Rows:
+    """Return the highest quotient of an ascent from ``delta``, each sample at its own pace."""
 
-    def quotient(self, delta: Tensor) -> Tensor:
-        moved = self.x + delta
-        return _chord(_checked(self.f(moved.clone()), self.x) - self.clean, moved - self.x)
-
-    def slope(self, delta: Tensor) -> Rows:
+    def slope(delta: Tensor) -> Rows:
         """Return the quotient at ξ, the gradient g of ½‖f(x + ξ) − f(x)‖², and ⟨g, ξ⟩/‖f(x + ξ) − f(x)‖² − 1."""
-        moved = self.x + delta
-        tangents = Linearisation(self.f, moved)
-        change = tangents.y.detach() - self.clean
+        moved = x + delta
+        tangents = Linearisation(f, moved)
+        change = tangents.y.detach() - clean
         gradient = tangents.vjp(change)
         rate = (gradient * delta).flatten(1).double().sum(1) / change.double().square().sum(1)
         rate = (rate - 1.0).nan_to_num(0.0).clamp(-1.0, 1.0).to(delta.dtype)
-        return Rows(quotient=_chord(change, moved - self.x), delta=delta, gradient=gradient, rate=rate)
+        return Rows(quotient=_chord(change, moved - x), delta=delta, gradient=gradient, rate=rate)
 
-    def run(self, delta: Tensor, steps: int) -> Rows:
-        now = self.slope(delta)
-        stride = torch.ones_like(now["quotient"])
-        for _ in range(steps):
-            radius = _length(now["delta"])
-            w = now["delta"] / per_row(radius, delta)
-            w = w + per_row(stride, w) * unit(now["gradient"], w)
-            length = per_row(_length(w), w)
-            w = torch.where(length > 0, w / length, now["delta"])
-            new = self.slope(self.inside(w, radius * (stride * now["rate"]).exp()))
-            rose = new["quotient"] > now["quotient"]
-            for name in new:
-                now.put(name, rose, new[name])
-            stride = torch.where(rose, stride * 1.5, stride * 0.5)
-        return now
+    now = slope(delta)
+    stride = torch.ones_like(now["quotient"])
+    for _ in range(steps):
+        radius = _length(now["delta"])
+        w = now["delta"] / per_row(radius, delta)
+        w = unit(w + per_row(stride, w) * unit(now["gradient"], w), now["delta"])
+        new = slope(_inside(w, radius * (stride * now["rate"]).exp(), eps))
+        rose = new["quotient"] > now["quotient"]
+        for name in new:
+            now.put(name, rose, new[name])
+        stride = torch.where(rose, stride * 1.5, stride * 0.5)
+    return now
 
 
 _FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
@@ -404,6 +383,11 @@ class Neighbourhood:
     seed: int
     sampled: Sampled  # slopes to points drawn uniformly from the ball
     slope: OperatorNorm  # at x, by power iteration
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The arguments that the searches have in common."""
+        return {name: getattr(self, name) for name in ("f", "x", "eps", "seed", "ids", "slope")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,13 +409,11 @@ def all_estimators() -> list[Estimator]:
 
 
 def _ascended(near: Neighbourhood) -> Tensor:
-    known = {"seed": near.seed, "ids": near.ids, "slope": near.slope, "sampled": near.sampled}
-    return gradient_ascent(near.f, near.x, near.eps, steps=near.steps, restarts=1, **known).value
+    return gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
 
 
 def _largest_nearby(near: Neighbourhood) -> Tensor:
-    known = {"seed": near.seed, "ids": near.ids, "slope": near.slope, "steps": -(-near.steps // 2)}
-    return local_maximum(near.f, near.x, near.eps, points=near.points, **known).largest
+    return local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest
 
 
 def _exact(near: Neighbourhood) -> Tensor | None:

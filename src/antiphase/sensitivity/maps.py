@@ -1,11 +1,12 @@
 """Calls of the attention modules of any model, recorded while it runs."""
 
+import itertools
 import re
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,16 +16,16 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
-from antiphase.models.kinds import AttentionKind, attention_modules, is_own_code, named_attention, strongest
+from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
 from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
 from antiphase.sensitivity.detection import (
     DETECTIONS,
     NotAttention,
+    TorchCalls,
     detected_layer,
     examine,
     softmax_rows,
@@ -111,15 +112,42 @@ def observe(
         raise UserError(
             f"{type(model).__name__} holds TorchScript: expected the module that it was made from"
         )
+    attention = {
+        part
+        for part in model.modules()
+        if is_known(part) or (named_attention(part) and not _holds_known(part))
+    }
     exits: list[Exit] = []
     left_out: list[LeftOut] = []
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
+    maps: list[set[int]] = [set()]  # numbers of the square softmax maps of each running module
+    numbers = itertools.count()
+
+    def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = func(*args, **kwargs)
+        fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
+        if (fused or softmax_rows(func, args, kwargs, output)) and not any(map(is_known, inside)):
+            maps[-1].add(next(numbers))
+        return output
+
+    def enter(module: nn.Module, args: Any) -> None:
+        maps.append(set())
+        if module in attention:
+            inside.append(module)
 
     def leave(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-        inside.pop()
-        if inside or find_adapter(module) is None:
-            return
+        inner = maps.pop()
+        maps[-1].update(inner)
+        if module in attention:
+            inside.pop()
+            if not inside and find_adapter(module) is not None:
+                leave_attention(name, module, args, kwargs, output)
+        if inner:
+            with suppress(UserError, AttributeError, IndexError):  # its arguments are no tokens
+                exits.append((make_call(name, module, args, kwargs, output), inner))
+
+    def leave_attention(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if block_ends(module):
             args, output = (ends[-2], *args[1:]), ends[-1]
             ends.clear()
@@ -127,25 +155,20 @@ def observe(
         call = make_call(name, module, args, kwargs, output) if known else None
         if call is not None and not is_cross(call):
             exits.append((call, set()))
-        elif known or pools((*args, *kwargs.values()), output):
-            left_out.append(LeftOut(name, module, "pooling"))
         else:
-            left_out.append(LeftOut(name, module, "unknown"))
+            pooling = known or pools((*args, *kwargs.values()), output)
+            left_out.append(LeftOut(name, module, "pooling" if pooling else "unknown"))
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if is_known(module) or (named_attention(module) and not _holds_known(module)):
-                stack.enter_context(module.register_forward_pre_hook(lambda module, _: inside.append(module)))
+            if watch or module in attention:
+                stack.enter_context(module.register_forward_pre_hook(enter))
                 stack.enter_context(module.register_forward_hook(partial(leave, name), with_kwargs=True))
-                for part in block_ends(module) or ():
-                    stack.enter_context(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
+            for part in block_ends(module) or ():
+                stack.enter_context(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
         stack.enter_context(eager_attention())
         if watch:
-            mode = _Watch(exits)
-            for name, module in model.named_modules():
-                stack.enter_context(module.register_forward_pre_hook(mode.enter))
-                stack.enter_context(module.register_forward_hook(partial(mode.leave, name), with_kwargs=True))
-            stack.enter_context(mode)
+            stack.enter_context(TorchCalls(note))
         try:
             _run(call, inputs, tangent)
         except UserError:
@@ -227,39 +250,6 @@ def make_call(
     return Call(name, module, dual.primal, tangent, args[1:], rest, forward_ad.unpack_dual(first).primal)
 
 
-class _Watch(TorchFunctionMode):
-    """Note the calls of modules that compute square softmax maps outside of known attention."""
-
-    def __init__(self, exits: list[Exit]) -> None:
-        super().__init__()
-        self.exits = exits
-        self.stack: list[set[int]] = [set()]
-        self.count, self.quiet = 0, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
-        if not self.quiet and (fused or softmax_rows(func, args, kwargs, output)):
-            self.stack[-1].add(self.count)
-            self.count += 1
-        return output
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        self.stack.append(set())
-        self.quiet += is_known(module)
-
-    def leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-        self.quiet -= is_known(module)
-        maps = self.stack.pop()
-        self.stack[-1] |= maps
-        if maps:
-            try:
-                self.exits.append((make_call(name, module, args, kwargs, output), maps))
-            except (UserError, AttributeError, IndexError):  # its arguments are no tokens
-                return
-
-
 def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, str]]]:
     """Return the calls of attention, and the other innermost ones that compute softmax maps, with the reason.
 
@@ -294,28 +284,21 @@ def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, st
     return [call for number, (call, maps) in enumerate(exits) if not maps or number in chosen], others
 
 
-class _Sums(TorchFunctionMode):
-    """Note each addition and subtraction that has a graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: list[tuple[Tensor, Tensor, Tensor, bool]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        sides = subtraction(func, args)
-        minus = sides is not None
-        if getattr(func, "__name__", "") in _PLUS and all(isinstance(side, Tensor) for side in args[:2]):
-            sides = args[0].clone(), args[1]
-        output = func(*args, **(kwargs or {}))
-        if sides is not None and output.requires_grad:
-            self.sums.append((*sides, output, minus))  # pyright: ignore[reportArgumentType]
-        return output
-
-
 def _subtracted_outputs(modules: Sequence[nn.Module], run: Callable[[], Any]) -> set[nn.Module]:
     """Return the modules, none within another, of which one's output is subtracted from another's."""
     leaves: list[Tensor] = []
     owners: list[nn.Module] = []
+    sums: list[tuple[Tensor, Tensor, Tensor, bool]] = []  # two sides, the sum, and whether it is a difference
+
+    def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        sides = subtraction(func, args)
+        minus = sides is not None
+        if getattr(func, "__name__", "") in _PLUS and all(isinstance(side, Tensor) for side in args[:2]):
+            sides = args[0].clone(), args[1]
+        output = func(*args, **kwargs)
+        if sides is not None and output.requires_grad:
+            sums.append((*sides, output, minus))  # pyright: ignore[reportArgumentType]
+        return output
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:
         first, *rest = output if isinstance(output, tuple) else (output,)
@@ -323,13 +306,13 @@ def _subtracted_outputs(modules: Sequence[nn.Module], run: Callable[[], Any]) ->
         owners.append(module)
         return (first + leaves[-1], *rest) if isinstance(output, tuple) else first + leaves[-1]
 
-    with ExitStack() as hooks, gradients(enabled=True), _Sums() as mode:
+    with ExitStack() as hooks, gradients(enabled=True), TorchCalls(note):
         for module in dict.fromkeys(modules):
             hooks.enter_context(module.register_forward_hook(add_leaf))
         run()
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     subtracted = set[nn.Module]()
-    for one, two, total, minus in mode.sums:
+    for one, two, total, minus in sums:
         left, right = _leaves_of(one, numbers), _leaves_of(two, numbers)
         sides = [leaves[number] for number in left - right], [leaves[number] for number in right - left]
         if all(sides) and (minus or _opposed(total, *sides)):
@@ -353,11 +336,16 @@ def _opposed(total: Tensor, left: list[Tensor], right: list[Tensor]) -> bool:
     """Return whether a sum has its two sides with weights of opposite signs everywhere."""
     u = torch.randn(total.shape, generator=torch.Generator().manual_seed(5)).to(total)
     slopes = torch.autograd.grad(total, [*left, *right], u, retain_graph=True)
-    products = [slope * u if slope.shape == u.shape else u.new_zeros(1) for slope in slopes]
-    up = [bool((one >= 0).all() and (one > 0).any()) for one in products]
-    down = [bool((one <= 0).all() and (one < 0).any()) for one in products]
-    count = len(left)
-    return (any(up[:count]) and any(down[count:])) or (any(down[:count]) and any(up[count:]))
+
+    def weights(slopes: Sequence[Tensor]) -> set[float]:
+        """Return the signs of those that have one sign everywhere."""
+        signs = [
+            {*(slope * u).sign().unique().tolist()} - {0.0} for slope in slopes if slope.shape == u.shape
+        ]
+        return {sign.pop() for sign in signs if len(sign) == 1}
+
+    opposite = weights(slopes[len(left) :])
+    return any(-sign in opposite for sign in weights(slopes[: len(left)]))
 
 
 # relative tolerance; other libraries compute parts in float32 even for float64 weights
@@ -414,14 +402,11 @@ def attention_of(
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         pooling[module] = pools(args, output)
 
-    hooks = [module.register_forward_hook(note) for module, kind in by_class.items() if kind == "unknown"]
-    try:
-        with torch.no_grad():
-            calls, left_out = observe(model, inputs, call or model, None, watch=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     known = [module for module, kind in by_class.items() if kind != "unknown"]
+    with ExitStack() as hooks, torch.no_grad():
+        for module in by_class.keys() - known:
+            hooks.enter_context(module.register_forward_hook(note))
+        calls, left_out = observe(model, inputs, call or model, None, watch=True)
     kinds: set[AttentionKind] = {by_class[module] for module in known}
     parts_of_known = {part for module in known for part in module.modules() if part not in _SUBTRACTED}
     pooled = [one.module for one in left_out if one.why == "pooling"]

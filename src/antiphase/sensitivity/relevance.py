@@ -48,17 +48,11 @@ def chefer_relevance(
     Encoder-Decoder Transformers*, ICCV 2021, Section 3, rule for self-attention. The target is that of their CLIP
     notebook, whose default is ``start=-1``. The extension to the signed map of differential attention is ours.
 
-    Args:
-        model: a dual encoder in evaluation mode.
-        images: images in [0, 1].
-        texts: texts, used as they are, without a prompt template; at least one.
-        part: ``"combined"`` as above; ``"positive"``: A1 and the derivative with respect to A1;
-            ``"negative"``: A2 and the derivative with respect to A2, −λ·∂y/∂A.
-        start: first layer to include, from 0; −1: the last layer alone.
-
-    Raises:
-        UserError: if the tower lacks a class token followed by a square grid of patches, its attention is not known,
-            or the layer does not exist. NoSecondMap: if ``"negative"`` is requested from standard attention.
+    ``model`` is a dual encoder in evaluation mode, and ``texts`` are used as they are, without a prompt template.
+    ``part``: ``"combined"`` as above; ``"positive"``: A1 and the derivative with respect to A1; ``"negative"``: A2 and
+    the derivative with respect to A2, −λ·∂y/∂A. ``start``: first layer to include, from 0; −1: the last layer alone.
+    A UserError refuses a tower without a class token followed by a square grid of patches, attention that is not known
+    and a layer that does not exist; it is a NoSecondMap where ``"negative"`` is requested from standard attention.
     """
     encoder = as_dual_encoder(model)
     calls, embeddings, side = _watch(encoder, model, images)

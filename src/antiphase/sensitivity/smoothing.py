@@ -33,6 +33,9 @@ from antiphase.errors import UserError
 from antiphase.precision import Precision
 from antiphase.progress import progress_bar
 
+Integers = Int64[Tensor, " samples"]
+Counts = Int[np.ndarray, "..."] | int
+Numbers = Float[np.ndarray, "..."]
 ABSTAIN = -1
 """The prediction if the vote is too close to certify a class."""
 
@@ -42,7 +45,7 @@ _ELSEWHERE = (2**24, 2**12)
 _BATCH_NUMBERS = 2**27  # upper limit of the numbers in a batch
 
 
-def lower_bound(count: Int[np.ndarray, "..."] | int, samples: int, alpha: float) -> Float[np.ndarray, "..."]:
+def lower_bound(count: Counts, samples: int, alpha: float) -> Numbers:
     """Compute the one-sided Clopper–Pearson (1934) lower bound of a probability at confidence 1 − α.
 
     The bound is the α-quantile of Beta(count, samples − count + 1), and 0 for no successes in ``samples`` trials.
@@ -55,9 +58,7 @@ def lower_bound(count: Int[np.ndarray, "..."] | int, samples: int, alpha: float)
     return np.where(successes > 0, bound, 0.0)
 
 
-def certified_radius(
-    count: Int[np.ndarray, "..."] | int, samples: int, sigma: float, alpha: float
-) -> Float[np.ndarray, "..."]:
+def certified_radius(count: Counts, samples: int, sigma: float, alpha: float) -> Numbers:
     """Compute the certified L2 radius R = σ·Φ⁻¹(p_low); NaN (abstain) if p_low < ½.
 
     Theorem 1 has σ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B)); this is with the source's bound p_B ≤ 1 − p_A.

@@ -16,6 +16,7 @@ from torch import Tensor
 from antiphase.arguments import ANY_NUMBER, FINITE, at_least, validated
 from antiphase.errors import UserError
 
+PerSample = Float[Tensor, " samples"]
 Numbers = Annotated[float, ANY_NUMBER] | Real[np.ndarray, "..."]
 _ROUNDING = 1e-6  # tolerance for measured cosines outside [−1, 1]
 _STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # Lipschitz constant of the margin divided by the given one
@@ -122,7 +123,7 @@ def _require(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.b
 @validated
 def margins(
     logits: Annotated[Float[Tensor, "samples classes"], FINITE], labels: Int64[Tensor, " samples"]
-) -> Float[Tensor, " samples"]:
+) -> PerSample:
     """Compute the margin m = z_y − max_{j≠y} z_j, which is positive if the label is predicted.
 
     >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))
@@ -140,11 +141,11 @@ def margins(
 
 @validated
 def estimated_radius(
-    margin: Annotated[Float[Tensor, " samples"], FINITE],
-    lipschitz: Annotated[float, at_least(0), ANY_NUMBER] | Float[Tensor, " samples"],
+    margin: Annotated[PerSample, FINITE],
+    lipschitz: Annotated[float, at_least(0), ANY_NUMBER] | PerSample,
     *,
     of: Literal["logits", "margin"],
-) -> Float[Tensor, " samples"]:
+) -> PerSample:
     """Estimate the L2 radius within which the prediction does not change: m / (√2·L) for L of the logits.
 
     The factor √2: m_j = z_y − z_j = (e_y − e_j)·z with ‖e_y − e_j‖ = √2, so that |m_j(x + δ) − m_j(x)| ≤ √2·L·‖δ‖, and

@@ -9,10 +9,10 @@ images tell two models apart; then nothing is decided.
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from scipy import stats
 
-from antiphase.statistics.intervals import Estimate, check_pairs, is_interval, student_t
+from antiphase.statistics.intervals import Estimate, Outcomes, check_pairs, is_interval, student_t
 
 LEVEL = 0.05
 """Two-sided level of every test."""
@@ -20,7 +20,7 @@ LEAST_SEEDS = 8
 """Training seeds that a verdict about an architecture takes."""
 
 
-def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> float:
+def mcnemar_exact(first: Outcomes, second: Outcomes) -> float:
     """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
 
     Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
@@ -31,9 +31,7 @@ def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, 
     return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
 
 
-def mcnemar_clustered(
-    first: Bool[np.ndarray, " n"], second: Bool[np.ndarray, " n"], clusters: Int64[np.ndarray, " n"]
-) -> float:
+def mcnemar_clustered(first: Outcomes, second: Outcomes, clusters: Int64[np.ndarray, " samples"]) -> float:
     """Return the two-sided exact p-value that two paired outcomes are equally frequent, for clustered observations.
 
     With d_c the difference of the two counts in cluster c, p = P(|Σ s_c·d_c| ≥ |Σ d_c|) for independent random signs
@@ -47,10 +45,7 @@ def mcnemar_clustered(
     probability = np.zeros(2 * reach + 1)
     probability[reach] = 1.0  # of a sum of 0
     for size in sizes.tolist():
-        shifted = np.zeros_like(probability)
-        shifted[size:] += probability[:-size] / 2
-        shifted[:-size] += probability[size:] / 2
-        probability = shifted
+        probability = (np.roll(probability, size) + np.roll(probability, -size)) / 2
     far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(sums.sum()))
     return min(float(probability[far].sum()), 1.0)
 

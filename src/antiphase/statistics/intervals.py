@@ -15,6 +15,10 @@ STRATA = 20  # of the covariate that a rate is standardised to
 _LARGEST_EXPONENT = 700.0  # exp overflows beyond this
 _NO_WIDTH = 1e-12  # rounding of equal values
 
+Values = Float[np.ndarray, " samples"]
+Outcomes = Bool[np.ndarray, " samples"]
+Parts = Float[np.ndarray, "samples parts"]
+SeedsBySamples = Float[np.ndarray, "seeds samples"]
 Statistic = Callable[[Float[np.ndarray, "... parts"]], Float[np.ndarray, "..."]]
 """A function of means, which stand in the last axis."""
 
@@ -55,7 +59,7 @@ def proportion(successes: int, n: int) -> Estimate:
     return Estimate(successes / n, float(interval.low), float(interval.high), n)
 
 
-def paired_difference(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> Estimate:
+def paired_difference(first: Outcomes, second: Outcomes) -> Estimate:
     """Estimate p₁ − p₂ for two yes/no outcomes observed on the same samples.
 
     With [lᵢ, uᵢ] the Wilson interval of each proportion and φ the correlation of the two outcomes,
@@ -69,9 +73,8 @@ def paired_difference(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarr
     based on paired data", Statistics in Medicine 17:2635–2650 (1998), method 10.
     """
     check_pairs(first, second)
-    cells = (first & second, first & ~second, ~first & second)
-    both, only_first, only_second = (int(cell.sum()) for cell in cells)
-    n, count, other = len(first), both + only_first, both + only_second
+    n, count, other, both = len(first), int(first.sum()), int(second.sum()), int((first & second).sum())
+    only_first, only_second = count - both, other - both
     one, two = proportion(count, n), proportion(other, n)
     numerator = both * (n - both - only_first - only_second) - only_first * only_second
     if numerator > 0:
@@ -102,8 +105,7 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
     k = len(values)
     if k < 2:
         raise ValueError(f"mean over {k} seeds: expected at least 2")
-    half = float(student_t(k - 1) * np.std(values, ddof=1) / math.sqrt(k))
-    return _around(float(np.mean(values)), half, k)
+    return _around(float(np.mean(values)), float(student_t(k - 1) * np.std(values, ddof=1) / math.sqrt(k)), k)
 
 
 def as_share(estimate: Estimate) -> Estimate:
@@ -159,7 +161,7 @@ def clipped(estimate: Estimate, least: float, most: float) -> Estimate:
     )
 
 
-def jackknife(parts: Float[np.ndarray, "samples parts"], statistic: Statistic) -> Estimate:
+def jackknife(parts: Parts, statistic: Statistic) -> Estimate:
     """Estimate a smooth function of means over the samples: ratios of means, angles built from them.
 
     θ = f(x̄), with θ₍ᵢ₎ the value without sample i: s² = (n − 1)/n·Σ(θ₍ᵢ₎ − θ̄₍.₎)², interval θ ± t·s, Student's t at
@@ -181,9 +183,7 @@ def jackknife(parts: Float[np.ndarray, "samples parts"], statistic: Statistic) -
     return _around(value, student_t(n - 1) * spread, n)
 
 
-def mean_over_groups(
-    values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"]
-) -> Estimate:
+def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> Estimate:
     """Estimate the mean of group means, in which every class has equal weight, of values within [−1, 1].
 
     m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g, interval m ± t·s, Student's t,
@@ -208,7 +208,7 @@ def mean_over_groups(
     return _around(value, student_t(degrees) * spread, len(values))
 
 
-def _left_out(parts: np.ndarray, statistic: Statistic) -> Float[np.ndarray, " samples"]:
+def _left_out(parts: np.ndarray, statistic: Statistic) -> Values:
     """Return the statistic without each sample."""
     return statistic((parts.sum(0) - parts) / (len(parts) - 1))
 
@@ -221,9 +221,7 @@ def _around(value: float, half: float, n: int) -> Estimate:
 # times each observation's influence on θ. They can be averaged over clusters and training seeds like other values.
 
 
-def linearised(
-    parts: Float[np.ndarray, "samples parts"], statistic: Statistic
-) -> Float[np.ndarray, " samples"]:
+def linearised(parts: Parts, statistic: Statistic) -> Values:
     """Return one value a sample whose mean is f(x̄) and whose variance over n is that of :func:`jackknife`.
 
     v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎), so that ratios of means can be averaged over training seeds like other values.
@@ -238,9 +236,7 @@ def linearised(
     return value + (n - 1) * (left_out.mean() - left_out)
 
 
-def ratio_values(
-    numerator: Float[np.ndarray, " n"], denominator: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
+def ratio_values(numerator: Values, denominator: Values) -> Values:
     """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb.
 
     >>> float(ratio_values(np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 0.0])).mean())
@@ -253,7 +249,7 @@ def ratio_values(
     return ratio + len(numerator) * (numerator - ratio * denominator) / total
 
 
-def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def auc_values(scores: Values, truth: Outcomes) -> Values:
     """Return values whose mean is the area under the ROC curve.
 
     The area A is the probability that a positive scores higher than a negative; ties count half. The value is
@@ -269,22 +265,22 @@ def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -
     if not len(positive) or not len(negative):
         raise ValueError("an area under a curve of one kind of observation")
     own, other = np.where(truth, len(positive), len(negative)), np.where(truth, len(negative), len(positive))
-    lower, upper = (
+    below = sum(
         np.where(truth, np.searchsorted(negative, scores, side), np.searchsorted(positive, scores, side))
         for side in ("left", "right")
     )
-    below = (lower + upper) / 2 / other
+    below = below / 2 / other
     right = np.where(truth, below, 1 - below)
     area = float(right[truth].mean())
     return area + len(scores) * (right - area) / own
 
 
 def standardised(
-    values: Float[np.ndarray, "seeds samples"],
-    covariate: Float[np.ndarray, "seeds samples"],
-    population: Sequence[Float[np.ndarray, "seeds samples"]],
+    values: SeedsBySamples,
+    covariate: SeedsBySamples,
+    population: Sequence[SeedsBySamples],
     strata: int = STRATA,
-) -> Float[np.ndarray, "seeds samples"]:
+) -> SeedsBySamples:
     """Return values whose mean is Σ_k w_k·μ_k: the rate if a model's images had a common population's covariate.
 
     A model with smaller margins is broken more often even if nothing else sets it apart; post-stratification by the

@@ -6,16 +6,16 @@ Source: F. E. Satterthwaite, "An approximate distribution of estimates of varian
 2:110–114 (1946); the two-way random-effects model.
 """
 
+import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
 from scipy import stats
 
 from antiphase.statistics.decisions import LEVEL
-from antiphase.statistics.intervals import Estimate, student_t
+from antiphase.statistics.intervals import Estimate, SeedsBySamples, student_t
 
 POWER = 0.8
 """Probability with which a difference is to be found."""
@@ -73,7 +73,7 @@ class CrossedEstimate(Estimate):
         return 0 if self.spread is None else self.spread.seeds
 
 
-def crossed_mean(values: Float[np.ndarray, "seeds samples"]) -> CrossedEstimate:
+def crossed_mean(values: SeedsBySamples) -> CrossedEstimate:
     """Estimate the mean over crossed seeds and samples of hits, or differences of hits, within [−1, 1].
 
     The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
@@ -140,8 +140,4 @@ def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
     """
     if not enough(MOST_SEEDS):
         return None
-    low, high = least - 1, MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return least + bisect.bisect_left(range(least, MOST_SEEDS), x=True, key=enough)

@@ -20,8 +20,8 @@ _HOMES = {
         *("Accuracy", "Attack", "AttackAnswers", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense"),
         *("TrainClip", "TrainVit", "TrainVlm", "given"),
     ),
-    "figures": ("Artefact", "Panel", "Plot", "Table"),
-    "claims": ("Check", "Claim"),
+    "figures": ("Artefact", "Panel", "Plot", "Table", "panels", "tables"),
+    "claims": ("Check", "Claim", "above", "apart", "higher"),
     "estimation": (
         "ASR",
         "contrast",

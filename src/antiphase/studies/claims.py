@@ -78,7 +78,6 @@ class Check:
             empty for other values.
         judged: whether there is a verdict; False under the profile ``smoke``.
         over: what the interval has to be over: training seeds, or images alone for models that were not trained here.
-        seconds: core-seconds that one training seed takes, trainings included; None if unknown.
     """
 
     what: str
@@ -86,7 +85,6 @@ class Check:
     unit: Unit = "points"
     judged: bool = True
     over: Literal["seeds", "images"] = "seeds"
-    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
@@ -150,7 +148,7 @@ class Claim:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict of each check."""
-        opposite = holm([_below(check) for check in self.checks], LEVEL / 2)
+        opposite = holm([_p_value(check, -1) for check in self.checks], LEVEL / 2)
         return [self._verdict(check, against) for check, against in zip(self.checks, opposite, strict=True)]
 
     @property
@@ -180,10 +178,7 @@ class Claim:
         Each check is expected to have a verdict once its power is 80 %. None if no number of seeds is enough, fewer
         than two were seen, or the claim is judged over images.
         """
-        spreads = [check.spread for check in self.checks]
-        if any(spread is None or spread.seeds < 2 for spread in spreads):
-            return None
-        if any(check.over == "images" for check in self.checks):
+        if any(check.seeds < 2 or check.over == "images" for check in self.checks):
             return None
         return seeds_until(
             lambda seeds: (
@@ -205,7 +200,7 @@ class Claim:
             return "not judged (smoke)"
         if check.over == "seeds" and check.seeds < LEAST_SEEDS:
             return "undecided"
-        if check.estimate.low > 0 and (not self.exceptions or _above(check) <= self._level):
+        if check.estimate.low > 0 and (not self.exceptions or _p_value(check, 1) <= self._level):
             return "holds"
         if against:
             return "contradicted"
@@ -244,25 +239,13 @@ def _joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
     return sorted(verdicts, key=order.index)[min(exceptions, len(verdicts) - 1)]
 
 
-def _below(check: Check) -> float:
-    """Return the one-sided p-value of "the difference is at least 0"; 1 if it cannot be judged."""
+def _p_value(check: Check, sign: int) -> float:
+    """Return the one-sided p-value of "sign · difference is at most 0"; 1 if it cannot be judged."""
     spread = check.spread
-    if check.estimate is None or spread is None or not spread.error:
+    few = check.over == "seeds" and check.seeds < LEAST_SEEDS
+    if check.estimate is None or spread is None or not spread.error or few:
         return 1.0
-    if check.over == "seeds" and spread.seeds < LEAST_SEEDS:
-        return 1.0
-    return float(stats.t.cdf(check.estimate.value / spread.error, spread.degrees))
-
-
-def _above(check: Check) -> float:
-    """Return the one-sided p-value of "the difference is at most 0"; 1 if it cannot be judged."""
-    return _below(turned(check))
-
-
-def turned(check: Check) -> Check:
-    """Return the check of the opposite: a difference of the other sign."""
-    one = check.estimate
-    return replace(check, estimate=one and replace(one, value=-one.value, low=-one.high, high=-one.low))
+    return float(stats.t.sf(sign * check.estimate.value / spread.error, spread.degrees))
 
 
 UNSAID = ("attack", "estimator", "quantity")
@@ -285,14 +268,7 @@ def higher(
         first: series that is said to be higher.
         **levels: columns, and the values that select rows of both: one, or several.
     """
-    return [
-        Check(
-            f"{what}({first}) − {what}({than}){in_words(where)}",
-            difference(rows, {"series": first, **where}, {"series": than, **where}, value),
-            unit,
-        )
-        for where in combinations(levels)
-    ]
+    return apart(rows, "series", first, than, value, f"{what}({first}) − {what}({than})", unit, **levels)
 
 
 def above(rows: pl.DataFrame, what: str, value: pl.Expr, unit: Unit = "", **levels: Any) -> list[Check]:

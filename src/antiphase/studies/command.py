@@ -24,17 +24,21 @@ if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
 
-def _list_(_: ListOptions, __: str) -> Answer:
+def _list(_: ListOptions, __: str) -> Answer:
     from antiphase.studies.plan import known_studies
 
+    rows = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
+    _print_table(("name", "paper", "artefact", "what it shows"), rows)
+    return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in rows]
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     table = Table(box=None, header_style="bold")
-    for column in ("name", "paper", "artefact", "what it shows"):
-        table.add_column(column, no_wrap=column == "name")
-    found = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
-    for row in found:
-        table.add_row(*row)
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=not place)
+    for row in rows:
+        table.add_row(*map(str, row))
     console().print(table)
-    return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in found]
 
 
 def _show(options: StudyOptions, _: str) -> Answer:
@@ -84,52 +88,46 @@ def _status(options: StatusOptions, _: str) -> Answer:
     from antiphase.progress import duration
     from antiphase.studies.plan import select
 
-    table = Table(box=None, header_style="bold")
-    for column in ("study", "done", "running", "to do", "damaged", "time left"):
-        table.add_column(column, justify="left" if column == "study" else "right")
-    chosen, found = select(options), []
-    for one in chosen.studies:
-        plan = chosen.plan(one)
+    chosen, answer, rows = select(options), [], []
+    for study in chosen.studies:
+        plan = chosen.plan(study)
         running = [cell for cell in plan.missing if chosen.store.busy(cell)]
-        there = sum(chosen.store.done(cell) for cell in plan.cells)
-        to_do = len(plan.missing) - len(running)
+        counts = {
+            "done": sum(chosen.store.done(cell) for cell in plan.cells),
+            "running": len(running),
+            "to_do": len(plan.missing) - len(running),
+        }
         time = duration(plan.seconds) if plan.missing else "–"
-        table.add_row(one.name, str(there), str(len(running)), str(to_do), str(len(plan.damaged)), time)
-        found.append(
-            {
-                "study": one.name,
-                "done": there,
-                "running": len(running),
-                "to_do": to_do,
-                "damaged": list(plan.damaged.values()),
-                "seconds": plan.seconds if plan.missing else 0,
-            }
-        )
-        for why in plan.damaged.values():
+        rows.append((study.name, *counts.values(), len(plan.damaged), time))
+        damaged, seconds = list(plan.damaged.values()), plan.seconds if plan.missing else 0
+        answer.append({"study": study.name, **counts, "damaged": damaged, "seconds": seconds})
+        for why in damaged:
             say(f"damaged: {why}", err=True)
         for cell in running:
             say(f"running: {cell.label}", err=True)
-    console().print(table)
-    return found
+    _print_table(("study", "done", "running", "to do", "damaged", "time left"), rows)
+    return answer
 
 
 def _rows(options: RowsOptions, _: str) -> Answer:
-    from antiphase.studies.results import chosen_rows, plain_rows, shown_rows, write_rows
+    from antiphase.studies.results import chosen_rows, plain_rows, write_rows
 
-    found = chosen_rows(options)
+    tables = chosen_rows(options)
     if options.out is not None:
-        (frame,) = found.values()
+        (frame,) = tables.values()
         write_rows(frame, options.out)
         return {"out": str(options.out), "rows": len(frame)}
-    for key, frame in found.items():
-        say(f"{key}: {len(frame):,} rows\n{shown_rows(frame, console().width)}")
-    return {key: plain_rows(frame) for key, frame in found.items()}
+    for key, frame in tables.items():
+        say(f"{key}: {len(frame):,} rows")
+        for column in frame:  # the first values of each
+            say(f"  {column.name}: {', '.join(map(str, column.head(5)))}, …")
+    return {key: plain_rows(frame) for key, frame in tables.items()}
 
 
 def _claims(options: ClaimsOptions, _: str) -> Answer:
     from antiphase.studies.plan import reading
-    from antiphase.studies.report.site import plain_claims, replace_claims
-    from antiphase.studies.report.tables import console_claims
+    from antiphase.studies.report.findings import replace_claims
+    from antiphase.studies.report.tables import console_claims, plain_claims
     from antiphase.studies.results import results_of
 
     options = reading(options)
@@ -163,7 +161,8 @@ def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
 
 def _report(options: ReportOptions, _: str) -> Answer:
     from antiphase.studies.plan import reading
-    from antiphase.studies.report.site import replace_findings, write_findings, write_site
+    from antiphase.studies.report.findings import replace_findings, write_findings
+    from antiphase.studies.report.site import write_site
     from antiphase.studies.results import results_of
 
     options = reading(options)
@@ -188,21 +187,25 @@ def _new(options: NewOptions, _: str) -> Answer:
     return {"file": path}
 
 
-COMMANDS = {
-    "study list": Command("study list", ListOptions, "antiphase.studies.command:_list_"),
-    "study show": Command("study show", StudyOptions, "antiphase.studies.command:_show"),
-    "study run": Command(
-        "study run",
-        RunOptions,
-        "antiphase.studies.command:_run",
-        "antiphase.studies.result:StudyResult",
-        in_folder=False,
-    ),
-    "study status": Command("study status", StatusOptions, "antiphase.studies.command:_status"),
-    "study rows": Command("study rows", RowsOptions, "antiphase.studies.command:_rows"),
-    "study claims": Command("study claims", ClaimsOptions, "antiphase.studies.command:_claims"),
-    "study pack": Command("study pack", PackOptions, "antiphase.studies.command:_pack"),
-    "study report": Command("study report", ReportOptions, "antiphase.studies.command:_report"),
-    "study new": Command("study new", NewOptions, "antiphase.studies.command:_new"),
+_OPTIONS = {
+    "list": ListOptions,
+    "show": StudyOptions,
+    "status": StatusOptions,
+    "rows": RowsOptions,
+    "claims": ClaimsOptions,
+    "pack": PackOptions,
+    "report": ReportOptions,
+    "new": NewOptions,
 }
+COMMANDS = {
+    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}")
+    for name, options in _OPTIONS.items()
+}
+COMMANDS["study run"] = Command(
+    "study run",
+    RunOptions,
+    "antiphase.studies.command:_run",
+    "antiphase.studies.result:StudyResult",
+    in_folder=False,
+)
 """The commands of the group ``study``."""

@@ -56,10 +56,8 @@ def over(*found: pl.DataFrame, samples: str = "images") -> str:
     frame = pl.concat([each.select("n", "seeds") for each in found]).drop_nulls()
     if frame.is_empty():
         return samples
-    ends = frame.select(
-        least=pl.concat_list(pl.min("n", "seeds")), most=pl.concat_list(pl.max("n", "seeds"))
-    ).row(0)
-    n, seeds = (f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in zip(*ends, strict=True))
+    ends = ([f"{end:,}" for end in (frame[name].min(), frame[name].max())] for name in ("n", "seeds"))
+    n, seeds = (" to ".join(dict.fromkeys(pair)) for pair in ends)
     return (
         f"{n} {samples}, for one training seed"
         if seeds == "1"
@@ -91,11 +89,11 @@ def share_above(
         value: hits or fractions, within [0, 1].
         level: what the share is compared with.
     """
-    found = contrast(rows, [(1.0, which)], value)
-    if found is None:
+    estimate = contrast(rows, [(1.0, which)], value)
+    if estimate is None:
         return None
-    share = as_share(found)
-    return replace(found, value=found.value - level, low=share.low - level, high=share.high - level)
+    share = as_share(estimate)
+    return replace(estimate, value=estimate.value - level, low=share.low - level, high=share.high - level)
 
 
 def trend(
@@ -135,20 +133,22 @@ def peak(
     At a peak both differences are above 0. The means on either side are averages over their levels, so neighbours that
     are nearly as high as the peak do not decide alone.
     """
-    found = []
     levels = _levels(rows, column, where)
     sides = {
         "below": [level for level in levels if level < at],
         "above": [level for level in levels if level > at],
     }
-    for side, others in sides.items():
-        groups = [
-            (1.0, {**where, column: at}),
-            *((-1.0 / len(others), {**where, column: each}) for each in others),
-        ]
-        if others:
-            found.append((side, contrast(rows, groups, value)))
-    return found
+    peak_group = (1.0, {**where, column: at})
+    return [
+        (
+            side,
+            contrast(
+                rows, [peak_group, *((-1.0 / len(others), {**where, column: one}) for one in others)], value
+            ),
+        )
+        for side, others in sides.items()
+        if others
+    ]
 
 
 def contrast(
@@ -162,22 +162,22 @@ def contrast(
     Raises:
         UserError: The groups were not measured on the same samples.
     """
-    blocks = [_chosen(rows, which) for _, which in groups]
+    weights, selections = zip(*groups, strict=True)
+    blocks = [_chosen(rows, which) for which in selections]
     seeds = set.intersection(*(set(block[SEED]) for block in blocks))
     if not seeds:
         return None
     blocks = [block.filter(pl.col(SEED).is_in(sorted(seeds))) for block in blocks]
     matrices = [
-        _matrix(block, value, str(dict(which))) for block, (_, which) in zip(blocks, groups, strict=True)
+        _matrix(block, value, str(dict(which))) for block, which in zip(blocks, selections, strict=True)
     ]
-    samples = set(blocks[0][SAMPLE])
-    for block, (_, which) in zip(blocks, groups, strict=True):
-        if set(block[SAMPLE]) != samples:
+    for block, which in zip(blocks, selections, strict=True):
+        if set(block[SAMPLE]) != set(blocks[0][SAMPLE]):
             raise UserError(
-                f"{dict(groups[0][1])} and {dict(which)}: measured on different images; "
+                f"{dict(selections[0])} and {dict(which)}: measured on different images; "
                 "measure both with the same settings"
             )
-    combined = sum(weight * matrix for matrix, (weight, _) in zip(matrices, groups, strict=True))
+    combined = sum(weight * matrix for weight, matrix in zip(weights, matrices, strict=True))
     cells = {cell for block in blocks for cell in _cells(block)}
     return replace(crossed_mean(np.asarray(combined)), cells=tuple(sorted(cells)))
 

@@ -15,19 +15,18 @@ from antiphase.studies import (
     Artefact,
     Attack,
     Cell,
-    Check,
     Claim,
     Model,
     Own,
-    Panel,
     Plot,
     Profile,
     RowsByTable,
     Study,
     TrainVit,
-    difference,
     estimates,
+    higher,
     over,
+    panels,
 )
 
 EPS = (1 / 255, 4 / 255)
@@ -82,22 +81,17 @@ def _named(rows: RowsByTable) -> pl.DataFrame:
 
 def draw(rows: RowsByTable) -> Artefact:
     """A panel for each attack: ASR over ε."""
-    found = estimates(_named(rows), ["attack", "series", "eps"], ASR)
-    panels = tuple(
-        Panel(str(attack), "ε", "attack success rate", block.rename({"eps": "x"}), scale="eps", percent=True)
-        for (attack,), block in found.group_by("attack", maintain_order=True)
-    )
-    return Artefact([Plot("asr", f"ASR by ε. Bands: 95 % over {over(found)}.", panels)])
+    rates = estimates(_named(rows), ["attack", "series", "eps"], ASR)
+    drawn = panels(rates, "{attack}", "eps", ("ε", "attack success rate"), scale="eps", percent=True)
+    return Artefact([Plot("asr", f"ASR by ε. Bands: 95 % over {over(rates)}.", drawn)])
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
     """What you expect, as differences that should lie above 0."""
-    attacks = _named(rows).filter(pl.col("attack") == "pgd")
-    one, two = ({"series": series, "eps": EPS[0]} for series in ("DiffViT, λ by depth", "ViT"))
-    check = Check("ASR(DiffViT, λ by depth) − ASR(ViT) at 1/255", difference(attacks, one, two, ASR))
-    return [
-        Claim("still-fragile", "my expectation", "DiffViT with λ by depth is more fragile than ViT.", [check])
-    ]
+    attacks = _named(rows).filter(attack="pgd")
+    checks = higher(attacks, "DiffViT, λ by depth", than="ViT", eps=EPS[0])
+    words = "DiffViT with λ by depth is more fragile than ViT."
+    return [Claim("still-fragile", "my expectation", words, checks)]
 
 
 study = Study("example", "own", "Example", "λ_init by depth", __doc__, cells, draw, claims)

@@ -5,7 +5,7 @@ A dry run builds what every cell would use, without data and without training, a
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -79,32 +79,26 @@ def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
     """Return the lines of every study of ``"robustness"`` or ``"diffclip"``; other groups have none."""
     if not (PAPERS / f"{paper}.toml").exists():
         return {}
-    settings = _read(paper)["setting"]
-    every = dict.fromkeys(
-        name for block in settings if block["studies"] != "all" for name in block["studies"]
-    )
-    lines: dict[str, list[Line]] = {}
-    for block in settings:
-        paper_values, ours = (_flat(block.get(whose, {})) for whose in ("paper", "ours"))
-        more = {
-            name: block[name] for name in ("source", "quote", "exact", "repository", "why") if name in block
-        }
-        for name in dict.fromkeys([*paper_values, *ours]):
-            line = Line(name, paper_values.get(name, ()), ours.get(name), **more)
-            for study in every if block["studies"] == "all" else block["studies"]:
-                lines.setdefault(study, []).append(line)
+    blocks = _read(paper)["setting"]
+    every = [name for block in blocks if block["studies"] != "all" for name in block["studies"]]
+    lines: dict[str, list[Line]] = {name: [] for name in every}
+    for block in blocks:
+        theirs, ours = (_flat(block.get(whose, {})) for whose in ("paper", "ours"))
+        about = {name: value for name, value in block.items() if name not in ("paper", "ours", "studies")}
+        for name in theirs | ours:
+            line = Line(name, theirs.get(name, ()), ours.get(name), **about)
+            for study in lines if block["studies"] == "all" else block["studies"]:
+                lines[study].append(line)
     return {study: tuple(some) for study, some in lines.items()}
 
 
 def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Name values by kind and name; a list has several, and a list in it is a tuple."""
+    values = {f"{kind}.{name}": value for kind, names in kinds.items() for name, value in names.items()}
+    several = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     return {
-        f"{kind}.{name}": tuple(
-            tuple(one) if isinstance(one, list) else one
-            for one in (value if isinstance(value, list) else [value])
-        )
-        for kind, names in kinds.items()
-        for name, value in names.items()
+        name: tuple(tuple(one) if isinstance(one, list) else one for one in some)
+        for name, some in several.items()
     }
 
 
@@ -119,12 +113,12 @@ def printed_numbers(paper: str, study: str) -> pl.DataFrame:
     for block in _read(paper)["numbers"]:
         scale, keys = (100 if block.get("percent") else 1), block["keys"]
         for row in block["rows"] if block["study"] == study else ():
-            named = dict(zip(keys, row, strict=False))
             for column, number in zip(block["columns"], row[len(keys) :], strict=True):
                 mean, _, spread = str(number).partition(" ± ")
-                if mean:
-                    sd = round(float(spread) / scale, 9) if spread else None
-                    rows.append(named | {"column": column, "value": round(float(mean) / scale, 9), "sd": sd})
+                value, sd = (round(float(text) / scale, 9) if text else None for text in (mean, spread))
+                if value is not None:
+                    named = dict(zip(keys, row, strict=False))
+                    rows.append(named | {"column": column, "value": value, "sd": sd})
     return pl.DataFrame(rows, schema_overrides={"sd": pl.Float64})
 
 
@@ -140,12 +134,6 @@ def text_of(study: Study) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def deviations(study: Study, profile: Profile) -> list[Line]:
-    """Return the lines in which a study deviates under the profile ``paper``; others are stand-ins throughout."""
-    lines = printed_settings(study.paper).get(study.name, ()) if profile.name == "paper" else ()
-    return [line for line in lines if line.why]
-
-
 def shown_settings(study: Study, profile: Profile) -> dict[str, str]:
     """Return the settings shown on a study's page: its own, and under the profile ``paper`` each deviation."""
     declared = {
@@ -153,6 +141,12 @@ def shown_settings(study: Study, profile: Profile) -> dict[str, str]:
         for line in deviations(study, profile)
     }
     return {**study.settings(profile), **declared}
+
+
+def deviations(study: Study, profile: Profile) -> list[Line]:
+    """Return the lines in which a study deviates under the profile ``paper``; others are stand-ins throughout."""
+    lines = printed_settings(study.paper).get(study.name, ()) if profile.name == "paper" else ()
+    return [line for line in lines if line.why]
 
 
 def note_of(study: Study, profile: Profile) -> str:
@@ -171,8 +165,10 @@ def gather(study: Study, profile: Profile) -> Facts:
     for cell in closure(study.cells(profile), identity):
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
-    seeds = {f"{name}s": (len(some),) for name, some in values.items() if name.endswith(".seed")}
-    return {name: tuple(some) for name, some in values.items() if not name.endswith(".seed")} | seeds
+    return dict(
+        (f"{name}s", (len(some),)) if name.endswith(".seed") else (name, tuple(some))
+        for name, some in values.items()
+    )
 
 
 def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
@@ -182,11 +178,7 @@ def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(used, BaseModel):
-        used = {name: getattr(used, name) for name in type(used).model_fields}
-    elif is_dataclass(used):
-        used = {field.name: getattr(used, field.name) for field in fields(used)}
-    for name, value in used.items():
+    for name, value in used.items() if isinstance(used, dict) else vars(used).items():
         if isinstance(value, BaseModel):
             yield from _leaves(prefix if name == "model" else f"{prefix}{name}_", value)
         elif name in ("eps", "travel"):
@@ -205,8 +197,8 @@ def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any
     """
     kinds = {name.partition(".")[0] for name in facts}
     left_out = {"train", "clip"} - kinds if "given" in kinds else set()
-    kept = [line for line in lines if line.name.partition(".")[0] not in left_out]
-    return [(line, facts.get(line.name, ()), line.verdict(facts.get(line.name, ()))) for line in kept]
+    kept = [(line, facts.get(line.name, ())) for line in lines if line.name.partition(".")[0] not in left_out]
+    return [(line, values, line.verdict(values)) for line, values in kept]
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:
@@ -217,9 +209,6 @@ def dry_run(study: Study, profile: Profile) -> Iterator[str]:
         (line.name, in_words(ours) or "nothing", in_words(line.paper) or "–", verdict)
         for line, ours, verdict in compare(printed_settings(study.paper).get(study.name, ()), facts)
     ]
-    if rows:
-        rows.insert(0, ("setting", "ours", "paper", "verdict"))
-        widths = [min(40, max(len(row[column]) for row in rows)) for column in range(4)]
-        for row in rows:
-            yield "  " + "  ".join(map(str.ljust, row, widths)).rstrip()
+    for row in [("setting", "ours", "paper", "verdict")] * bool(rows) + rows:
+        yield "  {:32}  {:24}  {:24}  {}".format(*row)
     yield from (f"given: {note}" for note in facts.get("given.note", ()))

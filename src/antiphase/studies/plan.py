@@ -1,12 +1,11 @@
 """The plan of a run: which cells are finished, which are missing, and how long they will take."""
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
-import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -25,9 +24,8 @@ from antiphase.studies.spec import Cell, Profile, Study, closure, profile
 from antiphase.studies.store import Reader, Store, identity
 from antiphase.terminal import say
 
-# seconds of a cell before the first one of its table is finished
 _USUAL = {"train": 60.0, "attack": 20.0, "answers": 600.0}
-_ELSE = 10.0
+"""Seconds of a cell before the first one of its table is finished; 10 for others."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +37,12 @@ class Plan:
         missing: cells that a run will make, in this order: missing measurements and the trainings they need.
         damaged: reasons, by identity, for cells that will be made again.
         seconds: estimated time for the missing cells, run one after the other.
-        known: number of finished cells behind that estimate; 0 if it uses built-in figures.
     """
 
     cells: list[Cell]
     missing: list[Cell]
     damaged: dict[str, str]
     seconds: float
-    known: int
 
 
 def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
@@ -54,44 +50,30 @@ def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
 
     A training without weights is repeated only if a missing cell needs it; a damaged one always.
     """
-    everything = closure(cells, identity)
-    damaged = {identity(cell): why for cell in everything if (why := store.damage(cell)) is not None}
-    there = {identity(cell) for cell in everything if store.done(cell)}
-    wanted: set[str] = set(damaged)
-    asked = {identity(cell) for cell in cells}
-    for cell in reversed(everything):  # dependencies come first
-        own = identity(cell)
-        if own not in there and (own in asked or own in wanted):
-            wanted.add(own)
-            wanted |= {identity(need) for need in cell.needs()} - there
-    missing = [cell for cell in everything if identity(cell) in wanted]
-    known = len(there) if _seconds(everything, store) else 0
-    return Plan(everything, missing, damaged, expected(missing, everything, store), known)
+    everything = {identity(cell): cell for cell in closure(cells, identity)}
+    damaged = {name: why for name, cell in everything.items() if (why := store.damage(cell)) is not None}
+    done = {name for name, cell in everything.items() if store.done(cell)}
+    asked = set(map(identity, cells))
+    wanted = set(damaged)
+    for name, cell in reversed(everything.items()):  # dependencies come first
+        if name not in done and name in asked | wanted:
+            wanted |= {name, *map(identity, cell.needs())} - done
+    missing = [cell for name, cell in everything.items() if name in wanted]
+    every = list(everything.values())
+    return Plan(every, missing, damaged, expected(missing, every, store))
 
 
 def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Reader) -> float:
     """Estimate the time of cells in seconds, run one after the other, from the finished cells of ``among``.
 
-    A cell takes as long as the median of those that differ in the training seed alone, otherwise of its table.
+    A cell takes as long as those of its table did on average, uninterrupted.
     """
-    seconds = _seconds(among, store)
-    usual = (seconds.get(cell.table, _USUAL.get(cell.table, _ELSE)) for cell in cells)
-    return sum(seconds.get(_kind(cell), other) for cell, other in zip(cells, usual, strict=True))
-
-
-def _kind(cell: Cell) -> str:
-    return f"{cell.table} {re.sub(r' seed [0-9]+', '', cell.label)}"
-
-
-def _seconds(cells: Sequence[Cell], store: Reader) -> dict[str, float]:
-    """Return the median seconds of uninterrupted cells, by kind and by table."""
-    seen: dict[str, list[float]] = {}
-    for cell in cells:
-        record = store.record(cell)
-        if record and record["whole"]:
-            for name in (_kind(cell), cell.table):
-                seen.setdefault(name, []).append(record["seconds"])
-    return {name: statistics.median(values) for name, values in seen.items()}
+    seconds: dict[str, list[float]] = {}
+    for cell in among:
+        if (record := store.record(cell)) and record["whole"]:
+            seconds.setdefault(cell.table, []).append(record["seconds"])
+    rates = {table: statistics.mean(values) for table, values in seconds.items()}
+    return sum(rates.get(cell.table, _USUAL.get(cell.table, 10.0)) for cell in cells)
 
 
 @dataclass(frozen=True)
@@ -148,35 +130,29 @@ def describe(plan: Plan) -> str:
     """Say what a run would do and how long it takes."""
     if not plan.missing:
         return f"{len(plan.cells)} cells, all there"
-    kinds: dict[str, int] = {}
-    for cell in plan.missing:
-        kinds[cell.table] = kinds.get(cell.table, 0) + 1
-    parts = ", ".join(f"{count} {table}" for table, count in kinds.items())
-    basis = f"judged by {plan.known} finished cells" if plan.known else "a rough guess before the first cells"
-    time = f"about {duration(plan.seconds)} in one worker, {basis}"
+    counts = Counter(cell.table for cell in plan.missing)
+    parts = ", ".join(f"{count} {table}" for table, count in counts.items())
+    time = f"about {duration(plan.seconds)} in one worker"
     return f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): {time}"
-
-
-EVERY = "all"
 
 
 @lru_cache
 def known_studies() -> dict[str, Study]:
     """Return the studies of the package by name: the robustness paper first, in the order of each paper; ours last."""
-    found = []
-    for package in (papers, own):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            values = vars(importlib.import_module(module.name)).values()
-            found += [value for value in values if isinstance(value, Study)]
-    found.sort(key=lambda study: (study.paper != "robustness", study.paper, _order(study.label)))
-    return {study.name: study for study in found}
+    modules = (
+        importlib.import_module(module.name)
+        for package in (papers, own)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    )
+    studies = [value for module in modules for value in vars(module).values() if isinstance(value, Study)]
+    studies.sort(key=lambda study: (study.paper != "robustness", study.paper, _order(study.label)))
+    return {study.name: study for study in studies}
 
 
 def _order(label: str) -> tuple[str, int, str]:
     """Sort "Figure 2(a)" between "Figure 1" and "Figure 10"; tables after figures."""
     kind, _, rest = label.partition(" ")
-    digits = "".join(char for char in rest if char.isdigit())
-    return kind, int(digits or 0), rest
+    return kind, int("".join(filter(str.isdigit, rest)) or 0), rest
 
 
 def find_studies(names: Sequence[str]) -> list[Study]:
@@ -186,28 +162,22 @@ def find_studies(names: Sequence[str]) -> list[Study]:
         UserError: A name is unknown, or a file defines no study.
     """
     known = known_studies()
-    found: dict[str, Study] = {}
+    chosen: dict[str, Study] = {}
     for name in names:
         if name.endswith(".py"):
             studies = [load_study(Path(name))]
-            if studies[0].name in known:
-                raise UserError(
-                    f"{name}: study name {studies[0].name!r} belongs to a study of the papers; rename it"
-                )
-        elif name in known:
-            studies = [known[name]]
         else:
-            studies = [study for study in known.values() if name in (EVERY, study.paper)]
+            studies = [study for study in known.values() if name in (study.name, study.paper, "all")]
         if not studies:
-            near = difflib.get_close_matches(name, known, n=3)
-            guess = f"did you mean {', '.join(near)}?" if near else "list them with antiphase study list"
             raise UserError(
-                f"study {name!r}: unknown; {guess} (for your own study, give a file ending in .py)"
+                f"study {name!r}: unknown; list them with antiphase study list (for your own study, give a file "
+                "ending in .py)"
             )
         for study in studies:
-            if found.setdefault(study.name, study) is not study:
+            if any(other.get(study.name, study) is not study for other in (known, chosen)):
                 raise UserError(f"{name}: duplicate study name {study.name!r}; rename it in the file")
-    return list(found.values())
+            chosen[study.name] = study
+    return list(chosen.values())
 
 
 def load_study(path: Path) -> Study:

@@ -69,25 +69,24 @@ class StudyResult(Result):
         if (folder / _CHOICE).exists():
             return read_result(folder, command)
         place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
-        done: dict[str, int] = {}
-        names: dict[str, tuple[str, ...]] = {}
-        for profile in _PROFILES:
-            chosen = select(StudyOptions(names=("all",), profile=profile, **place))
-            finished = {
-                one.name: [chosen.store.done(cell) for cell in one.cells(chosen.profile)]
-                for one in chosen.studies
+        most, names, profile = 0, (), _PROFILES[0]
+        for name in _PROFILES:
+            chosen = select(StudyOptions(names=("all",), profile=name, **place))
+            done = {
+                study.name: [chosen.store.done(cell) for cell in study.cells(chosen.profile)]
+                for study in chosen.studies
             }
-            done[profile] = sum(map(sum, finished.values()))
-            # studies share cells: one that was run may have made some of another's
-            whole = tuple(name for name, cells in finished.items() if all(cells))
-            names[profile] = whole or tuple(name for name, cells in finished.items() if any(cells))
-        profile = max(_PROFILES, key=lambda name: done[name])
-        if not done[profile]:
+            if sum(map(sum, done.values())) > most:
+                most, profile = sum(map(sum, done.values())), name
+                # studies share cells: one that was run may have made some of another's
+                whole = tuple(study for study, cells in done.items() if all(cells))
+                names = whole or tuple(study for study, cells in done.items() if any(cells))
+        if not most:
             raise UserError(
                 f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
                 "antiphase.study with its file and this store"
             )
-        return studied(StudyOptions(names=names[profile], profile=profile, **place))
+        return studied(StudyOptions(names=names, profile=profile, **place))
 
     @cached_property
     def studies(self) -> list[Study]:
@@ -99,9 +98,8 @@ class StudyResult(Result):
     def line(self) -> str:
         names = ", ".join(study.name for study in self.studies[:3]) + " …" * (len(self.studies) > 3)
         done, total = (sum(getattr(study, name) for study in self.studies) for name in ("done", "total"))
-        claims = [claim for study in self.studies for claim in study.claims]
-        counts = f"; {tally(claims)}" if claims else ""
-        return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells{counts}"
+        claims = tally([claim for study in self.studies for claim in study.claims])
+        return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells; claims: {claims or '–'}"
 
     def headlines(self) -> list[Headline]:
         return [Headline(self.line())]

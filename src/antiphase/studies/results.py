@@ -14,7 +14,7 @@ from antiphase.errors import UserError, first_line
 from antiphase.files import replacing
 from antiphase.statistics.seeds_by_images import CrossedEstimate
 from antiphase.studies.cells import FACTORS
-from antiphase.studies.claims import Check, Claim
+from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact
 from antiphase.studies.options import PackOptions, RowsOptions, StudyOptions
@@ -82,9 +82,8 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
         claims = [_judged(claim, by_identity, store, complete, profile) for claim in claims]
     records = [record for cell in done if (record := store.record(cell)) is not None]
     versions: dict[str, set[str]] = {}
-    for record in records:
-        for name, version in record["versions"].items():
-            versions.setdefault(name, set()).add(version)
+    for name, version in (pair for record in records for pair in record["versions"].items()):
+        versions.setdefault(name, set()).add(version)
     settings = {**shown_settings(study, profile), **costs(cells, store)}
     if warnings := sorted({warning for record in records for warning in record["warnings"]}):
         settings["warnings"] = "; ".join(warnings)
@@ -125,44 +124,33 @@ def _judged(
     claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile
 ) -> Claim:
     """Return a claim with what its verdict depends on besides the estimates: completeness, seeds, cost."""
-
-    def measured(check: Check) -> list[Cell]:
-        """Return the cells behind a check; all of the study's where the rows do not tell."""
-        known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
-        return [cells[cell] for cell in known if cell in cells] or list(cells.values())
-
-    checks = []
+    checks, behind = [], []
     for check in claim.checks:
-        own = measured(check)
-        given = bool(own) and check.seeds == 1 and not any(cell.needs() for cell in own)
+        known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
+        # all of the study's where the rows do not tell
+        measured = [cells[cell] for cell in known if cell in cells] or list(cells.values())
+        given = bool(measured) and check.seeds == 1 and not any(cell.needs() for cell in measured)
+        behind += measured
         checks.append(
             replace(
                 check,
                 estimate=check.estimate if complete else None,
                 judged=profile.name != "smoke",
                 over="images" if given else "seeds",
-                seconds=seconds_per_seed(own, store, check.seeds),
             )
         )
-    every = [cell for check in claim.checks for cell in measured(check)]
     fewest = min((check.seeds for check in claim.checks), default=0)
-    return replace(claim, checks=checks, seconds=seconds_per_seed(every, store, fewest))
+    return replace(claim, checks=checks, seconds=seconds_per_seed(behind, store, fewest))
 
 
 def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
     """Return the numbers of trainings and of measurements, and the core-minutes that those on record took."""
-    every = closure(cells, identity)
     measured = {identity(cell) for cell in cells}
-    kinds = {
-        "trainings": [cell for cell in every if identity(cell) not in measured],
-        "measurements": list(cells),
-    }
+    trainings = [cell for cell in closure(cells, identity) if identity(cell) not in measured]
     words = {}
-    for name, some in kinds.items():
+    for name, some in (("trainings", trainings), ("measurements", cells)):
         seconds = [core_seconds(record) for cell in some if (record := store.record(cell)) is not None]
-        minutes = f", {sum(seconds) / 60:,.1f} core-minutes" if seconds else ""
-        part = f" ({len(seconds):,} of them)" if 0 < len(seconds) < len(some) else ""
-        words[name] = f"{len(some):,}{minutes}{part}"
+        words[name] = f"{len(some):,}; {len(seconds):,} took {sum(seconds) / 60:,.1f} core-minutes"
     return words
 
 
@@ -197,31 +185,6 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     if table is None and len(rows) > 1 and options.out is not None:
         raise UserError(f"{name} has several tables: name one with --table: {', '.join(rows)}")
     return {key: frame for key, frame in rows.items() if table in (None, key)}
-
-
-def shown_rows(frame: pl.DataFrame, width: int) -> str:
-    """Return the first and last rows with all columns, in tables of at most ``width`` characters if they can be.
-
-    What is the same in every row is named once.
-    """
-    same = [name for name in frame.columns if len(frame) > 1 and frame[name].n_unique() == 1]
-    said = ", ".join(f"{name} {frame[name][0]}" for name in same)
-    blocks: list[list[str]] = [[]]
-    for name in frame.columns:
-        if name in same:
-            continue
-        if blocks[-1] and len(_table(frame, [*blocks[-1], name]).splitlines()[0]) > width:
-            blocks.append([])
-        blocks[-1].append(name)
-    head = [f"the same in every row: {said}"] if same else []
-    return "\n".join([*head, *(_table(frame, block) for block in blocks)])
-
-
-def _table(frame: pl.DataFrame, columns: list[str]) -> str:
-    with pl.Config(
-        tbl_cols=-1, tbl_width_chars=1000, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True
-    ):
-        return str(frame.select(columns))
 
 
 def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
@@ -264,7 +227,8 @@ def _command(options: StudyOptions, study: Study) -> str:
 
 def results_of(options: StudyOptions, partial: bool = False) -> list[Result]:
     """Return what the store knows of the studies that the options name."""
-    found, chosen = [], select(options)
-    for study in chosen.studies:
-        found.append(result(study, chosen.profile, chosen.store, _command(options, study), partial))
-    return found
+    chosen = select(options)
+    return [
+        result(study, chosen.profile, chosen.store, _command(options, study), partial)
+        for study in chosen.studies
+    ]

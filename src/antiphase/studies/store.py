@@ -17,8 +17,8 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,12 +64,10 @@ class Store:
 
     root: Path
     shipped: Reader | None = None
-    # cache: modification time, size, digest
-    _whole: dict[Path, tuple[int, int, str]] = field(default_factory=dict, repr=False)
 
     def folder(self, cell: Any) -> Path:
         """Return the folder of a cell, which may not exist."""
-        return self.root / "cells" / f"{cell.table}-{identity(cell)}"
+        return self.root / "cells" / folder_name(cell)
 
     def done(self, cell: Any) -> bool:
         """Whether the cell is finished and undamaged."""
@@ -79,20 +77,23 @@ class Store:
 
     def record(self, cell: Any) -> dict[str, Any] | None:
         """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
-        return _read(self.folder(cell) / DONE_FILE)
+        try:
+            return read_json(self.folder(cell) / DONE_FILE, _Record).model_dump()
+        except UserError:
+            return None
 
     def damage(self, cell: Any) -> str | None:
         """Return a description of a damaged file of a finished cell, or None."""
         path = self.folder(cell) / DONE_FILE
         if not path.exists():
             return None
-        if (record := _read(path)) is None:
+        if (record := self.record(cell)) is None:
             return f"{path}: cannot be read"
         for name, expected in record["files"].items():
             file = path.parent / name
             if not file.exists():
                 return f"{file}: is missing"
-            if self._digest(file) != expected:
+            if file_digest(file) != expected:
                 return f"{file}: is damaged (its SHA-256 differs from the recorded one)"
         return None
 
@@ -109,10 +110,10 @@ class Store:
         if rows is not None:
             write_frame(folder / ROWS_FILE, rows)
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-        own = [
+        kept = [
             path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)
         ]
-        files = {str(path): self._digest(folder / path) for path in own}
+        files = {str(path): file_digest(folder / path) for path in kept}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
         # last: until then a killed run resumes from it
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
@@ -125,7 +126,7 @@ class Store:
     @contextlib.contextmanager
     def claim(self, cell: Any) -> Iterator[bool]:
         """Try to lock a cell within a block; yield whether this process holds the lock."""
-        path = self.root / "locks" / f"{cell.table}-{identity(cell)}"
+        path = self.root / "locks" / folder_name(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             try:
@@ -137,7 +138,7 @@ class Store:
 
     def busy(self, cell: Any) -> bool:
         """Return whether a process is running the cell."""
-        if not (self.root / "locks" / f"{cell.table}-{identity(cell)}").exists():
+        if not (self.root / "locks" / folder_name(cell)).exists():
             return False
         with self.claim(cell) as mine:
             return not mine
@@ -147,28 +148,24 @@ class Store:
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "event": event,
-            "cell": f"{cell.table}-{identity(cell)}",
+            "cell": folder_name(cell),
             "label": cell.label,
             "process": f"{os.uname().nodename}:{os.getpid()}",
         }
-        with (self.root / "log.jsonl").open(
-            "a", encoding="utf-8"
-        ) as file:  # a single write keeps lines of several processes apart
+        # a single write keeps lines of several processes apart
+        with (self.root / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | about, ensure_ascii=False) + "\n")
 
-    def _digest(self, path: Path) -> str:
-        about = path.stat()
-        seen = self._whole.get(path)
-        if seen is None or seen[:2] != (about.st_mtime_ns, about.st_size):
-            seen = self._whole[path] = (about.st_mtime_ns, about.st_size, digest(path.read_bytes()))
-        return seen[2]
+
+def file_digest(*paths: Path) -> str:
+    """Return the digest of files, read once for each modification time and size."""
+    stats = ((path, path.stat()) for path in paths)
+    return _digest_of(*((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(path, _Record).model_dump()
-    except UserError:
-        return None
+@cache
+def _digest_of(*files: tuple[Path, int, int]) -> str:
+    return digest(*(path.read_bytes() for path, _, _ in files))
 
 
 _LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
@@ -181,23 +178,27 @@ def described(cell: Any) -> dict[str, Any]:
     not change the identity of existing cells.
     """
     fields = {}
-    for one in dataclasses.fields(cell):
-        if one.metadata.get("identity") is False:  # labels and cost estimates
-            continue
-        value = getattr(cell, one.name)
-        default = one.default
-        if one.default_factory is not dataclasses.MISSING:
-            default = one.default_factory()
-        if default is dataclasses.MISSING or value != default:
-            fields[one.name] = _plain(value)
+    for field in dataclasses.fields(cell):
+        value, default = getattr(cell, field.name), field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.metadata.get("identity") is not False and (
+            default is dataclasses.MISSING or value != default
+        ):
+            fields[field.name] = _plain(value)
     what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
-    content = cell.content() if hasattr(cell, "content") and callable(cell.content) else {}
+    content = cell.content() if callable(getattr(cell, "content", None)) else {}
     return what | ({"content": content} if content else {})
 
 
 def identity(cell: Any) -> str:
     """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON."""
     return digest(json.dumps(described(cell), sort_keys=True, allow_nan=False))[:_LENGTH]
+
+
+def folder_name(cell: Any) -> str:
+    """Return the name of a cell's folder, lock and log lines: its table and identity."""
+    return f"{cell.table}-{identity(cell)}"
 
 
 @lru_cache
@@ -235,15 +236,13 @@ def core_seconds(record: Mapping[str, Any]) -> float:
 @lru_cache
 def source_commit() -> str:
     """Return the commit of the package's source, with ``+`` if files differ from it; empty outside a checkout."""
-    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return commit + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "."))
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return commit + ("+" if changed else "")
-
-
-def _git(folder: Path, *words: str) -> str:
-    found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
-    return found.stdout.strip()

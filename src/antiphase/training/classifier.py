@@ -1,27 +1,27 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, Device, Size, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.kinds import mean_lambdas
+from antiphase.models.card import mean_lambdas
 from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
+from antiphase.training.loop import Tracker
 from antiphase.training.recipe import Recipe, learning_rate
-from antiphase.training.tracking import Tracker
 
 
 @validated
@@ -51,43 +51,54 @@ def train_classifier(
     Raises:
         UserError: ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
-    out = Path(out)
-    if train.image_shape != (shape := (recipe.model.in_channels, *2 * [recipe.model.image_size])):
+    shape = (recipe.model.in_channels, *2 * [recipe.model.image_size])
+    if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
-    if (count := len(train.class_names)) != (wanted := recipe.model.num_classes):
-        raise UserError(f"{train.name} has {count} classes; the model expects {wanted}")
-    fields, names = recipe.model_dump(mode="json"), {checkpoints.CLASS_NAMES: list(train.class_names)}
-    if (log := loop.finished(fields, out)) is not None:
-        return log
-    model = build(recipe.model, recipe.seed)  # fails on incompatible sizes before anything is written
-    accelerator, track = loop.start(fields, out, trackers, **names)
-    model, optimizer = accelerator.prepare(model, _optimizer(model, recipe))
-    bare = accelerator.unwrap_model(model)
-    adversary = recipe.adversarial
+    if len(train.class_names) != recipe.model.num_classes:
+        raise UserError(
+            f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
+        )
+    begin, names = partial(_begin, recipe, train, validation), {checkpoints.CLASS_NAMES: [*train.class_names]}
+    return loop.train(recipe, Path(out), begin, stored=names, trackers=trackers, progress=progress)
+
+
+def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: Accelerator) -> loop.Task:
+    bare = build(recipe.model, recipe.seed)
+    model, optimizer = accelerator.prepare(bare, _optimizer(bare, recipe))
+    adversary, device = recipe.adversarial, accelerator.device
     replays = adversary.updates_per_batch if adversary else 1
-    steps = _Steps(batches=-(-len(train) // recipe.batch_size), replays=replays)
-    orders: dict[int, Tensor] = {}  # this sweep's order of the samples
+    # an epoch has as many updates as in natural training; a step is a minibatch with all its replays, so that no state
+    # is lost between steps, and the last of an epoch may have fewer
+    updates = -(-len(train) // recipe.batch_size)
+    steps = -(-updates // replays)
+
+    def first_update(step: int) -> int:
+        return step // steps * updates + step % steps * replays
 
     def logits(images: Tensor, network: nn.Module = bare) -> Tensor:
-        with autocast(accelerator.device, recipe.precision):
+        with autocast(device, recipe.precision):
             return network(images).float()
 
     def update() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
-        step = epoch * steps.per_epoch + within
-        sweep, place = divmod(step, steps.batches)  # pass over the data; equals the epoch without replays
-        if sweep not in orders:
-            orders.clear()
-            orders[sweep] = torch.randperm(len(train), generator=generator(recipe.seed, "order", sweep))
-        batch = orders[sweep][place * recipe.batch_size : (place + 1) * recipe.batch_size]
+    @lru_cache(1)
+    def order_of(sweep: int) -> Tensor:
+        return torch.randperm(len(train), generator=generator(recipe.seed, "order", sweep))
+
+    def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
+        for step in range(epoch * steps + first, (epoch + 1) * steps):
+            sweep, place = divmod(step, updates)  # pass over the data; equals the epoch without replays
+            batch = order_of(sweep)[place * recipe.batch_size : (place + 1) * recipe.batch_size]
+            yield backward(batch, sweep, step)
+
+    def backward(batch: Tensor, sweep: int, step: int) -> tuple[Tensor, int]:
         share = batch[accelerator.process_index :: accelerator.num_processes]
-        images, labels = train.images(share), train.labels[share].to(accelerator.device)
+        images, labels, ids = train.images(share), train.labels[share].to(device), train.ids[share]
         if recipe.augment == "flip-crop":
-            images = flip_crop(images, train.ids[share], recipe.seed, sweep)
-        images = images.to(accelerator.device)
+            images = flip_crop(images, ids, recipe.seed, sweep)
+        images = images.to(device)
 
         def learn(images: Tensor) -> Tensor:
             total = F.cross_entropy(logits(images, model), labels, reduction="sum")
@@ -98,33 +109,25 @@ def train_classifier(
 
         if adversary is None:
             return learn(images), len(batch)
-        keys = adversarial.start_keys(recipe.seed, sweep, train.ids[share]).to(accelerator.device)
-        eps = adversary.eps_at(steps.first_update(step), steps.batches)
+        keys = adversarial.start_keys(recipe.seed, sweep, ids).to(device)
+        eps = adversary.eps_at(first_update(step), updates)
         if adversary.variant == "free":
-            count = steps.replays_of(within)
+            count = min(replays, updates - step % steps * replays)
             loss = adversarial.replay(learn, update, images, adversary, eps, keys, count)
             return loss, count * len(batch)
         return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
     def evaluate() -> dict[str, Any]:
-        numbers: dict[str, Any] = {"accuracy": accuracy(bare, validation, accelerator.device)}
+        numbers: dict[str, Any] = {"accuracy": accuracy(bare, validation, device)}
         if adversary is not None:
-            numbers["robust_accuracy"] = adversarial.robust_accuracy(
-                bare, validation, adversary.eps, accelerator.device, seed=recipe.seed
-            )
+            robust = adversarial.robust_accuracy(bare, validation, adversary.eps, device, seed=recipe.seed)
+            numbers["robust_accuracy"] = robust
         return numbers | {"lambda": mean_lambdas(bare)}
 
     def rate(step: int) -> float:
-        return learning_rate(recipe, steps.first_update(step), steps.batches)
+        return learning_rate(recipe, first_update(step), updates)
 
-    length = (recipe.epochs, steps.per_epoch)
-    identity = digest(recipe.model_dump_json())
-    task = loop.Task(model, optimizer, identity, *length, rate, backward, evaluate, track=track)
-    metrics = loop.run(task, out, accelerator, progress=progress)
-    loop.finish(bare, fields, out, accelerator, **names)
-    if trackers:
-        accelerator.end_training()
-    return metrics
+    return loop.Task(model, optimizer, steps, rate, gradients, evaluate)
 
 
 @validated
@@ -138,30 +141,6 @@ def accuracy(
         for _, images, labels in data.batches(batch_size):
             correct += int((model(images.to(device)).argmax(1).cpu() == labels).sum())
     return correct / len(data)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """Steps of the loop; a step is a minibatch with all its replays, so no state is lost between steps.
-
-    An epoch has ``batches`` parameter updates, so with replays it has fewer steps, and its last step may have fewer
-    replays.
-    """
-
-    batches: int
-    replays: int
-
-    @property
-    def per_epoch(self) -> int:
-        return -(-self.batches // self.replays)
-
-    def first_update(self, step: int) -> int:
-        """Return the number of a step's first update (from 0), which sets its learning rate and ε."""
-        epoch, within = divmod(step, self.per_epoch)
-        return epoch * self.batches + within * self.replays
-
-    def replays_of(self, within: int) -> int:
-        return min(self.replays, self.batches - within * self.replays)
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

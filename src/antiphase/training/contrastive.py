@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,18 +15,18 @@ from torch import Tensor
 
 from antiphase.attention import outputs_only
 from antiphase.data.decoding import in_threads
-from antiphase.data.pairs import PairBatch, PairSource
+from antiphase.data.images import PairBatch, PairSource
 from antiphase.errors import UserError
-from antiphase.files import digest, write_text
+from antiphase.files import write_text
+from antiphase.models.card import mean_lambdas
 from antiphase.models.clip import CLIP, build_clip, tokenize
-from antiphase.models.kinds import mean_lambdas
 from antiphase.precision import Precision, autocast
-from antiphase.processes import rank_and_count, sum_gradients
+from antiphase.processes import sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
+from antiphase.training.loop import Tracker
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
-from antiphase.training.tracking import Tracker
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
@@ -62,56 +63,44 @@ def train_clip(
         trackers: experiment trackers, by name or as accelerate's objects.
 
     Raises:
-        UserError: ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
-            whole epoch) are unreadable, or the loss is not finite.
+        UserError: ``out`` contains a different run, 1,000 samples in a row (or a whole epoch) are unreadable, or the
+            loss is not finite.
     """
-    fields = recipe.model_dump(mode="json")
-    if (log := loop.finished(fields, out)) is not None:
-        return log
-    steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
-    world = rank_and_count()[1]
-    if recipe.batch_size % world:
-        wanted = f"expected a multiple of {world}, the number of processes"
-        raise UserError(f"batch size {recipe.batch_size}: {wanted}")
-    model = build_clip(recipe.model, recipe.seed)
-    accelerator, track = loop.start(fields, out, trackers)
-    model.to(accelerator.device)
-    model.visual.checkpointing = model.text.checkpointing = checkpointing
-    if compiled:
-        model.visual.compile()
-        model.text.compile(dynamic=True)
-    stream = _Stream(recipe, pairs, model, accelerator, out)
 
-    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
-        share = stream.at(epoch, within)
-        how: Any = {"kind": recipe.loss, "precision": recipe.precision, "part": part}
-        with outputs_only():  # of the image tower's last block, only the class token is used
-            return accumulate(model, share, accelerator, **how), share.size
+    def begin(accelerator: Accelerator) -> loop.Task:
+        steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
+        if recipe.batch_size % (world := accelerator.num_processes):
+            raise UserError(
+                f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
+            )
+        model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
+        model.visual.checkpointing = model.text.checkpointing = checkpointing
+        if compiled:
+            model.visual.compile()
+            model.text.compile(dynamic=True)
+        shares = _Shares(recipe, pairs, model, accelerator, out)
 
-    @torch.no_grad()
-    def clamp_scale() -> None:
-        model.logit_scale.clamp_(0.0, MAX_LOGIT_SCALE)
+        def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
+            for share in shares.from_step(epoch, first):
+                with outputs_only():  # of the image tower's last block, only the class token is used
+                    loss = accumulate(model, share, accelerator, recipe.loss, recipe.precision, part)
+                yield loss, share.size
 
-    def measure() -> dict[str, Any]:
-        numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
-        numbers |= {"bad_samples": len(stream.bad)} if stream.bad else {}
-        return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
+        @torch.no_grad()
+        def clamp_scale(*_: Any) -> None:
+            model.logit_scale.clamp_(0.0, MAX_LOGIT_SCALE)
 
-    def note() -> str:
-        lambdas = mean_lambdas(model)
-        among = f" · λ {min(lambdas):.3f} to {max(lambdas):.3f}" if lambdas else ""
-        return f" · scale {float(model.logit_scale.detach().exp()):.1f}{among}"
+        def measure() -> dict[str, Any]:
+            numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
+            numbers |= {"bad_samples": len(shares.bad)} if shares.bad else {}
+            return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
-    def rate(step: int) -> float:
-        return clip_learning_rate(recipe, step, steps_per_epoch)
+        optimizer = clip_optimizer(model, recipe)
+        optimizer.register_step_post_hook(clamp_scale)
+        rate = partial(clip_learning_rate, recipe, steps_per_epoch=steps_per_epoch)
+        return loop.Task(model, optimizer, steps_per_epoch, rate, gradients, measure)
 
-    start = (model, clip_optimizer(model, recipe), digest(recipe.model_dump_json()))
-    callbacks = (rate, backward, measure, clamp_scale, note, track)
-    task = loop.Task(*start, recipe.epochs, steps_per_epoch, *callbacks)
-    metrics = loop.run(task, out, accelerator, progress=progress)
-    loop.finish(model, fields, out, accelerator)
-    accelerator.end_training()
-    return metrics
+    return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
 
 
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
@@ -122,23 +111,19 @@ def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     )
 
 
-class _Stream:
-    """This process's share of each step; a request for a step other than the next restarts the stream there."""
+class _Shares:
+    """This process's share of each step."""
 
     def __init__(
         self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
     ) -> None:
         self.recipe, self.pairs = recipe, pairs
-        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self.process = {"rank": accelerator.process_index, "world": accelerator.num_processes}
         self.size = model.image_shape[1]
         self.patches = model.visual.pos_embed.shape[1] - 1
         self.context_length = model.text.context_length
-        self.places = recipe.batch_size // self.world
-        self.patience = min(_PATIENCE, pairs.steps_per_epoch(recipe.batch_size) * self.places)
-        self.unread = 0  # unreadable samples in a row, counted in whole shares
-        self.next: tuple[int, int] | None = None
-        self.shares: Iterator[tuple[Share, tuple[str, ...]]] = iter(())
-        self.path = out / f"{self.rank or ''}{BAD_SAMPLES_FILE}"
+        self.places = recipe.batch_size // accelerator.num_processes
+        self.path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         self.bad = dict.fromkeys(lines)  # lines of the file, each once
         self._note_bad(getattr(pairs, "skipped", ()))
@@ -149,21 +134,21 @@ class _Stream:
         if len(self.bad) > known:
             write_text(self.path, "".join(f"{line}\n" for line in self.bad))
 
-    def at(self, epoch: int, within: int) -> "Share":
-        if self.next != (epoch, within):
-            place: Any = {"seed": self.recipe.seed, "epoch": epoch, "first": within}
-            batches = self.pairs.batches(self.recipe.batch_size, **place, rank=self.rank, world=self.world)
-            self.shares = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
-        share, bad = next(self.shares)
-        self.next = (epoch, within + 1)
-        self._note_bad(bad)
-        self.unread = 0 if share.valid.any() else self.unread + len(share.valid)
-        if self.unread >= self.patience:
-            none = (
-                f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, training stopped"
-            )
-            raise UserError(f"{none}; see {self.path}, and download the images again")
-        return share
+    def from_step(self, epoch: int, first: int) -> "Iterator[Share]":
+        recipe, unread = self.recipe, 0  # unreadable samples in a row, counted in whole shares
+        steps = self.pairs.steps_per_epoch(recipe.batch_size)
+        place: dict[str, Any] = {"seed": recipe.seed, "epoch": epoch, "first": first, **self.process}
+        batches = self.pairs.batches(recipe.batch_size, **place)
+        prepared = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
+        for share, bad in prepared:
+            self._note_bad(bad)
+            unread = 0 if share.valid.any() else unread + len(share.valid)
+            if unread >= min(_PATIENCE, steps * self.places):
+                raise UserError(
+                    f"{self.pairs.name}: none of the last {unread:,} samples could be read, training stopped; "
+                    f"see {self.path}, and download the images again"
+                )
+            yield share
 
     def prepare(self, epoch: int, batch: PairBatch) -> "Share":
         """Crop images, choose captions and patches, all keyed by (seed, epoch, sample)."""
@@ -196,7 +181,7 @@ class FeatureGradients(NamedTuple):
     image: Embeddings
     text: Embeddings
     logit_scale: Number
-    logit_bias: Number | None
+    logit_bias: Number | None = None
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -223,17 +208,14 @@ def feature_gradients(
     inputs = [image, text, logit_scale, *([] if logit_bias is None else [logit_bias])]
     with torch.enable_grad():
         leaves = [at_least_float32(one.detach()).requires_grad_() for one in inputs]
-        if len(image):
-            directions = [F.normalize(leaf, dim=-1) for leaf in leaves[:2]]
-            loss = _loss(kind, *directions, leaves[2].exp(), leaves[3] if len(leaves) > 3 else None)  # pyright: ignore
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        else:  # all samples of the batch were unreadable
-            loss, gradients = image.new_zeros(()), [None] * len(leaves)
-    own = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
-    return FeatureGradients(loss.detach(), own[0], own[1], own[2], own[3] if len(own) > 3 else None)
+        if not len(image):  # all samples of the batch were unreadable
+            return FeatureGradients(image.new_zeros(()), *map(torch.zeros_like, leaves))
+        loss = _loss(kind, *(F.normalize(leaf, dim=-1) for leaf in leaves[:2]), leaves[2].exp(), *leaves[3:])
+        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+    return FeatureGradients(loss.detach(), *gradients)
 
 
-def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the loss of directions of images and texts."""
     if kind == "clip":
         return ClipLoss()(image, text, scale, bias)
@@ -257,7 +239,7 @@ class Share:
 
 
 def accumulate(
-    model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, precision: Precision, part: int | None
+    model: CLIP, share: Share, accelerator: Accelerator, kind: Kind, precision: Precision, part: int | None
 ) -> Number:
     """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
@@ -281,34 +263,22 @@ def accumulate(
             image, text = model(images, share.tokens[rows].to(device), keep)
         return at_least_float32(image), at_least_float32(text)
 
-    kept = features(0) if len(starts) == 1 else None
-    if kept is not None:
-        image, text = kept
-    else:
-        with torch.no_grad():
-            pairs = [features(start) for start in starts]
-        image, text = (torch.cat(side) for side in zip(*pairs, strict=True))
-    all_image, all_text, valid = (
-        _gathered(one, accelerator) for one in (image.detach(), text.detach(), share.valid.to(device))
-    )
-    used = valid.nonzero().squeeze(1)
-    whole = feature_gradients(all_image[used], all_text[used], model.logit_scale, model.logit_bias, kind)
+    with torch.set_grad_enabled(len(starts) == 1):
+        parts = [features(start) for start in starts]
+    sides = [torch.cat(side).detach() for side in zip(*parts, strict=True)]
+    gathered: Any = [accelerator.gather(tensor) for tensor in (*sides, share.valid.to(device))]
+    used = gathered[2].nonzero().squeeze(1)
+    image, text = (tensor[used] for tensor in gathered[:2])
+    whole = feature_gradients(image, text, model.logit_scale, model.logit_bias, kind)
     first = accelerator.process_index * count
-    own_image, own_text = (
-        torch.zeros_like(every).index_copy_(0, used, gradient)[first : first + count]
-        for every, gradient in ((all_image, whole.image), (all_text, whole.text))
-    )
-    for start, *gradients in zip(starts, own_image.split(size), own_text.split(size), strict=True):
-        torch.autograd.backward(kept if kept is not None else features(start), gradients)
+    rows = [
+        torch.zeros_like(every).index_copy_(0, used, gradient)[first : first + count].split(size)
+        for every, gradient in zip(gathered, (whole.image, whole.text), strict=False)
+    ]
+    for start, *gradients in zip(starts, *rows, strict=True):
+        torch.autograd.backward(parts[0] if len(starts) == 1 else features(start), gradients)
     sum_gradients(model.parameters(), accelerator)
-    for name, gradient in (("logit_scale", whole.logit_scale), ("logit_bias", whole.logit_bias)):
-        if gradient is not None:
-            getattr(model, name).grad = gradient.to(device)
+    model.logit_scale.grad = whole.logit_scale.to(device)
+    if whole.logit_bias is not None and model.logit_bias is not None:
+        model.logit_bias.grad = whole.logit_bias.to(device)
     return whole.loss
-
-
-def _gathered(part: Tensor, accelerator: Accelerator) -> Tensor:
-    if accelerator.num_processes == 1:
-        return part
-    every: Any = accelerator.gather(part)
-    return every

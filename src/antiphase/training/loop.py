@@ -3,24 +3,26 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker, get_available_trackers
+from accelerate.utils import LoggerType
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
-from antiphase.files import replacing, write_json, write_text
+from antiphase.errors import UserError, first_line, shown
+from antiphase.files import digest, replacing, write_json, write_text
 from antiphase.models import checkpoints
 from antiphase.processes import start_processes
 from antiphase.progress import status_bar
 from antiphase.reading import as_json, read_json_lines
-from antiphase.training.tracking import Send, Tracker, check_trackers, log_options, start_tracking
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -31,64 +33,127 @@ _DIVERGED = (
 )
 
 
+Tracker = str | GeneralTracker
+Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers
+
+
+def check_trackers(trackers: Sequence[Tracker]) -> None:
+    """Refuse trackers that are unknown or not installed."""
+    available = {str(one.value) for one in get_available_trackers()}
+    known = [str(one.value) for one in LoggerType if one is not LoggerType.ALL]
+    for name in trackers:
+        if isinstance(name, str) and name not in known:
+            raise UserError(f"track {shown(name)}: expected one of {', '.join(known)}")
+        if isinstance(name, str) and name not in available:
+            raise UserError(f"track {name!r}: is not installed; run pip install {name}")
+
+
+def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]) -> Send:
+    """Start the trackers of a run and return what sends numbers and their step to them.
+
+    Single numbers, words and truth values of the recipe are sent once. A list, such as λ by layer, is sent as one
+    number for each element: ``lambda/0``, ``lambda/1`` and so on.
+    """
+    if not trackers:
+        return lambda numbers, step: None
+    config = {key: value for key, value in recipe.items() if isinstance(value, bool | int | float | str)}
+    try:
+        accelerator.init_trackers("antiphase", config)
+    except Exception as error:  # each package has its own
+        names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
+        raise UserError(
+            f"track {names}: cannot be started ({first_line(error)}); set it up or leave out --track"
+        ) from None
+    return lambda numbers, step: accelerator.log(scalars(numbers), step)
+
+
+def scalars(numbers: dict[str, Any]) -> dict[str, float]:
+    """Return one named number for each element of a list.
+
+    >>> scalars({"loss": 1, "lambda": [0.5, 0.25], "none": []})
+    {'loss': 1.0, 'lambda/0': 0.5, 'lambda/1': 0.25}
+    """
+    named = {
+        name: {f"{name}/{index}": one for index, one in enumerate(value)}
+        if isinstance(value, list)
+        else {name: value}
+        for name, value in numbers.items()
+    }
+    return {name: float(value) for several in named.values() for name, value in several.items()}
+
+
 @dataclass(frozen=True)
 class Task:
-    """Definition of a training run, with model and optimizer as prepared by the accelerator.
+    """What is trained, with model and optimizer as prepared by the accelerator.
 
     Attributes:
-        identity: digest of everything that affects the weights; a saved state with another identity is refused.
         learning_rate: learning rate of a step (from 0).
-        backward: for (epoch, step in the epoch), accumulates the parameter gradients of the batch and returns this
-            process's loss without a graph, and the number of images in the whole batch. The batch's loss is the mean
-            over the processes. All randomness is keyed by the two numbers.
+        gradients: for (epoch, step in the epoch), iterates over the epoch's steps from that one on. Each adds the
+            gradients of a batch to the parameters and gives this process's loss without a graph, and the number of
+            images in the whole batch, whose loss is the mean over the processes. All randomness is keyed by the two
+            numbers.
         evaluate: returns what to log at the end of an epoch.
-        after_step: called after each step of the optimizer, for example to clamp parameters.
-        note: text shown next to the loss while an epoch runs.
-        track: sends numbers and their step to experiment trackers.
+        save: writes recipe and weights, rounded to a type, called in every process; None: the model as it is.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    identity: str
-    epochs: int
     steps_per_epoch: int
     learning_rate: Callable[[int], float]
-    backward: Callable[[int, int], tuple[Tensor, int]]
-    evaluate: Callable[[], dict[str, Any]]
-    after_step: Callable[[], None] = lambda: None
-    note: Callable[[], str] = lambda: ""
-    track: Send = lambda numbers, step: None
+    gradients: Callable[[int, int], Iterator[tuple[Tensor, int]]]
+    evaluate: Callable[[], dict[str, Any]] = dict
+    save: Callable[[dict[str, Any], torch.dtype], None] | None = None
 
 
-def start(
-    recipe: dict[str, Any], out: Path, trackers: Sequence[Tracker], **stored: Any
-) -> tuple[Accelerator, Send]:
-    """Start the processes and trackers of a run, and write its recipe with what is ``stored`` besides."""
+def train(
+    recipe: BaseModel,
+    out: Path,
+    begin: Callable[[Accelerator], Task],
+    *,
+    stored: dict[str, Any] | None = None,
+    trackers: Sequence[Tracker] = (),
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Train what ``begin`` returns, write it to a directory, and return the log, one entry per epoch.
+
+    Resumes an unfinished run in ``out``, and returns the log of a finished one. ``stored`` is written with the recipe.
+    """
+    fields = recipe.model_dump(mode="json")
+    if (log := _finished(fields, out)) is not None:
+        return log
     check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
+    tracked = {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
+    accelerator = start_processes(**tracked)
+    task = begin(accelerator)  # fails before anything is written
+    written = fields | (stored or {})
     if accelerator.is_main_process:
-        write_json(out / checkpoints.RECIPE_FILE, recipe | stored)
-    return accelerator, start_tracking(accelerator, trackers, recipe)
-
-
-def finish(
-    model: nn.Module, recipe: dict[str, Any], out: Path, accelerator: Accelerator, **stored: Any
-) -> None:
-    """Write the weights of a run, delete its saved state, and wait for all processes."""
+        write_json(out / checkpoints.RECIPE_FILE, written)
+    track = start_tracking(accelerator, trackers, fields)
+    identity = digest(recipe.model_dump_json())
+    metrics = _run(task, fields["epochs"], identity, out, accelerator, track, progress)
+    dtype = getattr(torch, fields["store"])
+    if task.save is not None:
+        task.save(written, dtype)
+    elif accelerator.is_main_process:
+        checkpoints.save(accelerator.unwrap_model(task.model), written, out, dtype)
     if accelerator.is_main_process:
-        checkpoints.save(model, recipe | stored, out, getattr(torch, recipe["store"]))
         (out / STATE_FILE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
+    if trackers:
+        accelerator.end_training()
+    return metrics
 
 
 def decayed(
     model: nn.Module, weight_decay: float, decays: Callable[[nn.Parameter], bool]
 ) -> list[dict[str, Any]]:
     """Return the parameters in two groups, with weight decay and without."""
-    groups = ([p for p in model.parameters() if decays(p) is decay] for decay in (True, False))
     return [
-        {"params": parameters, "weight_decay": decay}
-        for parameters, decay in zip(groups, (weight_decay, 0.0), strict=True)
+        {
+            "params": [p for p in model.parameters() if decays(p) is decay],
+            "weight_decay": weight_decay * decay,
+        }
+        for decay in (True, False)
     ]
 
 
@@ -132,55 +197,65 @@ def divided(tensor: Tensor, like: Any) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = True) -> list[dict[str, Any]]:
+def _run(
+    task: Task, epochs: int, identity: str, out: Path, accelerator: Accelerator, track: Send, progress: bool
+) -> list[dict[str, Any]]:
     """Train to the end, resuming from the state file in ``out`` if there is one, and return the log.
 
     On the same machine, a resumed run gives bitwise the same weights as an uninterrupted one.
     """
-    path = out / STATE_FILE
-    standing = _load(task, path) if path.exists() else _Standing()
+    path, steps = out / STATE_FILE, task.steps_per_epoch
+    standing = _load(task, identity, path) if path.exists() else _Standing()
     _check_together(standing, path, accelerator)
-    saver = _Saver(task, path, accelerator)
+    saver = _Saver(task, identity, path, accelerator)
     shown = progress and accelerator.is_main_process
-    total = task.epochs * task.steps_per_epoch
-    with status_bar("", total, shown, standing.step) as bar:
-        for epoch in range(standing.step // task.steps_per_epoch, task.epochs):
-            note = now = f"epoch {epoch + 1}/{task.epochs}"
+    with status_bar("", epochs * steps, shown, standing.step) as bar:
+        for epoch in range(standing.step // steps, epochs):
+            note = now = f"epoch {epoch + 1}/{epochs}"
             losses: list[Tensor] = []
             images, began = 0, time.monotonic()
             looked = began
-            for within in range(standing.step % task.steps_per_epoch, task.steps_per_epoch):
-                loss, count = _step(task, epoch, within)
+            first = standing.step % steps
+            gradients = task.gradients(epoch, first)
+            for within in range(first, steps):
+                loss, count = _step(task, standing.step, gradients)
                 losses.append(loss)
                 images += count
                 standing.step += 1
                 bar.show(standing.step, note)
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
-                if due or within + 1 == task.steps_per_epoch or len(losses) == _CHECK_EVERY_STEPS:
+                if due or within + 1 == steps or len(losses) == _CHECK_EVERY_STEPS:
                     standing.loss_sum = _finite_sum(standing.loss_sum, losses, standing.step, accelerator)
                     losses.clear()
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
-                    note = f"{now} · loss {mean:.4f} · {speed:.0f} images/s{task.note()}"
+                    note = f"{now} · loss {mean:.4f} · {speed:.0f} images/s"
                     bar.show(standing.step, note)
-                    rate = task.learning_rate(standing.step - 1)
-                    numbers = {"loss": mean, "learning_rate": rate, "images_per_second": speed}
-                    task.track(numbers, standing.step)
-                    if within + 1 < task.steps_per_epoch:
+                    row = {"loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
+                    track(row | {"images_per_second": speed}, standing.step)
+                    if within + 1 < steps:
                         saver.save_if_due(standing)
             _check_weights(task.model.parameters(), standing.step, accelerator)
             task.model.eval()
-            row = {"epoch": epoch + 1, "loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
-            standing.metrics.append({**row, **task.evaluate(), "images_per_second": round(speed, 1)})
-            task.track(standing.metrics[-1], standing.step)
+            row = {"epoch": epoch + 1, **row, **task.evaluate(), "images_per_second": round(speed, 1)}
+            standing.metrics.append(row)
+            track(row, standing.step)
             standing.loss_sum = 0.0
             if accelerator.is_main_process:
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
             if shown:
-                bar.say(_describe(standing.metrics[-1], task.epochs))
-            saver.save_if_due(standing, last=epoch + 1 == task.epochs)
+                bar.say(f"{now} · {_described(row)}")
+            saver.save_if_due(standing, last=epoch + 1 == epochs)
     return standing.metrics
+
+
+def _described(row: dict[str, Any]) -> str:
+    lists = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
+    numbers = {name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items()}
+    return " · ".join(
+        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if name != "epoch"
+    )
 
 
 def _check_together(standing: _Standing, path: Path, accelerator: Accelerator) -> None:
@@ -189,19 +264,19 @@ def _check_together(standing: _Standing, path: Path, accelerator: Accelerator) -
         return
     steps: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
     if len(set(steps.tolist())) > 1:
-        where = f"{path}: the processes resume from different steps {steps.tolist()}"
-        raise UserError(f"{where}; use a folder shared by all of them")
+        raise UserError(
+            f"{path}: the processes resume from different steps {steps.tolist()}; use a folder shared by all of them"
+        )
 
 
-def _step(task: Task, epoch: int, within: int) -> tuple[Tensor, int]:
+def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tuple[Tensor, int]:
     task.model.train()
     for group in task.optimizer.param_groups:
-        group["lr"] = task.learning_rate(epoch * task.steps_per_epoch + within)
+        group["lr"] = task.learning_rate(step)
     task.optimizer.zero_grad()
-    loss, images = task.backward(epoch, within)
+    loss_and_images = next(gradients)
     task.optimizer.step()
-    task.after_step()
-    return loss, images
+    return loss_and_images
 
 
 def _finite_sum(before: float, losses: list[Tensor], step: int, accelerator: Accelerator) -> float:
@@ -223,20 +298,11 @@ def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerato
         raise UserError(f"weights became NaN or infinite before step {step + 1}: {_DIVERGED}")
 
 
-def _describe(row: dict[str, Any], epochs: int) -> str:
-    parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['loss']:.4f}"]
-    aside = ("epoch", "loss", "learning_rate", "images_per_second", "lambda")
-    parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in row.items() if name not in aside]
-    if row.get("lambda"):
-        parts.append("λ " + " ".join(f"{lam:.3f}" for lam in row["lambda"]))
-    return " · ".join([*parts, f"{row['images_per_second']:.0f} images/s"])
-
-
 class _Saver:
     """Save the state regularly, in at most 5 % of the run time; this does not affect the result."""
 
-    def __init__(self, task: Task, path: Path, accelerator: Accelerator) -> None:
-        self.task, self.path, self.accelerator = task, path, accelerator
+    def __init__(self, task: Task, identity: str, path: Path, accelerator: Accelerator) -> None:
+        self.task, self.identity, self.path, self.accelerator = task, identity, path, accelerator
         self.sharded = any(map(is_sharded, task.model.parameters()))
         self.due = time.monotonic() + 2.0
 
@@ -250,61 +316,50 @@ class _Saver:
         if not due:
             return
         model = self.accelerator.unwrap_model(self.task.model)
-        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for index, slots in self.task.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
-        for name, tensor in list(tensors.items()):
-            gathered = checkpoints.whole(tensor)
-            if writes:
-                tensors[name] = gathered
+            state |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
+        gathered = ((name, checkpoints.whole(tensor)) for name, tensor in state.items())
+        tensors = {name: tensor.contiguous() for name, tensor in gathered if writes}
         if not writes:
             return
         _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
-        metadata = {"identity": self.task.identity, "standing": json.dumps(asdict(standing))}
+        metadata = {"identity": self.identity, "standing": json.dumps(asdict(standing))}
         with replacing(self.path) as temporary:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+            save_file(tensors, temporary, metadata)
         ended = time.monotonic()
         self.due = ended + max(2.0, 20.0 * (ended - began))
 
 
-def _load(task: Task, path: Path) -> _Standing:
+def _load(task: Task, identity: str, path: Path) -> _Standing:
     """Load the saved weights and optimizer state, and return the progress."""
+    model, optimizer = getattr(task.model, "module", task.model), task.optimizer
+    own = model.state_dict()
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    weights: dict[str, Tensor] = {}
+    slots: dict[int, dict[str, Tensor]] = {}
     try:
         with safe_open(path, "pt") as file:
-            metadata, names = file.metadata(), list(file.keys())
-            if metadata["identity"] != task.identity:
+            metadata = file.metadata()
+            if metadata["identity"] != identity:
                 raise UserError(
                     f"{path} belongs to a run with other settings; use another --out, or delete it"
                 )
-            parts = _like(task)
-            tensors = {name: divided(file.get_tensor(name), like=parts(name)) for name in names}
+            for name in file.keys():  # noqa: SIM118 (no dictionary)
+                tensor, (kind, rest) = file.get_tensor(name), name.split(".", 1)
+                if kind == "model":
+                    weights[rest] = divided(tensor, own.get(rest))
+                else:
+                    index, slot = rest.split(".")
+                    slots.setdefault(int(index), {})[slot] = divided(tensor, trained[int(index)])
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete it to restart training") from None
-    model = getattr(task.model, "module", task.model)
-    model.load_state_dict({n[6:]: tensor for n, tensor in tensors.items() if n.startswith("model.")})
-    slots: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, slot = name.split(".", 2)
-            slots.setdefault(int(index), {})[slot] = tensor
-    state = task.optimizer.state_dict()
-    task.optimizer.load_state_dict({"state": slots, "param_groups": state["param_groups"]})
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": slots})
     return as_json(metadata["standing"], path, _Standing, "delete it to restart training")
 
 
-def _like(task: Task) -> Callable[[str], Tensor | None]:
-    """Return what finds the parameter that is sharded as a saved tensor of some name has to be."""
-    own = getattr(task.model, "module", task.model).state_dict()
-    trained = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
-
-    def find(name: str) -> Tensor | None:
-        kind, _, rest = name.partition(".")
-        return own.get(rest) if kind == "model" else trained[int(rest.partition(".")[0])]
-
-    return find
-
-
-def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
+def _finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
     """Return the log of a finished run in ``out``; None if there is no run or it is unfinished."""
     if not (out / checkpoints.RECIPE_FILE).exists():
         return None
@@ -313,9 +368,6 @@ def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
     if held != recipe:
         names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
         raise UserError(f"{out} contains a run that differs in {', '.join(names)}; use another --out")
-    return read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
-
-
-def read_metrics(out: Path) -> list[dict[str, Any]]:
-    """Return the log of a run, one entry per epoch."""
-    return read_json_lines(out / METRICS_FILE, "delete the directory to train again")
+    if (out / checkpoints.WEIGHTS_FILE).exists():
+        return read_json_lines(out / METRICS_FILE, "delete the directory to train again")
+    return None

@@ -77,8 +77,9 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        wanted = f"expected at most {epochs}, the number of epochs; lower it or train longer"
-        raise UserError(f"{name} {value:g}: {wanted}")
+        raise UserError(
+            f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
+        )
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -87,11 +88,10 @@ def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float
     for _, batch, _ in images.subset(min(limit, len(images))).batches(1000):
         pixels = batch.double().transpose(0, 1).flatten(1)
         count += pixels.shape[1]
-        total = total + pixels.sum(1)
-        squares = squares + pixels.square().sum(1)
+        total, squares = total + pixels.sum(1), squares + pixels.square().sum(1)
     mean = total / count
     std = (squares / count - mean.square()).clamp_min(1e-6).sqrt()
-    return tuple(round(float(m), 3) for m in mean), tuple(round(float(s), 3) for s in std)
+    return tuple(round(m, 3) for m in mean.tolist()), tuple(round(s, 3) for s in std.tolist())
 
 
 @validated

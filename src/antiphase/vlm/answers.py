@@ -11,7 +11,7 @@ from torch import nn
 
 from antiphase.data import PairSet
 from antiphase.data.conversations import ASK_CAPTION
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
@@ -54,17 +54,9 @@ def answer_all(
 ) -> list[Answer]:
     """Return the answer to every question, each the position of an image and a text.
 
-    Questions of the same text go through the model together, so that their prompts are of the same length.
-
-    Args:
-        model: one that answers questions.
-        pictures: the images.
-        questions: the position of an image, and what is asked about it.
-        max_new_tokens: longest answer, in tokens.
-        batch_size: questions at once; affects answers by rounding only.
-        suffix: put behind every question, on a line of its own.
-        first_token: whether to return the probability of yes, too.
-        title: of the progress bar; empty: none.
+    Questions of the same text go through the model together, so that their prompts are of the same length. The batch
+    size affects answers by rounding only. ``suffix`` follows every question, on a line of its own; ``first_token`` asks
+    for the probability of yes, too; an empty ``title`` shows no progress bar.
     """
     answering: Any = model
     device = device_of(model)

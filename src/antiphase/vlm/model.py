@@ -1,18 +1,19 @@
 """A small vision-language model: image tower, projector, causal language model."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import date
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, shown
-from antiphase.models.card import ModelCard, with_card
-from antiphase.models.kinds import attention_kind
-from antiphase.vlm.prompt import IGNORED, IMAGE, Prompt, Style, check_question
+from antiphase.models.card import ModelCard, attention_kind, with_card
 from antiphase.vlm.towers import Images, Tokens, Tower
 
 ANSWERS = ("No", "Yes")
@@ -20,6 +21,150 @@ Kind = Literal["linear", "mlp2x"]
 Words = Float[Tensor, "batch language"]
 Ids = Int64[Tensor, "batch length"]
 _RIDGE = 1e-3
+
+
+IMAGE = -200
+"""Id in the place of an image, as in LLaVA; no token has it."""
+IGNORED = -100
+"""Label of a token that is no target, as in PyTorch and transformers."""
+
+Style = Literal["chat", "llava"]
+Turns = Sequence[tuple[str, str]]
+Row = Int64[Tensor, " length"]
+Pieces = list[tuple[str, bool]]  # text, and whether it is a target
+
+_PLACE = "<image>"
+_TODAY = date(2024, 7, 26)  # for templates that write the date; Llama 3.2's own default
+_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+
+class Prompt:
+    r"""Write conversations as a language model expects them, and mark the answers as targets.
+
+    ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
+    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, with a system message if the
+    template adds one; where it writes today's date, that is 26 July 2024 every day. Captions have LLaVA's ``plain``
+    format, ``<image>CAPTION\n``. The image precedes the first question. Targets are the tokens of the answers and the
+    end-of-sequence token behind each; all others have the label ``IGNORED``.
+
+    The text is split at the image and each side is tokenised as a whole, as in LLaVA, so that a token never depends on
+    where a question ends.
+
+    Source: H. Liu et al., *Improved Baselines with Visual Instruction Tuning*, CVPR 2024, and its code
+    (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
+
+    The tokenizer is a fast one of transformers; without a ``style`` it is ``chat`` if that has a chat template.
+    """
+
+    def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
+        name = type(tokenizer).__name__
+        if not tokenizer.is_fast:
+            raise UserError(f"{name}: not a fast tokenizer; save it as tokenizer.json, which has offsets")
+        if not tokenizer.eos_token:
+            raise UserError(f"{name}: no end-of-sequence token; set its eos_token and save it again")
+        template = bool(getattr(tokenizer, "chat_template", None))
+        self.style: Style = style or ("chat" if template else "llava")
+        if self.style == "chat" and not template:
+            raise UserError("prompt chat: the tokenizer has no chat template; use --prompt llava")
+        self.tokenizer = tokenizer
+
+    def question(self, question: str, *, image: bool = True) -> Row:
+        """Return the ids of a question, up to where the answer begins."""
+        opening = self._pieces([(question, "")], image)[0][0]
+        return self._tokenised([(opening, False)], image)[0]
+
+    def conversation(self, turns: Turns, *, image: bool = True) -> tuple[Row, Row]:
+        """Return the ids and labels of pairs of a question and an answer; perhaps an image precedes the first."""
+        return self._tokenised(self._pieces(turns, image), image)
+
+    def caption(self, caption: str) -> tuple[Row, Row]:
+        """Return the ids and labels of an image with its caption, for stage 1."""
+        return self._tokenised([(_PLACE, False), (f"{caption.strip()}\n", True)], image=True, begins=True)
+
+    def first_ids(self, question: str, answers: Sequence[str]) -> list[int]:
+        """Return the first token's id of each answer to a question; UserError if two begin with the same token."""
+        whole = [self.conversation([(question, answer)]) for answer in answers]
+        first = [int(ids[labels != IGNORED][0]) for ids, labels in whole]
+        if len(set(first)) < len(first):
+            raise UserError(f"answers {answers}: they begin with the same token; expected others")
+        return first
+
+    def _pieces(self, turns: Turns, image: bool) -> Pieces:
+        turns = [(question.strip(), answer.strip()) for question, answer in turns]
+        if image and turns:
+            turns[0] = (f"{_PLACE}\n{turns[0][0]}", turns[0][1])
+        if self.style == "chat":
+            return self._chat(turns)
+        pieces = []
+        for question, answer in turns:
+            before = "" if pieces else f"{_SYSTEM} "
+            pieces.append((f"{before}USER: {question} ASSISTANT:", False))
+            pieces.append((f" {answer}{self.tokenizer.eos_token}", True))
+        return pieces
+
+    def _chat(self, turns: Turns) -> Pieces:
+        pieces: Pieces = []
+        messages: list[dict[str, str]] = []
+        written = ""
+        for question, answer in turns:
+            messages.append({"role": "user", "content": question})
+            before = self._rendered(messages, opened=True)
+            messages.append({"role": "assistant", "content": answer})
+            after = self._rendered(messages, opened=False)
+            if not before.startswith(written) or not after.startswith(before + answer):
+                raise UserError(
+                    f"chat template: it changes earlier messages when there are {len(messages)}, so that answers are "
+                    "not found; use the format llava"
+                )
+            between, end, rest = after[len(before + answer) :].partition(self.tokenizer.eos_token)
+            pieces += [(before[len(written) :], False), (answer + between + end, True), (rest, False)]
+            written = after
+        return pieces
+
+    def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
+        template = self.tokenizer.get_chat_template()
+        dated = _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), template)
+        return self.tokenizer.apply_chat_template(
+            messages, chat_template=dated, tokenize=False, add_generation_prompt=opened
+        )
+
+    def _tokenised(self, pieces: Pieces, image: bool, begins: bool = False) -> tuple[Row, Row]:
+        """Return ids and labels; the text has the token that begins a sequence in the style ``llava`` anyway."""
+        text = "".join(piece for piece, _ in pieces)
+        marks = "".join(
+            "x" if target else " " for piece, target in pieces for _ in piece
+        )  # of each character
+        ids: list[int] = []
+        labels: list[int] = []
+        start = 0
+        for number, side in enumerate(text.split(_PLACE, 1) if image else [text]):
+            if number:
+                ids.append(IMAGE)
+                labels.append(IGNORED)
+                start += len(_PLACE)
+            special = not number and (begins or self.style == "llava")
+            tokens = self.tokenizer(
+                side, add_special_tokens=special, return_offsets_mapping=True, verbose=False
+            )
+            targets = ["x" in marks[start + first : start + last] for first, last in tokens["offset_mapping"]]
+            ids += tokens["input_ids"]
+            labels += [
+                token if target else IGNORED
+                for token, target in zip(tokens["input_ids"], targets, strict=True)
+            ]
+            start += len(side)
+        return torch.tensor(ids), torch.tensor(labels)
+
+
+def check_question(question: object) -> str:
+    """Return the question, which has to be a string that is not empty."""
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f"question {shown(question)}: expected a string that is not empty")
+    return question
 
 
 class Projector(nn.Module):
@@ -30,12 +175,7 @@ class Projector(nn.Module):
     *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
     is subtracted from each token.
 
-    Args:
-        kind: ``linear`` or ``mlp2x``.
-        width: width of an image token.
-        count: number of tokens of an image, a square.
-        language_width: width of the language model's embeddings.
-        merge: side of the squares of tokens that become one; divides the side of the grid.
+    An image has ``count`` tokens, a square number, of ``width`` numbers.
     """
 
     def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
@@ -64,33 +204,30 @@ class Projector(nn.Module):
         the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
         mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
 
-        Args:
-            batches: tokens of some images, and the mean word embedding of the caption of each.
-            norm: root mean square distance of the captions' words from their mean.
+        ``batches`` are tokens of some images and the mean word embedding of the caption of each, ``norm`` is the root
+        mean square distance of the captions' words from their mean.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
         layer = self.layers[0]
         assert isinstance(layer, nn.Linear)
         width, out = layer.in_features, layer.out_features
-        squares, products, tokens_sum, words_sum = (
-            torch.zeros(shape, dtype=torch.float64) for shape in ((width, width), (width, out), width, out)
-        )
-        energy, images = 0.0, 0
+        shapes = ((width, width), (width, out), (width,), (out,), ())
+        sums, images = [torch.zeros(shape, dtype=torch.float64) for shape in shapes], 0
         for tokens, mean_words in batches:
             x, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
             flat = x.flatten(0, 1)
-            squares += flat.T @ flat
-            products += x.sum(1).T @ target
-            tokens_sum += flat.sum(0)
-            words_sum += target.sum(0)
-            energy += float(target.square().sum())
+            parts = (flat.T @ flat, x.sum(1).T @ target, flat.sum(0), target.sum(0), target.square().sum())
+            sums = list(map(torch.add, sums, parts))
             images += len(x)
+        squares, products, tokens_sum, words_sum, energy = sums
         count = images * self.count
         mean, mean_word = tokens_sum / count, words_sum / images
-        if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
-            fix = "expected different ones, or --projector-start default"
-            raise UserError(f"projector-start captions: all captions have the same words; {fix}")
+        if energy / images - mean_word.square().sum() < 1e-9 * norm**2:  # rounding
+            raise UserError(
+                "projector-start captions: all captions have the same words; expected different ones, or "
+                "--projector-start default"
+            )
         covariance = squares / count - mean.outer(mean)
         common = products / count - mean.outer(mean_word)
         ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
@@ -121,12 +258,8 @@ class VisionLanguageModel(nn.Module):
     Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
     Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
 
-    Args:
-        tower: see :func:`~antiphase.vlm.image_tokens`.
-        projector: from the tower's width to the language model's.
-        language: a causal language model of transformers.
-        tokenizer: its tokenizer, a fast one.
-        style: see :class:`~antiphase.vlm.Prompt`.
+    The tower is of :func:`~antiphase.vlm.image_tokens`, ``language`` a causal language model of transformers with its
+    fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
     """
 
     def __init__(
@@ -177,22 +310,16 @@ class VisionLanguageModel(nn.Module):
         if images is None or not bool(has_image.any()):
             return words, labels, mask.long()
         visual = self.visual_tokens(images).to(words.dtype)
-        count, columns = visual.shape[1], place.int().argmax(1).tolist()
-        # rows without an image are padded on the right, where the mask is False
-        columns = [at if image else None for at, image in zip(columns, has_image.tolist(), strict=True)]
-
-        def insert(rows: Tensor, parts: Tensor) -> Tensor:
-            pieces = (
-                [row, part[1:]] if at is None else [row[:at], part, row[at + 1 :]]
-                for row, part, at in zip(rows, parts, columns, strict=True)
-            )
-            return torch.stack(list(map(torch.cat, pieces)))
-
-        used = insert(mask, has_image[:, None].expand(-1, count))
+        length, count, rows = place.shape[1], visual.shape[1], torch.arange(len(place))[:, None]
+        # of each position, which of the row's it is, or of the image's behind them; a row without one is padded
+        position = torch.arange(length + count - 1, device=place.device)
+        start = torch.where(has_image, place.int().argmax(1), length)[:, None]
+        source = torch.where(position < start + count, length + position - start, position - count + 1)
+        source = torch.where(position < start, position, source)
+        used = torch.cat([mask, has_image[:, None].expand(-1, count)], 1)[rows, source]
         if labels is not None:
-            untargeted = torch.full_like(labels[:, :1], IGNORED).expand(-1, count)
-            labels = insert(labels, untargeted).masked_fill(~used, IGNORED)
-        return insert(words, visual), labels, used.long()
+            labels = F.pad(labels, (0, count), value=IGNORED)[rows, source].masked_fill(~used, IGNORED)
+        return torch.cat([words, visual], 1)[rows, source], labels, used.long()
 
     def forward(
         self,
@@ -229,58 +356,39 @@ class VisionLanguageModel(nn.Module):
     def _generated(
         self, images: Images, questions: Sequence[str], max_new_tokens: int
     ) -> tuple[list[str], Float[Tensor, "batch vocabulary"]]:
-        """Return the answers, and the scores of their first token."""
-        prompts = {question: self.prompt.question(question) for question in _one_each(questions, len(images))}
-        by_length: dict[int, list[int]] = {}
-        for row, question in enumerate(questions):
-            by_length.setdefault(len(prompts[question]), []).append(row)
-        texts, first = [""] * len(images), [torch.empty(0)] * len(images)
-        for rows in by_length.values():
-            ids = torch.stack([prompts[questions[row]] for row in rows]).to(images.device)
-            embedded, _, mask = self.embed(images[rows], ids)
-            new, scores = self._decoded(embedded, mask, max_new_tokens)
-            said = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-            for row, text, own in zip(rows, said, scores, strict=True):
-                texts[row], first[row] = text.strip(), own
-        return texts, torch.stack(first)
-
-    def _decoded(self, embedded: Tensor, mask: Tensor, max_new_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return the new tokens by greedy decoding, and the logits of the first."""
+        """Return the answers by greedy decoding, and the logits of their first token."""
         from transformers import GenerationConfig  # an extra
 
-        end = self.tokenizer.eos_token_id
+        if isinstance(questions, str) or len(questions) != len(images):
+            count = 1 if isinstance(questions, str) else len(questions)
+            raise UserError(f"{count} questions about {len(images)} images: expected one for each image")
+        by_question = {text: self.prompt.question(check_question(text)) for text in questions}
+        prompts = [by_question[question] for question in questions]
         config = GenerationConfig(
-            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=self.ends, pad_token_id=end
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=self.ends,
+            pad_token_id=self.tokenizer.eos_token_id,
+            return_dict_in_generate=True,
+            output_logits=True,
         )
-        steps: list[Tensor] = []
-
-        def keep(ids: Tensor, scores: Tensor) -> Tensor:
-            steps.append(scores)
-            return scores
-
-        settings = {"generation_config": config, "logits_processor": [keep]}
+        texts, first = [""] * len(images), [torch.empty(0)] * len(images)
         # transformers fills in what the settings leave out from the model's own
         own, self.language.generation_config = self.language.generation_config, config
         try:
-            new = self.language.generate(inputs_embeds=embedded, attention_mask=mask, **settings)
+            for length in set(map(len, prompts)):
+                rows = [row for row, ids in enumerate(prompts) if len(ids) == length]
+                ids = torch.stack([prompts[row] for row in rows]).to(images.device)
+                embedded, _, mask = self.embed(images[rows], ids)
+                output = self.language.generate(
+                    inputs_embeds=embedded, attention_mask=mask, generation_config=config
+                )
+                words = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+                for row, text, logits in zip(rows, words, output.logits[0], strict=True):
+                    texts[row], first[row] = text.strip(), logits
         finally:
             self.language.generation_config = own
-        return new, steps[0]
-
-    def answer_logits(self, images: Images, questions: str | Sequence[str]) -> Float[Tensor, "batch 2"]:
-        """Return the logits of no and yes as the first token of the answers to one question, or to one for each."""
-        several = [questions] * len(images) if isinstance(questions, str) else questions
-        different = list(dict.fromkeys(_one_each(several, len(images))))
-        which = torch.tensor([different.index(question) for question in several])
-        return YesNo(self, different)(images, which)
-
-
-def _one_each(questions: Sequence[str], count: int) -> list[str]:
-    """Return the questions if there is one for each image."""
-    several = 1 if isinstance(questions, str) else len(questions)
-    if isinstance(questions, str) or several != count:
-        raise UserError(f"{several} questions about {count} images: expected one for each image")
-    return [check_question(question) for question in questions]
+        return texts, torch.stack(first)
 
 
 class YesNo(nn.Module):
@@ -290,16 +398,15 @@ class YesNo(nn.Module):
     or more, hence not AutoAttack); for several questions, which of them each image is asked is the attack's
     ``context``. Its card has two classes, ``no`` and ``yes``.
 
-    Args:
-        vlm: the model; put into evaluation mode.
-        questions: one question, or several different ones.
+    ``questions`` are one, or several different ones. Puts the model into evaluation mode.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
         super().__init__()
         self.vlm = vlm
-        several = isinstance(questions, list | tuple)
-        self.questions: tuple[str, ...] = tuple(questions) if several else (questions,)  # type: ignore[assignment]
+        self.questions: tuple[str, ...] = (
+            tuple(questions) if isinstance(questions, list | tuple) else (questions,)
+        )
         if not self.questions:
             raise UserError("questions: expected at least one")
         ids = [vlm.prompt.question(check_question(question)) for question in self.questions]
@@ -325,8 +432,9 @@ class YesNo(nn.Module):
             which = torch.zeros(len(images), dtype=torch.int64)
         fits = which.dtype == torch.int64 and which.shape == (len(images),)
         if not fits or not bool(((which >= 0) & (which < count)).all()):
-            expected = f"an int64 from 0 to {count - 1} for each image"
-            raise UserError(f"which {shown(which.tolist())}: expected {expected}")
+            raise UserError(
+                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
+            )
         device, which = images.device, which.cpu()
         mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]
         embedded, _, used = self.vlm.embed(

@@ -6,10 +6,11 @@ Source: "Evaluating Object Hallucination in Large Vision-Language Models", Li et
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, permutations
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import polars as pl
@@ -22,16 +23,17 @@ from antiphase.data.conversations import ASK
 from antiphase.data.decoding import Square
 from antiphase.data.emoji import emoji_objects, with_article
 from antiphase.data.folders import data_root, missing_files
-from antiphase.data.images import ImageSet
-from antiphase.data.pairs import PairSet, model_images
+from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
+from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
 from antiphase.files import digest
 from antiphase.models.card import card_of
-from antiphase.reading import parse_json
-from antiphase.statistics.intervals import auc_values, ratio_values
+from antiphase.reading import read_json_lines
+from antiphase.statistics.intervals import Estimate, as_difference, as_share, auc_values, ratio_values
+from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.streams import generator, key
 from antiphase.vlm.answers import answer_all, with_suffix
 
@@ -43,6 +45,7 @@ EMOJI_POPE = "emoji-pope"
 POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
 NO, YES, UNPARSED = 0, 1, 2
 """The column ``prediction``: the last says neither, which the script counts as yes."""
+_AGAIN = "download it again"
 _LONGEST = 16  # tokens of an answer; the script reads the first sentence
 
 
@@ -58,7 +61,7 @@ class PopeQuestion:
 
 
 @final
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PopeSet:
     """Images with questions; ``names`` are the images' names in the questions."""
 
@@ -87,7 +90,7 @@ class PopeSet:
             return self
         names = self.names[:limit]
         questions = tuple(question for question in self.questions if question.image in set(names))
-        return replace(self, pictures=self.pictures.take(range(limit)), names=names, questions=questions)
+        return PopeSet(self.name, self.pictures.take(range(limit)), names, questions)
 
     def followed_by(self, suffix: str) -> "PopeSet":
         """Return the same questions with a suffix behind each, see :func:`~antiphase.vlm.answers.with_suffix`."""
@@ -123,10 +126,7 @@ def pope_questions(
     which is neither in the image nor was asked about before. Ties go to the object met first. If none is left, it is
     drawn, as for *random*.
 
-    Args:
-        labelled: objects of each image by its name.
-        images: how many images.
-        seed: of the draws.
+    ``labelled`` has the objects of each image by its name.
     """
     able = [name for name, objects in labelled.items() if len(objects) >= OBJECTS]
     if len(able) < images:
@@ -136,8 +136,8 @@ def pope_questions(
     frequency = Counter(name for objects in chosen.values() for name in objects)
     together: dict[str, Counter[str]] = {name: Counter() for name in frequency}
     for objects in chosen.values():
-        for name in objects:
-            together[name].update(other for other in objects if other != name)
+        for name, other in permutations(objects, 2):
+            together[name][other] += name != other
     sets: dict[str, list[PopeQuestion]] = {sampling: [] for sampling in SAMPLINGS}
     for sampling, questions in sets.items():
         for image, objects in chosen.items():
@@ -145,15 +145,16 @@ def pope_questions(
             for present in objects[:OBJECTS]:
                 free = [name for name in frequency if name not in used]
                 if not free:
-                    expected = "expected some that it does not show"
-                    raise UserError(f"POPE: {image} shows all {len(frequency)} objects; {expected}")
+                    raise UserError(
+                        f"POPE: {image} shows all {len(frequency)} objects; expected some absent ones"
+                    )
                 counts = {"popular": frequency, "adversarial": together[present]}.get(sampling, Counter())
                 drawn = free[key(seed, "pope", sampling, image, present) % len(free)]
                 absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
                 used.add(absent)
-                for name, yes in ((present, True), (absent, False)):
-                    text = ASK.format(with_article(name))
-                    questions.append(PopeQuestion(sampling, len(questions) + 1, image, text, yes))
+                for name in (present, absent):
+                    asked = (len(questions) + 1, image, ASK.format(with_article(name)), name == present)
+                    questions.append(PopeQuestion(sampling, *asked))
     return sets
 
 
@@ -165,12 +166,9 @@ def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
         f"{scenes.name}-{number}": [one.name for one in objects]
         for number, objects in zip(scenes.ids.tolist(), scenes.objects, strict=True)
     }
-    sets = pope_questions(labelled)
-    names = tuple(dict.fromkeys(question.image for question in sets["random"]))
-    order = list(labelled)
-    pictures = scenes.take([order.index(name) for name in names])
-    questions = tuple(question for several in sets.values() for question in several)
-    return PopeSet(name=EMOJI_POPE, pictures=pictures, names=names, questions=questions)
+    questions = tuple(chain(*pope_questions(labelled).values()))
+    names, order = tuple(dict.fromkeys(question.image for question in questions)), list(labelled)
+    return PopeSet(EMOJI_POPE, scenes.take([order.index(name) for name in names]), names, questions)
 
 
 def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
@@ -186,53 +184,50 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     ]
     sets = sorted({f"{file.name.rpartition('pope_')[0]}pope" for _, file in files})
     if len(sets) > 1:
-        several = f"files of {len(sets)} sets of questions, {', '.join(sets)}"
-        raise UserError(f"pope: {place} has {several}: give a folder for each")
+        raise UserError(f"pope: {place} has files of several sets, {', '.join(sets)}: give a folder for each")
     if not sets:
-        fix = f"download POPE's three files into that folder ({POPE_PAGE}), or give another folder, pope:PATH"
-        raise UserError(f"pope: no {place / 'coco_pope_random.json'}: {fix}")
-    answers: dict[tuple[str, str], bool] = {}
+        raise UserError(
+            f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder "
+            f"({POPE_PAGE}), or give another folder, pope:PATH"
+        )
+    answers: dict[tuple[str, str], str] = {}
     questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
     names = tuple(dict.fromkeys(question.image for question in questions))
     places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
     root = next((one for one in places if not missing_files(one, names)), None)
     if root is None:
         absent = missing_files(places[-1], names)
-        fault = f"is missing, as are {len(absent) - 1:,} more of {len(names):,} images"
-        fix = f"unpack COCO's val2014 there, or put the images into {place}"
-        raise UserError(f"pope: {places[-2] / absent[0]} {fault}: {fix}")
+        raise UserError(
+            f"pope: {places[-2] / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}: "
+            f"unpack COCO's val2014 there, or put the images into {place}"
+        )
     pictures = row_pairs(name, "val", root, [(image, (image,), None) for image in names])
-    return PopeSet(name=name, pictures=pictures, names=names, questions=tuple(questions))
+    return PopeSet(name, pictures, names, tuple(questions))
 
 
-def _read(file: Path, sampling: str, answers: dict[tuple[str, str], bool]) -> list[PopeQuestion]:
+def _read(file: Path, sampling: str, answers: dict[tuple[str, str], str]) -> list[PopeQuestion]:
     """Return the questions of a file, and note the answer of each by image and text."""
     questions: dict[int, PopeQuestion] = {}
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file} ({error}): give an existing, readable file of POPE") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = parse_json(line)
-            index, image, text, label = (record[name] for name in ("question_id", "image", "text", "label"))
-            if [type(index), type(image), type(text)] != [int, str, str]:
-                raise TypeError("not of the expected types")
-        except (ValueError, KeyError, TypeError) as error:
-            fault = f"expected JSON with question_id, image, text, label ({error})"
-            raise UserError(f"line {number} of {file}: {fault}: download it again") from error
-        fault = "" if label in ("yes", "no") else f"label {label!r}: expected yes or no"
-        if index in questions:
-            fault = f"duplicate question_id {index}"
-        elif not fault and answers.setdefault((image, text), label == "yes") != (label == "yes"):
-            fault = f"{text!r} of {image} is answered both yes and no"
+    for number, record in enumerate(read_json_lines(file, _AGAIN), 1):
+        fault = ""
+        match record:
+            case {
+                "question_id": int(index),
+                "image": str(image),
+                "text": str(text),
+                "label": "yes" | "no" as label,
+            }:
+                if index in questions:
+                    fault = f"duplicate question_id {index}"
+                elif answers.setdefault((image, text), label) != label:
+                    fault = f"{text!r} of {image} is answered both yes and no"
+                questions[index] = PopeQuestion(sampling, index, image, text, label == "yes")
+            case _:
+                fault = "expected question_id, image, text, and the label yes or no"
         if fault:
-            raise UserError(f"line {number} of {file}: {fault}: correct it, or download it again")
-        questions[index] = PopeQuestion(sampling, index, image, text, label == "yes")
+            raise UserError(f"line {number} of {file}: {fault}: correct it, or {_AGAIN}")
     if not questions:
-        raise UserError(f"{file} has no questions: download it again")
+        raise UserError(f"{file} has no questions: {_AGAIN}")
     return list(questions.values())
 
 
@@ -273,23 +268,24 @@ class AskedImages(ImageSet):
 
 def asked_images(pope: PopeSet, square: Square) -> AskedImages:
     """Return every pair of image and question once; its id depends on the image's name and the question alone."""
-    asking: dict[tuple[str, str], list[PopeQuestion]] = {}
+    samplings: dict[tuple[str, str], list[str]] = {}
     for question in pope.questions:
-        asking.setdefault((question.image, question.text), []).append(question)
-    questions = tuple(dict.fromkeys(text for _, text in asking))
-    position, number = pope.position(), {text: place for place, text in enumerate(questions)}
+        samplings.setdefault((question.image, question.text), []).append(question.sampling)
+    answers = {(question.image, question.text): question.yes for question in pope.questions}
+    images, texts = zip(*samplings, strict=True)
+    questions, position = list(dict.fromkeys(texts)), pope.position()
     return AskedImages(
         name=pope.name,
         split="test",
         class_names=("no", "yes"),
-        ids=torch.tensor([key(image, text) & (2**53 - 1) for image, text in asking]),
-        labels=torch.tensor([int(several[-1].yes) for several in asking.values()]),
+        ids=torch.tensor([key(image, text) & (2**53 - 1) for image, text in samplings]),
+        labels=torch.tensor([int(answers[pair]) for pair in samplings]),
         pictures=pope.pictures,
         square=square,
-        questions=questions,
-        which=torch.tensor([number[text] for _, text in asking]),
-        places=torch.tensor([position[image] for image, _ in asking]),
-        samplings=tuple(tuple(one.sampling for one in several) for several in asking.values()),
+        questions=tuple(questions),
+        which=torch.tensor(list(map(questions.index, texts))),
+        places=torch.tensor([position[image] for image in images]),
+        samplings=tuple(map(tuple, samplings.values())),
     )
 
 
@@ -366,20 +362,18 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
         first_token=True,
         title=f"{card_of(model).name}: questions of {pope.name}" if store.progress else "",
     )
-    answers = dict(zip(asked, words, strict=True))
+    by_question = dict(zip(asked, words, strict=True))
+    answers = [by_question[question.image, question.text] for question in pope.questions]
     ids = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
-    frames = []
-    for sampling in SAMPLINGS:
-        pairs = [(one, answers[one.image, one.text]) for one in pope.questions if one.sampling == sampling]  # pyright: ignore
-        columns = {
-            "unit": [question.number for question, _ in pairs],
-            "group": [ids[question.image] for question, _ in pairs],
-            "prediction": [_prediction(answer.text) for _, answer in pairs],
-            "rank": [int((answer.yes > 0.5) != question.yes) for question, answer in pairs],
-            "score": [answer.yes for _, answer in pairs],
-        }
-        frames += [outcome_rows(setting=sampling, seed=0, **columns)] if pairs else []
-    return pl.concat(frames)
+    pairs = list(zip(pope.questions, answers, strict=True))
+    return outcome_rows(
+        setting=[question.sampling for question in pope.questions],
+        unit=[question.number for question in pope.questions],
+        group=[ids[question.image] for question in pope.questions],
+        prediction=[_prediction(answer.text) for answer in answers],
+        rank=[int((answer.yes > 0.5) != question.yes) for question, answer in pairs],
+        score=[answer.yes for answer in answers],
+    )
 
 
 def _prediction(answer: str) -> int:
@@ -423,3 +417,111 @@ TASK = EvaluationTask(
     default_data="pope",
     paper_data=("pope",),
 )
+
+
+ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
+"""Rows of an attack on answers: a ``sample`` is an image with a question, ``label`` is 1 for yes.
+
+``image`` is the image's id, ``samplings`` are those of POPE that ask the question.
+"""
+
+ALL = "all"
+METRICS = ("false yes", "false no", "accuracy")
+"""Share of yes to questions about absent objects, of no to those about present ones, and of right answers."""
+
+
+def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rates of each image without an attack (ε = 0) and under each ε, from rows of ``ASKED_SCHEMA``.
+
+    Columns are ``model, attack, sampling`` (``ALL`` for every question once), ``eps, image, metric, value``. An answer
+    is wrong under an attack if it was wrong before or the attack changes it, as in robust accuracy. The rates are means
+    over the questions about one image: *false yes* is the hallucination rate.
+    """
+    wrong = pl.col("clean_prediction") != pl.col("label")
+    smallest = pl.col("eps") == pl.col("eps").min().over("model", "attack")
+    clean = rows.filter(smallest).with_columns(eps=pl.lit(0.0), wrong=wrong)
+    attacked = rows.with_columns(wrong=wrong | pl.col("success"))
+    columns = ["model", "attack", "eps", "image", "label", pl.col("wrong").cast(pl.Float64), "samplings"]
+    every = pl.concat([clean.select(columns), attacked.select(columns)])
+    by_sampling = every.explode("samplings").rename({"samplings": "sampling"})
+    every = pl.concat([every.drop("samplings").with_columns(sampling=pl.lit(ALL)), by_sampling])
+    keys = ["model", "attack", "sampling", "eps", "image"]
+    parts = {
+        "false yes": (every.filter(label=0), pl.col("wrong")),
+        "false no": (every.filter(label=1), pl.col("wrong")),
+        "accuracy": (every, 1 - pl.col("wrong")),
+    }
+    frames = [
+        some.group_by(keys, maintain_order=True).agg(value=value.mean()).with_columns(metric=pl.lit(metric))
+        for metric, (some, value) in parts.items()
+    ]
+    return pl.concat(frames)
+
+
+def summarise_answers(
+    rows: pl.DataFrame, families: Mapping[str, Sequence[str]], pairs: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Return every rate with its interval, and how much more each rate moves for a model than for its twin.
+
+    Intervals are over the images of one model, or over seeds and images
+    (:func:`~antiphase.statistics.seeds_by_images.crossed_mean`).
+
+    Args:
+        rows: of ``ASKED_SCHEMA``.
+        families: models of each name that differ in the training seed alone.
+        pairs: models and their twins.
+
+    Returns:
+        ``results`` with ``family, attack, sampling, eps, metric``; ``differences`` with ``model, twin`` (families), the
+        same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``.
+    """
+    keys = ("attack", "sampling", "eps", "metric")
+    attacks, samplings = list(dict.fromkeys(rows["attack"])), (ALL, *SAMPLINGS)
+    cells = sorted(
+        answer_rates(rows).sort("image").partition_by(keys, as_dict=True).items(),
+        key=lambda cell: (
+            attacks.index(cell[0][0]),
+            METRICS.index(cell[0][3]),
+            samplings.index(cell[0][1]),
+            cell[0][2],
+        ),
+    )
+    values = {
+        cell: {
+            model: part["value"].to_numpy()
+            for (model,), part in block.partition_by("model", as_dict=True).items()
+        }
+        for cell, block in cells
+    }
+
+    def entry(
+        cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]
+    ) -> dict[str, Any]:
+        estimate = convert(crossed_mean(np.stack(several)))
+        ends = {"low": estimate.low, "high": estimate.high}
+        finite = {name: end if np.isfinite(end) else None for name, end in ends.items()}
+        numbers = {"value": estimate.value, **finite, "n": estimate.n, "seeds": len(several)}
+        return dict(zip(keys, cell, strict=True)) | numbers
+
+    results = [
+        {"family": name} | entry(cell, [by_model[model] for model in models if model in by_model], as_share)
+        for name, models in families.items()
+        for cell, by_model in values.items()
+    ]
+    family_of = {model: name for name, models in families.items() for model in models}
+    twins: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for model, twin in pairs:
+        twins.setdefault((family_of[model], family_of[twin]), []).append((model, twin))
+    differences = []
+    for (model, twin), members in twins.items():
+        clean: list[np.ndarray] = []  # at the smallest ε, 0
+        for cell, by_model in values.items():
+            level = [by_model[one] - by_model[other] for one, other in members]
+            clean = clean if cell[2] else level
+            gaps = {"level": level}
+            if cell[2]:
+                gaps["move"] = [after - before for after, before in zip(level, clean, strict=True)]
+            for what, several in gaps.items():
+                head = {"model": model, "twin": twin, "what": what}
+                differences.append(head | entry(cell, several, as_difference))
+    return {"results": results, "differences": differences}

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from antiphase.data.conversations import Conversation, Conversations
 from antiphase.data.decoding import in_threads
 from antiphase.errors import UserError
-from antiphase.files import digest, write_json
-from antiphase.models import checkpoints
 from antiphase.precision import Precision, autocast
-from antiphase.processes import start_processes, sum_gradients
+from antiphase.processes import sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.loop import is_sharded, shard
-from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
-from antiphase.vlm.checkpoint import save_vlm
-from antiphase.vlm.language import is_lora
-from antiphase.vlm.model import VisionLanguageModel
-from antiphase.vlm.prompt import IGNORED, IMAGE
-from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
+from antiphase.training.loop import Tracker
+from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
+from antiphase.vlm.model import IGNORED, IMAGE, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time
@@ -55,80 +50,60 @@ def train_vlm(
     of a finished one. Under torchrun the processes share every batch; the gradient is that of the whole batch.
 
     Args:
-        recipe: model, data and hyperparameters.
         vlm: the model before training; changed in place.
-        conversations: captions for stage 1, instructions for stage 2.
-        out: output directory, created if missing.
         part: samples of a process that pass through the model at a time, see :func:`accumulate`; rounding only.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
         sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
             fit one device; implies checkpointing. Affects the result only by rounding.
         trackers: experiment trackers, by name or as accelerate's objects.
-        progress: show a progress bar on stderr.
     """
-    written = recipe.model_dump(mode="json")
-    if (log := loop.finished(written, out)) is not None:
-        return log
-    check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
-    blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
-    _check(recipe, len(conversations), accelerator.num_processes, sharded)
-    if (checkpointing or sharded) and not blocks:
-        fault = f"no blocks of {type(vlm.language).__name__} are known"
-        raise UserError(f"checkpointing: {fault}; leave out --checkpointing and --shard")
-    vlm.eval()  # without dropout, so that a step depends on nothing but its number
-    prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
-    trained = trained_parameters(vlm, recipe)
-    model = SummedLoss(vlm)
-    if not sharded:
-        model.to(accelerator.device)
-    if recipe.projector_start == "captions":
-        _start_at_captions(vlm, conversations, recipe)
-    if sharded:
-        shard(model, blocks, accelerator)
-        trained = trained_parameters(vlm, recipe)  # others have taken their places
-    main = accelerator.is_main_process
-    if main:
-        write_json(out / checkpoints.RECIPE_FILE, written)
-    track = start_tracking(accelerator, trackers, written)
-    stream = _Stream(recipe, vlm, conversations, accelerator.process_index, accelerator.num_processes)
 
-    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
-        samples = stream.at(epoch, within)
-        loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
-        torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
-        return loss, recipe.batch_size
+    def begin(accelerator: Accelerator) -> loop.Task:
+        blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
+        _check(recipe, len(conversations), accelerator.num_processes, sharded)
+        if (checkpointing or sharded) and not blocks:
+            raise UserError(
+                f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
+                "--shard"
+            )
+        vlm.eval()  # without dropout, so that a step depends on nothing but its number
+        prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
+        trained = trained_parameters(vlm, recipe)
+        model = SummedLoss(vlm)
+        if not sharded:
+            model.to(accelerator.device)
+        if recipe.projector_start == "captions":
+            _start_at_captions(vlm, conversations, recipe)
+        if sharded:
+            loop.shard(model, blocks, accelerator)
+            trained = trained_parameters(vlm, recipe)  # others have taken their places
 
-    optimizer = torch.optim.AdamW(
-        list(trained.values()),
-        lr=recipe.learning_rate,
-        betas=recipe.betas,
-        eps=recipe.epsilon,
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
-    steps = len(conversations) // recipe.batch_size
-    task = loop.Task(
+        def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
+            for samples in _shares(recipe, vlm, conversations, accelerator, epoch, first):
+                with _recomputed(blocks):
+                    loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
+                torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
+                yield loss, recipe.batch_size
+
+        steps = len(conversations) // recipe.batch_size
+        optimizer = torch.optim.AdamW(
+            list(trained.values()),
+            lr=recipe.learning_rate,
+            betas=recipe.betas,
+            eps=recipe.epsilon,
+            weight_decay=recipe.weight_decay,
+            fused=True,
+        )
         # what is trained and nothing else: a saved state needs no frozen weights
-        nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()}),
-        optimizer,
-        digest(recipe.model_dump_json()),
-        recipe.epochs,
-        steps,
-        lambda step: vlm_learning_rate(recipe, step, steps),
-        backward,
-        dict,
-        track=track,
-    )
-    with _recomputed(blocks):
-        metrics = loop.run(task, out, accelerator, progress=progress)
-    save_vlm(vlm, written, out, getattr(torch, recipe.store), write=main)
-    if main:
-        (out / loop.STATE_FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
-    if trackers:
-        accelerator.end_training()
-    return metrics
+        parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
+        rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)
+
+        def save(written: dict[str, Any], dtype: torch.dtype) -> None:
+            save_vlm(vlm, written, out, dtype, write=accelerator.is_main_process)
+
+        return loop.Task(parameters, optimizer, steps, rate, gradients, save=save)
+
+    return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
 
 
 def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
@@ -142,18 +117,18 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
-        expected = "--projector-start captions expects a linear one; add --projector-start default"
-        raise UserError(f"projector {projector}: {expected}")
+        raise UserError(
+            f"projector {projector}: --projector-start captions expects a linear one; add --projector-start default"
+        )
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
     """Return the blocks of a language model: those that transformers keeps on one device, else those it recomputes."""
     from transformers.modeling_layers import GradientCheckpointingLayer  # an extra
 
-    names = set(getattr(language, "_no_split_modules", None) or ())
-    parts = list(language.modules())
-    named = [part for part in parts if type(part).__name__ in names]
-    return named or [part for part in parts if isinstance(part, GradientCheckpointingLayer)]
+    names = getattr(language, "_no_split_modules", None) or ()
+    named = [part for part in language.modules() if type(part).__name__ in names]
+    return named or [part for part in language.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
 @contextmanager
@@ -228,8 +203,9 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
-        fault = f"an image alone takes {vlm.projector.count} positions"
-        raise UserError(f"max_length {max_length}: {fault}; expected more")
+        raise UserError(
+            f"max_length {max_length}: an image alone takes {vlm.projector.count} positions; expected more"
+        )
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
         image = None
@@ -238,33 +214,26 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     return Sample(ids, labels, image)
 
 
-class _Stream:
-    """This process's share of each step; a request for a step other than the next restarts the stream there."""
-
-    def __init__(
-        self, recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, rank: int, world: int
-    ) -> None:
-        self.recipe, self.vlm, self.conversations = recipe, vlm, conversations
-        self.rank, self.world = rank, world
-        self.next: tuple[int, int] | None = None
-        self.samples: Iterator[Sample] = iter(())
-
-    def at(self, epoch: int, within: int) -> list[Sample]:
-        size = self.recipe.batch_size
-        if self.next != (epoch, within):
-            draw = generator(self.recipe.seed, "order", epoch)
-            order = torch.randperm(len(self.conversations), generator=draw).tolist()
-            if self.recipe.text_first and epoch == 0:
-                order.sort(key=self.conversations.has_image)  # stable: drawn order within each kind
-            starts = range(within * size, len(order) - size + 1, size)
-            shares = (order[start : start + size][self.rank :: self.world] for start in starts)
-            rows = [row for share in shares for row in share]
-            self.samples = in_threads(self._prepared, rows, ahead=2 * size)
-        self.next = (epoch, within + 1)
-        return [next(self.samples) for _ in range(size // self.world)]
-
-    def _prepared(self, row: int) -> Sample:
-        return prepare(self.vlm, self.conversations[row], self.recipe.stage, self.recipe.max_length)
+def _shares(
+    recipe: VlmRecipe,
+    vlm: VisionLanguageModel,
+    conversations: Conversations,
+    accelerator: Accelerator,
+    epoch: int,
+    first: int,
+) -> Iterator[list[Sample]]:
+    """Iterate over this process's share of each step of an epoch, from ``first`` on."""
+    size, count = recipe.batch_size, accelerator.num_processes
+    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
+    if recipe.text_first and epoch == 0:
+        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
+    starts = range(first * size, len(order) - size + 1, size)
+    rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
+    samples = in_threads(
+        lambda row: prepare(vlm, conversations[row], recipe.stage, recipe.max_length), rows, ahead=2 * size
+    )
+    for _ in starts:
+        yield list(islice(samples, size // count))
 
 
 class SummedLoss(nn.Module):
@@ -320,7 +289,7 @@ def accumulate(
     loss = torch.zeros((), device=device)
     size = part or (_CPU_PART if device.type == "cpu" else len(samples))
     samples = sorted(samples, key=lambda sample: len(sample.ids))  # so that little is padded
-    sharded = any(map(is_sharded, model.parameters()))
+    sharded = any(map(loop.is_sharded, model.parameters()))
     scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
     for start in range(0, len(samples), size):
         chosen = samples[start : start + size]
@@ -345,6 +314,7 @@ def _together(
     images = None
     if any(sample.image is not None for sample in samples):
         blank = torch.zeros(shape)
-        images = torch.stack([blank if sample.image is None else sample.image for sample in samples])
-        images = images.to(device)
+        images = torch.stack([blank if sample.image is None else sample.image for sample in samples]).to(
+            device
+        )
     return images, ids.to(device), labels.to(device), mask.to(device)

@@ -73,11 +73,16 @@ def check_goal(
     for name, other in others.items():
         if other is not None:
             raise UserError(f"goal and {name}: they exclude each other; expected {name}=None")
-    goal = torch.as_tensor(run.goal).detach().cpu()
-    clean, low, high = logits_of(model, images), int(goal.min()), int(goal.max())
-    if not 0 <= low <= high < clean.shape[1]:
-        raise UserError(f"goal from {low} to {high}: the model tells classes 0 to {clean.shape[1] - 1} apart")
+    goal, clean = torch.as_tensor(run.goal).detach().cpu(), logits_of(model, images)
+    check_classes("goal", goal, clean.shape[1])
     return goal.expand(len(images)).clone(), clean.argmax(1)
+
+
+def check_classes(name: str, values: Tensor, classes: int) -> None:
+    """Refuse labels or goals that are no classes of the model."""
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= classes:
+        raise UserError(f"{name} from {low} to {high}: the model tells classes 0 to {classes - 1} apart")
 
 
 def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None) -> list[str]:
@@ -85,12 +90,11 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
 
     The model is run on at most 16 images: twice on the same batch, then on the first of them alone and among others.
     """
-    some = images[:QUANTUM].to(oracle.device)
-    given = None if context is None else context[:QUANTUM].to(oracle.device)
+    some = [part[:QUANTUM].to(oracle.device) for part in (images, context) if part is not None]
     oracle.alike = True
-    first, second = oracle.verdict(some, given), oracle.verdict(some, given)
+    first = oracle.verdict(*some)
     scale = _RELATIVE * float(first.abs().amax().clamp_min(1e-6))
-    if float((first - second).abs().amax()) > scale:
+    if float((first - oracle.verdict(*some)).abs().amax()) > scale:
         oracle.alike = False
         if oracle.passes > 1:  # its mean logits are attacked already
             return []
@@ -99,11 +103,10 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             'the mean logits (passes=20, autoattack version="rand") or remove the randomness'
         ]
     warnings = []
-    alone = oracle.verdict(some[:1], None if given is None else given[:1])
-    inverted = torch.cat([some[:1], (some.amin() + some.amax() - some)[1 - QUANTUM :]])
-    others = None if given is None else torch.cat([given[:1], given[1 - QUANTUM :]])
-    company = oracle.verdict(inverted, others)[:1]
-    if float((alone - first[:1]).abs().amax()) > scale or float((company - first[:1]).abs().amax()) > scale:
+    inverted = [some[0].amin() + some[0].amax() - some[0], *some[1:]]
+    company = [torch.cat([one[:1], other[1 - QUANTUM :]]) for one, other in zip(some, inverted, strict=True)]
+    answers = oracle.verdict(*(part[:1] for part in some)), oracle.verdict(*company)[:1]
+    if any(float((answer - first[:1]).abs().amax()) > scale for answer in answers):
         oracle.alike = False
         warnings.append(
             "the logits of an image depend on the other images in its batch, and so do the results; put "

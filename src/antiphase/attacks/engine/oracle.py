@@ -4,7 +4,6 @@ import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
 from typing import Any, Self
 
 import torch
@@ -84,9 +83,9 @@ class Oracle:
 
     def by_batches(self, images: Tensor, context: Tensor | None, size: int) -> Logits:
         """Return the logits of :meth:`verdict` on the CPU, for images that need not be on the model's device."""
-        contexts = repeat(None) if context is None else (some.to(self.device) for some in context.split(size))
-        batches = zip(images.split(size), contexts, strict=False)
-        return torch.cat([self.verdict(some.to(self.device), given).cpu() for some, given in batches])
+        parts = [part.split(size) for part in (images, context) if part is not None]
+        batches = zip(*parts, strict=True)
+        return torch.cat([self.verdict(*(part.to(self.device) for part in some)).cpu() for some in batches])
 
     def logits(self, x: Points, context: Tensor | None = None) -> Logits:
         """Return the logits in the search's precision, without a graph; not counted."""
@@ -115,11 +114,11 @@ class Oracle:
                     with autocast(x.device, self.precision), running(self.model, x):
                         for given in _copies(leaf, rows.get("context"), size, self.passes):
                             passes.append(checked(self._searched(*given), given[0])[: len(x)])
-                    logits = _mean(passes)
                     if torch.is_inference_mode_enabled():
                         raise UserError(
                             "attack inside torch.inference_mode(): call it outside, for gradients"
                         )
+                    logits = _mean(passes)
                     if not logits.requires_grad:
                         raise UserError(_NO_GRADIENT)
                     values = [one_each(loss(logits), logits) for loss in losses]

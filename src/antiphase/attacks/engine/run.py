@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from antiphase.attacks.engine.checks import (
     check_budgets,
+    check_classes,
     check_goal,
     check_inputs,
     check_targets,
@@ -25,8 +26,8 @@ from antiphase.attacks.engine.checks import (
     inspect_search,
 )
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
-from antiphase.attacks.engine.scheduling import Lane
-from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
+from antiphase.attacks.engine.scheduling import Lane, Schedule
+from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
@@ -40,7 +41,10 @@ _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
 _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
 _REACH = 1.02  # times ε
 _COUNTS = ("forwards", "backwards")
-_SETTLED = ("position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss")
+_SETTLED = (
+    *_COUNTS,
+    *("position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss"),
+)
 
 
 def run_search(
@@ -58,24 +62,21 @@ def run_search(
     ``settings`` are the parameters of the attack, for the record; by default the fields of the search.
     """
     began = time.monotonic()
-    run = read_options(options, search.name)
+    run = Run(**options)
     if run.goal is not None:
-        goal, prediction = check_goal(model, images, labels, search.targets, run)
+        goal, clean = check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
-        labels = torch.zeros_like(goal)
-        result = run_search(_Towards(model), images, labels, threat, search, options, budgets, settings)
-        after, settings = (
-            logits_of(model, result.adversarial).argmax(1),
-            result.settings | {"goal": goal.tolist()},
+        result = run_search(
+            _Towards(model), images, torch.zeros_like(goal), threat, search, options, budgets, settings
         )
-        clean = {"label": prediction, "clean_prediction": prediction}
-        return replace(result, **clean, prediction=after, settings=settings)
+        after = logits_of(model, result.adversarial).argmax(1)
+        recorded = result.settings | {"goal": goal.tolist()}
+        return replace(result, label=clean, clean_prediction=clean, prediction=after, settings=recorded)
     ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()
     images = check_inputs(images, threat, ids, run.context)
     if settings is None:
-        parameters: Any = fields(cast(Any, search))
-        settings = {one.name: getattr(search, one.name) for one in parameters}
-        settings = {name: value for name, value in settings.items() if name not in ("threat", "name")}
+        names = [one.name for one in fields(cast(Any, search))]
+        settings = {name: getattr(search, name) for name in names if name not in ("threat", "name", "mask")}
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
@@ -91,7 +92,7 @@ def run_search(
             while lane := work.next_lane():
                 if len(lane.batch):  # none if all that is left waits to be confirmed
                     search.step(lane.batch, lane.oracle)
-                work.collect(lane)
+                work.collect()
                 if work.resolved != shown:
                     shown = work.resolved
                     bar.show(shown, f"ASR {work.broken / max(1, shown):.3f}")
@@ -99,8 +100,10 @@ def run_search(
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
     settings |= {"precision": run.precision} if run.precision != "float32" else {}
     settings |= {"passes": run.passes} if run.passes > 1 else {}
-    ending: dict[str, Any] = {"warnings": tuple(warnings), "seconds": time.monotonic() - began}
-    return AttackResult(search.name, threat, settings, ids, **cast(Any, work.results), **ending)
+    seconds = time.monotonic() - began
+    return AttackResult(
+        search.name, threat, settings, ids, **work.results, warnings=tuple(warnings), seconds=seconds
+    )
 
 
 class _Towards(nn.Module):
@@ -136,100 +139,95 @@ class _Work:
         self.images, self.ids, self.threat, self.search, self.run = images, ids, threat, search, run
         self.budgets = budgets.cpu().to(images.dtype)
         size = min(run.batch_size or largest_batch(images[0], oracle.device, _ROWS), _MOST_ROWS)
-        self.main, self.exact = (Lane(one, size, run.early_stop) for one in (oracle, oracle.in_float32()))
-        count = len(images)
         logits = oracle.by_batches(images, run.context, size)
-        classes = logits.shape[1]
+        count, classes = logits.shape
         if classes < 2:
             shape = tuple(logits.shape)
             raise UserError(f"the model returned logits of shape {shape}: expected at least two classes")
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
-        low, high = int(label.min()), int(label.max())
-        if low < 0 or high >= classes:
-            raise UserError(f"labels from {low} to {high}: the model tells classes 0 to {classes - 1} apart")
+        check_classes("labels", label, classes)
         check_targets(search.targets, classes)
         others = logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
         self.targets = others.indices[:, : max(1, min(search.targets or 0, classes - 1))].clone()
-        # as many again of a sample may be tried once more, in float32
         self.items = self.targets.shape[1] * search.restarts
-        self.results = {
+        self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
+        wrong = clean != label  # already: nothing to search for
+        self.results: dict[str, Any] = {
             "label": label,
             "clean_prediction": clean,
             "prediction": clean.clone(),
-            "success": clean != label,  # already wrong: nothing to search for
+            "success": wrong.clone(),
             "adversarial": images.cpu().clone(),
             "distance": torch.zeros(count, dtype=images.dtype),
             "forwards": torch.full((count,), oracle.passes),
             "backwards": torch.zeros(count, dtype=torch.int64),
         }
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
-        self.last = torch.full((count,), self.items - 1)  # no later item of a sample can count
-        self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
-        for position in (~self.results["success"]).nonzero().flatten().tolist():
-            self.main.schedule.add(position, range(self.items))
-        self.near: dict[int, list[int]] = {}  # of samples at work: items that low precision failed by a hair
+        self.schedule = Schedule(~wrong, self.items, run.early_stop)
+        self.main = Lane(oracle, size, run.early_stop, repeats=False)
+        self.exact = Lane(oracle.in_float32(), size, run.early_stop, repeats=True)
+        self.held = Rows()  # ended, but an earlier item has not
         self.resolved = self.broken = 0
         self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
-        self._resolve(self.results["success"].nonzero().flatten().tolist())
+        self._resolve(wrong.nonzero().flatten())
 
     def next_lane(self) -> Lane | None:
-        """Refill the fuller lane and return it; None once every sample is decided."""
-        self.exact.waiting = self.exact.waiting.join(self.main.leave())
-        lane = max(self.exact, self.main, key=lambda lane: lane.filled)
-        if not lane.filled:
-            return None
-        if chosen := lane.next():
-            item, position = torch.tensor(chosen).unbind(1)
-            index, targets = item % self.items, self.targets.shape[1]
-            rows = Rows(
-                position=position,
-                item=item,
-                key=sample_keys(self.keys[index], self.ids[position]),
-                clean=self.images[position],
-                label=self.results["label"][position],
-                restart=index // targets,
-                target=self.targets[position, index % targets],
-                eps=self.budgets[position],
-                forwards=torch.zeros_like(item),
-                backwards=torch.zeros_like(item),
-            )
-            if self.run.context is not None:
-                rows["context"] = self.run.context[position]
-            lane.start(rows, self.search)
-        return lane
+        """Refill the fuller lane that has rows, and return it; None once every sample is decided."""
+        if "exact" in self.main.batch:
+            leaving = self.main.remove(self.main.batch["exact"])
+            self.exact.waiting = Rows.stack([self.exact.waiting, leaving])
+        rows = {lane: len(lane) + self.schedule.waiting(lane.repeats) for lane in (self.exact, self.main)}
+        for lane in sorted(rows, key=lambda lane: -min(rows[lane], lane.size)):
+            item, position = lane.next(self.schedule, len(self.exact) + len(self.main))
+            if len(item):
+                lane.start(self._new_rows(item, position), self.search)
+            if len(lane):
+                return lane
+        return None
 
-    def collect(self, stepped: Lane) -> None:
-        """Confirm and record the searches that have ended, after a step of one lane."""
-        stepped.set_aside()
+    def _new_rows(self, item: Tensor, position: Tensor) -> Rows:
+        index, targets = item % self.items, self.targets.shape[1]
+        rows = Rows(
+            position=position,
+            item=item,
+            key=sample_keys(self.keys[index], self.ids[position]),
+            clean=self.images[position],
+            label=self.results["label"][position],
+            restart=index // targets,
+            target=self.targets[position, index % targets],
+            eps=self.budgets[position],
+            forwards=torch.zeros_like(item),
+            backwards=torch.zeros_like(item),
+        )
+        return rows if self.run.context is None else Rows(rows, context=self.run.context[position])
+
+    def collect(self) -> None:
+        """Confirm in float32 and record the searches that have ended."""
         for lane in (self.main, self.exact):
             tried = lane.ended()
-            if len(tried):
-                self._confirm(tried, lane)
-
-    def _confirm(self, tried: Rows, lane: Lane) -> None:
-        """Confirm the result of finished searches in float32."""
-        logits = lane.oracle.verdict(tried["best"], tried.get("context"))
-        # failed searches are checked too: in low precision they may have failed by rounding
-        tried["forwards"] = tried["forwards"] + lane.oracle.passes
-        prediction = logits.argmax(1)
-        allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
-        success = (prediction != tried["label"]) & allowed
-        near = torch.zeros_like(success)
-        verdict = Rows(tried, prediction=prediction, success=success, near=near)
-        failed = tried["done"] & ~success & (tried["item"] < self.items)
-        rounded = self.main.oracle.precision != "float32" and not self.search.decides_in_float32
-        if rounded and failed.any():
-            near[failed] = self._near(tried.take(failed), logits[failed])
-            verdict["forwards"] = tried["forwards"] + lane.oracle.passes * failed
-        over = tried["done"] | success
-        if not over.all():  # adversarial only in the precision of the search
-            rows = tried.take(~over)
-            rows["found"] = torch.zeros_like(rows["found"])
-            lane.batch = lane.batch.join(rows)
-        self._settle(verdict.take(over))
-        for lane in (self.main, self.exact):
-            lane.drop(self.last)
+            if not len(tried):
+                continue
+            logits = lane.oracle.verdict(tried["best"], tried.get("context"))
+            # failed searches are checked too: in low precision they may have failed by rounding
+            tried["forwards"] = tried["forwards"] + lane.oracle.passes
+            prediction = logits.argmax(1)
+            allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
+            success = (prediction != tried["label"]) & allowed
+            near = torch.zeros_like(success)
+            verdict = Rows(tried, prediction=prediction, success=success, near=near)
+            failed = tried["done"] & ~success & (tried["item"] < self.items)
+            rounded = self.main.oracle.precision != "float32" and not self.search.decides_in_float32
+            if rounded and failed.any():
+                near[failed] = self._near(tried.take(failed), logits[failed])
+                verdict["forwards"] = tried["forwards"] + lane.oracle.passes * failed
+            over = tried["done"] | success
+            if not over.all():  # adversarial only in the precision of the search
+                rows = tried.take(~over)
+                rows["found"] = torch.zeros_like(rows["found"])
+                lane.batch = Rows.stack([lane.batch, rows])
+            if over.any():
+                self._settle(verdict.take(over))
 
     def _near(self, rows: Rows, exact: Tensor) -> Tensor:
         """Return whether each failed search may have failed by rounding."""
@@ -240,45 +238,26 @@ class _Work:
 
     def _settle(self, rows: Rows) -> None:
         """Take finished rows, and record those that count now, in the order of each sample's items."""
-        position, success = rows["position"].tolist(), rows["success"].tolist()
-        rows = Rows({name: rows[name].cpu() for name in (*_SETTLED, *_COUNTS) if name in rows})
-        counted: list[Rows] = []
-        decided: list[int] = []
-        for index, item in enumerate(rows["item"].tolist()):
-            sample, lane = position[index], self.main if item < self.items else self.exact
-            row = rows.take(slice(index, index + 1))
-            new, over = lane.schedule.end(sample, item, success[index], row)
-            counted += new
-            if success[index] and self.run.early_stop:
-                self.last[sample] = min(item, int(self.last[sample]))
-            if over:
-                self.last[sample] = -1
-                decided.append(sample)
-        if counted:
-            self._record(Rows.stack(counted))
-        self._resolve([sample for sample in decided if not self._tried_again(sample)])
-
-    def _tried_again(self, position: int) -> bool:
-        """Schedule float32 repeats of the near failures of a robust sample; return whether there are any."""
-        again = [item + self.items for item in self.near.pop(position, [])]
-        if not again or self.results["success"][position]:
-            return False
-        self.exact.schedule.add(position, again)
-        self.last[position] = again[-1]
-        return True
+        rows = Rows({name: rows[name].cpu() for name in _SETTLED if name in rows})
+        decided = self.schedule.end(rows)
+        held = Rows.stack([self.held, rows])
+        held = held.take(held["item"] <= self.schedule.last[held["position"]])
+        counts = held["item"] < self.schedule.turn[held["position"]]
+        self.held = held.take(~counts)
+        self._record(held.take(counts))
+        for lane in (self.main, self.exact):
+            lane.drop(self.schedule.last)
+        self._resolve(decided)
 
     def _record(self, rows: Rows) -> None:
         """Count passes; keep of each sample the first of the best rows: successes, then those of the highest loss."""
         position, results, loss, success = rows["position"], self.results, rows["loss"], rows["success"]
         for name in _COUNTS:
             results[name].index_add_(0, position, rows[name])
-        near = rows.take(rows["near"])
-        for sample, item in zip(near["position"].tolist(), near["item"].tolist(), strict=True):
-            self.near.setdefault(sample, []).append(item)
         if "start_loss" in rows:
             self.failed += int((~success).sum())
             self.stuck += int((~success & (loss <= rows["start_loss"])).sum())
-        order = torch.from_numpy(np.lexsort((-loss.numpy(), ~success.numpy(), position.numpy())))
+        order = torch.from_numpy(np.lexsort((rows["item"], -loss, ~success, position)))
         first = torch.ones_like(success)
         first[1:] = position[order][1:] != position[order][:-1]
         rows = rows.take(order[first])
@@ -292,8 +271,8 @@ class _Work:
         results["distance"][position] = self.threat.distance(rows["best"], rows["clean"])
         results["success"][position] |= rows["success"]
 
-    def _resolve(self, positions: list[int]) -> None:
+    def _resolve(self, positions: Tensor) -> None:
         self.resolved += len(positions)
         self.broken += int(self.results["success"][positions].sum())
-        if self.run.on_finished is not None and positions:
-            self.run.on_finished(torch.tensor(positions), self.results)
+        if self.run.on_finished is not None and len(positions):
+            self.run.on_finished(positions, self.results)

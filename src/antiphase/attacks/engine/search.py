@@ -1,7 +1,7 @@
 """What an attack is to the engine: rows of state, a search that advances them, and the options of every attack."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
@@ -29,15 +29,12 @@ class Rows(dict[str, Tensor]):
         """Return the rows that a boolean mask, a list of positions or a slice selects."""
         return type(self)({name: tensor[index] for name, tensor in self.items()})
 
-    def join(self, other: Self) -> Self:
-        """Return these rows followed by the other's, which must have the same names unless one is empty."""
-        if not len(self) or not len(other):
-            return self if len(self) else other
-        return type(self)({name: torch.cat([tensor, other[name]]) for name, tensor in self.items()})
-
     @classmethod
-    def stack(cls, parts: list[Self]) -> Self:
-        """Concatenate parts with the same names."""
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate parts, which have the same names unless they are empty."""
+        parts = [part for part in parts if len(part)]
+        if len(parts) < 2:
+            return parts[0] if parts else cls()
         return cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
     def put(self, name: str, mask: Tensor, values: Tensor) -> None:
@@ -151,13 +148,3 @@ class Run:
     passes: Count = 1
     progress: bool | str = False
     on_finished: Finished | None = None
-
-
-def read_options(options: Mapping[str, Any], attack: str) -> Run:
-    """Return the options of an attack, checked."""
-    known = [field.name for field in fields(Run)]
-    for name in options:
-        if name not in known:
-            wanted = f"expected a parameter of the attack or one of {', '.join(known)}"
-            raise TypeError(f"attack {attack}: unexpected keyword argument {name!r}; {wanted}")
-    return Run(**options)

@@ -1,6 +1,6 @@
 """The choice of a backend: checks a call and hands it to the backend that was asked for, or to the fastest one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -8,24 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphase.attention.backends import compiled
-from antiphase.attention.backends.chunked import CHUNKED
-from antiphase.attention.backends.compiled import NATIVE
-from antiphase.attention.backends.contract import (
-    Backend,
-    Branches,
-    Call,
-    View,
-    maps_of,
-    may_need_gradients,
-    split,
-)
+from antiphase.attention.backends.contract import Call, View, maps_of, split
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
 
-BackendName = Literal["auto", "eager", "chunked", "native", "sdpa"]
-_FEW, _VERY_FEW = 64, 32  # keys
+BackendName = Literal["auto", "eager", "native", "sdpa"]
+_VERY_FEW = 32  # keys
+_NATIVE = "float32 or, with AVX512-BF16, bfloat16 of even width, on a CPU with AVX-512 under Linux, and g++"
 
 
 def _eager(call: Call) -> Tensor:
@@ -49,8 +40,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(dead, 0.0)
 
 
-EAGER, SDPA = Backend("eager", _eager), Backend("sdpa", _sdpa)
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}
+BACKENDS: dict[str, Callable[[Call], Tensor]] = {
+    "eager": _eager,
+    "native": compiled.native_attention,
+    "sdpa": _sdpa,
+}
 
 
 def attend(
@@ -65,60 +59,45 @@ def attend(
 
     - ``"auto"`` takes the fastest backend that can compute the call (dev/attention-backends.md).
     - ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
-    - ``"chunked"`` works in pieces that fit a CPU's cache and keeps no map; no forward mode.
-    - ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++ compiler,
-      bfloat16 if the processor has AVX512-BF16.
+    - ``"native"`` works in C++, built at first use, in pieces that fit a CPU's cache, and keeps no map; no forward
+      mode: float32 on Linux on x86-64 with AVX-512 and a C++ compiler, bfloat16 if the processor has AVX512-BF16.
     - ``"sdpa"`` calls torch's fused attention for each branch.
 
-    A λ for each query goes through ``"eager"`` in place of ``"chunked"`` and ``"native"``.
+    A λ for each query goes through ``"eager"`` in place of ``"native"``.
     """
     if backend != "auto" and backend not in BACKENDS:
         raise UserError(f"backend {backend!r}: expected one of auto, {', '.join(BACKENDS)}")
     call = Call(view, sources, view(*sources), lam, mask, norm)
-    of_queries, of_keys = _shapes(call.parts[0]), _shapes(call.parts[1])
-    regular = _check(of_queries, of_keys, call.parts[2].shape, lam)
-    chosen = _fastest(call, of_queries) if backend == "auto" else BACKENDS[backend]
-    if chosen.own_backward:
+    queries, keys = ([branch.shape for branch in branches] for branches in call.parts[:2])
+    regular = _check(queries, keys, call.parts[2].shape, lam)
+    name = _fastest(call, queries) if backend == "auto" else backend
+    if name == "native" and not regular:
+        name = "eager"
+    if name == "native":
         device = call.parts[2].device.type
-        if device != "cpu":
-            raise ValueError(
-                f"backend {chosen.name!r} on {device}: expected a CPU; 'auto' takes one that is available"
-            )
-        if not regular:
-            chosen = EAGER
-        elif torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device):
             sources = tuple(source.to(torch.get_autocast_dtype(device)) for source in sources)
             call = call._replace(sources=sources, parts=view(*sources))
-    if (expected := chosen.refusal(call)) is not None:
-        kinds = f"{' and '.join(sorted(map(str, call.dtypes)))}, {of_queries[0][-1]} wide"
-        words = f"expected {expected}; 'auto' takes one that is available"
-        raise UserError(f"backend {chosen.name!r} for {kinds}: {words}")
-    return chosen.forward(call)
+        if device != "cpu" or not compiled.takes(call.dtypes, queries[0][-1]):
+            kinds = f"{' and '.join(sorted(map(str, call.dtypes)))}, {queries[0][-1]} wide"
+            raise UserError(
+                f"backend 'native' for {kinds}: expected {_NATIVE}; 'auto' takes one that is available"
+            )
+    return BACKENDS[name](call)
 
 
-def _fastest(call: Call, queries: Sequence[torch.Size]) -> Backend:
+def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
     """Return the backend that was the fastest on a CPU among those that can compute the call."""
     v = call.parts[2]
     if v.device.type != "cpu":
-        return SDPA
+        return "sdpa"
     if plain_forward() or (call.mask is not None and call.mask.requires_grad):
-        return EAGER
+        return "eager"
     dtypes = {torch.get_autocast_dtype("cpu")} if torch.is_autocast_enabled("cpu") else call.dtypes
     native = compiled.takes(dtypes, queries[0][-1])
     if len(queries) == 1 and torch.bfloat16 not in dtypes and (not native or v.shape[-2] <= _VERY_FEW):
-        return SDPA
-    if native:
-        return NATIVE
-    if v.shape[-2] <= _FEW and may_need_gradients(call.lam, *call.sources):
-        return EAGER  # keeping such small maps is faster than computing them again in pieces
-    return CHUNKED
-
-
-def _shapes(branches: Branches) -> list[torch.Size]:
-    """Return the shape of each branch, without making views of those that lie in one tensor."""
-    if isinstance(branches, Tensor):
-        return [branches.shape[1:]] * len(branches)
-    return [branch.shape for branch in branches]
+        return "sdpa"
+    return "native" if native else "eager"
 
 
 def _check(

@@ -6,19 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.attention.backends.chunked import chunked_gradients
 from antiphase.attention.backends.contract import (
-    Backend,
     Branches,
     Call,
     Parts,
+    View,
     may_need_gradients,
-    recomputed_attention,
+    plain_gradients,
 )
 from antiphase.attention.backends.native import kernels
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.maps import open_dead_rows
-from antiphase.attention.modes import plain_forward
+from antiphase.attention.modes import plain_backward, plain_forward
 
 
 def takes(dtypes: set[torch.dtype], width: int) -> bool:
@@ -27,6 +26,42 @@ def takes(dtypes: set[torch.dtype], width: int) -> bool:
         native = kernels()
         return native is not None and native.multiplies_bf16()
     return dtypes == {torch.float32} and kernels() is not None
+
+
+def native_attention(call: Call) -> Tensor:
+    """Return the attention of a call; the backward pass makes the maps again.
+
+    First and second derivatives exist, also batched ones; forward mode does not. The mask has no gradient. Gradients
+    are written through the same views: parts must not overlap, and together cover their sources.
+    """
+    weights = () if call.norm is None else (call.norm.weight,)
+    if not plain_forward() and not may_need_gradients(call.lam, *weights, *call.sources):
+        return compiled_attention(call.parts, call.lam, call.mask, call.norm)
+    lam = call.lam if isinstance(call.lam, Tensor) else torch.tensor(call.lam, dtype=torch.float64)
+    heads: Any = _Recomputed.apply(call.view, lam, call.mask, *call.sources)
+    return call.finish(heads)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, view: View, lam: Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
+        ctx.view = view
+        ctx.save_for_backward(lam, mask, *sources)
+        return compiled_attention(view(*sources), lam, mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        lam, mask, *sources = ctx.saved_tensors
+        grad, parts = grads[0], ctx.view(*sources)
+        odd = grad.dtype == torch.bfloat16 and grad.shape[-1] % 2 == 1
+        if odd or plain_backward(grad):
+            to_lam, to_sources = plain_gradients(grad, ctx.view, lam, mask, sources)
+            return None, to_lam, None, *to_sources
+        to_sources, to_lam = [torch.empty_like(source) for source in sources], None
+        if ctx.needs_input_grad[1] and len(parts[0]) > 1:
+            to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(grad.dtype, torch.float32))
+        compiled_gradients(grad, parts, lam, mask, ctx.view(*to_sources), to_lam)
+        return None, None if to_lam is None else to_lam.to(lam.dtype), None, *to_sources
 
 
 def compiled_attention(
@@ -46,8 +81,6 @@ def compiled_gradients(
     grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
 ) -> None:
     """Write the gradients of the parts to their places, ``to_parts``, and add that of λ to ``to_lam`` if wanted."""
-    if grad.dtype == torch.bfloat16 and grad.shape[-1] % 2:
-        return chunked_gradients(grad, parts, lam, mask, to_parts, to_lam)
     native: Any = kernels()
     places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
     rows = [_writable(place) for place in places]
@@ -97,19 +130,3 @@ def _in_rows(x: Tensor) -> bool:
     """Return whether each row is one stretch, apart from the next, of bf16 by an even number of numbers."""
     *_, apart, within = x.stride()
     return within == 1 and apart >= x.shape[-1] and (apart % 2 == 0 or x.dtype != torch.bfloat16)
-
-
-def _forward(call: Call) -> Tensor:
-    weights = () if call.norm is None else (call.norm.weight,)
-    if not plain_forward() and not may_need_gradients(call.lam, *weights, *call.sources):
-        return compiled_attention(call.parts, call.lam, call.mask, call.norm)
-    return call.finish(recomputed_attention(call, compiled_attention, compiled_gradients))
-
-
-def _refusal(call: Call) -> str | None:
-    if takes(call.dtypes, call.parts[0][0].shape[-1]):
-        return None
-    return "float32 or, with AVX512-BF16, bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++"
-
-
-NATIVE = Backend("native", _forward, _refusal, own_backward=True)

@@ -1,28 +1,29 @@
-"""What a backend is given and what it returns, and how gradients are written to their place in the projection's."""
+"""What a backend is given, and how gradients are written to their place in the projection's."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.maps import per_head, plain_combine, plain_maps
-from antiphase.attention.modes import plain_backward, plain_forward
+from antiphase.attention.modes import plain_forward
 
 Branches = Sequence[Tensor] | Tensor  # a tensor for each branch, in one tensor where they lie in one
 Parts = tuple[Branches, Branches, Tensor]  # queries, keys, values: (batch, heads, tokens, width)
-View = Callable[..., Parts]  # from tensors to parts that are views of them, by operations of one result each
-Forward = Callable[[Parts, Tensor, Tensor | None], Tensor]  # of parts, λ and mask
-# of the output's gradient, parts, λ, mask, the places of the parts' gradients, and where λ's is added, if it is wanted
-Backward = Callable[[Tensor, Parts, Tensor, Tensor | None, Parts, Tensor | None], None]
+
+
+class View(Protocol):
+    """Returns parts that are views of some tensors, by operations of one result each."""
+
+    def __call__(self, *sources: Tensor) -> Parts: ...
 
 
 class Call(NamedTuple):
     """One call of attention."""
 
-    view: View  # returns the parts as views of the sources
+    view: View
     sources: tuple[Tensor, ...]  # the tensors that are viewed, such as one projection
     parts: Parts  # what the view returns: queries and keys, one of each per branch, and the values
     lam: float | Tensor  # λ: (), (heads,) or (batch, heads, queries); ignored if there is only one branch
@@ -36,24 +37,6 @@ class Call(NamedTuple):
     @property
     def dtypes(self) -> set[torch.dtype]:
         return {source.dtype for source in self.sources}
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One way to compute a call.
-
-    ``forward`` returns A1 v for one branch and (A1 − λ·A2) v for two, normed, of shape
-    ``(batch, heads, queries, value width)``, with gradients. A backend with ``own_backward`` writes them itself, by
-    ``Call.view``, in the dtype of autocast, for calls with tokens, the same batch and heads in all parts and at most
-    one λ per head.
-    """
-
-    name: str
-    forward: Callable[[Call], Tensor]
-    refusal: Callable[[Call], str | None] = lambda call: (
-        None
-    )  # what it expected, in words, if it refuses the call
-    own_backward: bool = False
 
 
 def may_need_gradients(*inputs: object) -> bool:
@@ -108,47 +91,7 @@ def _flat(parts: Parts) -> tuple[Tensor, ...]:
     return *(queries[branch] for branch in branches), *(keys[branch] for branch in branches), values
 
 
-def recomputed_attention(call: Call, forward: Forward, backward: Backward) -> Tensor:
-    """Return attention without the norm that keeps nothing but its inputs: the backward pass makes the maps again.
-
-    First and second derivatives exist, also batched ones; forward mode does not. The mask has no gradient. Gradients
-    are written through the same views: parts must not overlap, and together cover their sources.
-    """
-    lam = call.lam if isinstance(call.lam, Tensor) else torch.tensor(call.lam, dtype=torch.float64)
-    out: Any = _Recomputed.apply(call.view, lam, call.mask, forward, backward, *call.sources)
-    return out
-
-
-class _Recomputed(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        view: View,
-        lam: Tensor,
-        mask: Tensor | None,
-        forward: Forward,
-        backward: Backward,
-        *sources: Tensor,
-    ) -> Tensor:
-        ctx.view, ctx.write = view, backward
-        ctx.save_for_backward(lam, mask, *sources)
-        return forward(view(*sources), lam, mask)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        lam, mask, *sources = ctx.saved_tensors
-        if plain_backward(grads[0]):
-            to_lam, to_sources = _plain_backward(grads[0], ctx.view, lam, mask, sources)
-            return None, to_lam, None, None, None, *to_sources
-        parts, to_sources = ctx.view(*sources), [torch.empty_like(source) for source in sources]
-        to_lam = None
-        if ctx.needs_input_grad[1] and len(parts[0]) > 1:
-            to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(grads[0].dtype, torch.float32))
-        ctx.write(grads[0], parts, lam, mask, ctx.view(*to_sources), to_lam)
-        return None, None if to_lam is None else to_lam.to(lam.dtype), None, None, None, *to_sources
-
-
-def _plain_backward(
+def plain_gradients(
     grad: Tensor, view: View, lam: Tensor, mask: Tensor | None, sources: Sequence[Tensor]
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return λ's and the sources' gradients in plain operations, to be differentiated and batched themselves."""

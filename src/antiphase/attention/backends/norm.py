@@ -9,8 +9,6 @@ from torch import Tensor
 from antiphase.attention.backends.native import kernels
 from antiphase.attention.modes import plain_backward, plain_forward
 
-_CACHE = 1 << 20  # bytes of rows that are finished together
-
 
 class HeadNorm(NamedTuple):
     """The norm that every query's row of a head passes; its weight, ``(value width,)``, is shared by the heads."""
@@ -27,10 +25,12 @@ class HeadNorm(NamedTuple):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension, in row-major order.
 
-    On a CPU torch's backward pass keeps two tensors of x's size. Here the output is kept, which the next projection
+    On a CPU torch's backward pass keeps two tensors of x's size. Our kernels keep the output, which the next projection
     keeps as well; or x, where a weight is too near to zero to divide the output by it. Every derivative exists.
     """
-    if x.device.type != "cpu" or plain_forward():
+    fits = x.dtype == weight.dtype and x.shape[-1:] == weight.shape
+    able = x.device.type == "cpu" and fits and x.dtype in (torch.float32, torch.bfloat16)
+    if plain_forward() or not able or kernels() is None:
         return F.rms_norm(x, weight.shape, weight, eps)
     out, _ = _RMSNorm.apply(x, weight, eps)
     assert isinstance(out, Tensor)
@@ -42,7 +42,8 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        out, inverse = _normalise(x, weight, eps)
+        native: Any = kernels()
+        out, inverse = native.rms_norm(x.contiguous(), weight.contiguous(), eps)
         if not any(ctx.needs_input_grad):
             return out, inverse  # nothing will ask for what the backward pass needs
         limits = torch.finfo(out.dtype)
@@ -58,48 +59,9 @@ class _RMSNorm(torch.autograd.Function):
         with torch.autocast(kept.device.type, enabled=False):
             if grads[1] is not None or plain_backward(grad):
                 return *_plain_gradients(grad, grads[1], kept, inverse, weight, ctx.divide), None
-            return *_gradients(grad, kept, inverse, weight, ctx.divide, ctx.needs_input_grad[1]), None
-
-
-def _normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm's output in x's dtype and 1 / √(mean(x²) + eps), at least in float32."""
-    if (native := _native(x, weight)) is not None:
-        return native.rms_norm(x.contiguous(), weight.contiguous(), eps)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    out = torch.empty(x.shape, dtype=wide)
-    values = x if x.dtype == wide else out.copy_(x)  # in bf16 the rest happens in place
-    norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-    inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(values, inverse, out=out).mul_(weight).to(x.dtype), inverse
-
-
-def _native(x: Tensor, weight: Tensor) -> Any | None:
-    """Return the kernels, where there are some for x."""
-    fits = x.dtype == weight.dtype and x.shape[-1:] == weight.shape
-    return kernels() if fits and x.dtype in (torch.float32, torch.bfloat16) else None
-
-
-def _gradients(
-    grad: Tensor, kept: Tensor, inverse: Tensor, weight: Tensor, divide: bool, trained: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of x and, where it is trained, the weight."""
-    if (native := _native(kept, weight)) is not None:
-        rows = (grad.contiguous(), kept.contiguous(), inverse, weight.contiguous())
-        return native.rms_norm_backward(*rows, divide, trained)
-    to_x = torch.empty_like(kept, memory_format=torch.contiguous_format)
-    to_weight = torch.zeros_like(weight) if trained else None
-    size = kept.shape[-1]
-    step = max(1, _CACHE // (size * kept.element_size()))
-    rows = (
-        each.reshape(-1, each.shape[-1]).split(step) for each in (kept, inverse.to(kept.dtype), grad, to_x)
-    )
-    for some, over, arrived, unit in zip(*rows, strict=True):
-        torch.div(some, weight, out=unit) if divide else torch.mul(some, over, out=unit)
-        along = arrived * unit
-        if to_weight is not None:  # an attack does not train it
-            to_weight += along.sum(0)
-        unit.mul_((along @ weight)[:, None].div_(-size)).addcmul_(arrived, weight).mul_(over)
-    return to_x, to_weight
+            native: Any = kernels()
+            rows = (grad.contiguous(), kept.contiguous(), inverse, weight.contiguous())
+            return *native.rms_norm_backward(*rows, ctx.divide, ctx.needs_input_grad[1]), None
 
 
 def _plain_gradients(

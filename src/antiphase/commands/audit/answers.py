@@ -10,21 +10,19 @@ first, and report POPE on clean images only.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import polars as pl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from torch import Tensor, nn
+import torch
 
-from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit.run import attack_gallery, attack_settings
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
@@ -35,71 +33,54 @@ from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.report.figure import MARKERS, STYLE, Family, dress, families, legend_label
-from antiphase.report.gallery import AttackGallery, gallery_cards, gallery_markup, read_gallery, write_gallery
-from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import attack_label, percent, percent_range, points_interval
+from antiphase.report.figure import families, rate_figure
+from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
+from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.table import Field, Table, spread
+from antiphase.report.words import attack_name, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
-from antiphase.vlm.attack import ALL, ASKED_SCHEMA, summarise_answers
-from antiphase.vlm.pope import AskedImages, PopeSet, asked_images
+from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
 _TOGETHER = 16  # questions at a time: each takes a language model's intermediate values
-_PANELS = {"false yes": "yes to absent objects, %", "accuracy": "right answers, %"}
-
-Row = Mapping[str, Any]
+_words = partial(text, "answers.txt")
 
 
-def attack(options: AuditOptions, command: str = "") -> None:
-    """Load vision-language models and questions, and attack the answers.
+def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
+    """Attack every question of every vision-language model and write the run directory; return the summary.
+
+    ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
+    ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
+    :func:`~antiphase.vlm.pope.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
+    gallery.
+
+    Args:
+        options: what is attacked, and how.
+        command: as typed, for the record.
+        lineup: models and questions; loaded as the options say if not given.
 
     Raises:
         UserError: a model does not answer questions, or the questions cannot be loaded.
     """
-    check_twins(options.model, options.against)
-    specs = [*options.model, *options.against]
-    loaded = load_models(specs, find_device(options.device), answering=True)
-    data = load_source(str(options.data), options.split, options.limit, None, False, False, not options.quiet)
-    pope: Any = data.test
-    count = len(options.model)
-    attack_questions(loaded[:count], loaded[count:], pope.followed_by(options.suffix), options, command)
-
-
-def attack_questions(
-    models: Sequence[nn.Module],
-    twins: Sequence[nn.Module],
-    pope: PopeSet,
-    options: AuditOptions,
-    command: str = "",
-) -> dict[str, Any]:
-    """Attack every question of every model and write the run directory; return the summary.
-
-    ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
-    ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
-    :func:`~antiphase.vlm.attack.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
-    gallery.
-
-    Raises:
-        UserError: a model does not answer questions.
-    """
+    lineup = lineup or _load(options)
+    pope: PopeSet = lineup.data
     began, out = time.monotonic(), options.out
-    lineup = Lineup(models, twins, pope)
     for model in lineup.everyone:
         if not answers_questions(model):
             raise UserError(
                 f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
-    frames, warnings = [], doubts_about(models, twins)
-    for each in options.with_control():
-        for name, model in lineup.by_name.items():
-            rows, notes = attack_answers(name, model, pope, each, out)
+    models: dict[str, Any] = dict(lineup.by_name)
+    frames, warnings = [], doubts_about(lineup.models, lineup.twins)
+    for attacks in options.with_control():
+        for name, model in models.items():
+            rows, notes = attack_answers(name, model, pope, attacks, out)
             frames.append(rows)
             warnings += [f"{name}: {note}" for note in notes]
     rows, about = pl.concat(frames), lineup.about()
@@ -108,28 +89,16 @@ def attack_questions(
     summary = {"version": 1, "models": described_models(rows, about), "pope": answers}
     if this_process().first:
         write_frame(out / "rows.parquet", rows)
-        first = lineup.pairs[0] if twins else lineup.names
-        squares = {name: repr(_square(lineup.by_name[name])) for name in first}
+        first = lineup.pairs[0] if lineup.twins else lineup.names
+        squares = {name: repr(models[name].square) for name in first}
         # pictures can be shared by models that see the same pixels
-        shown = {name: lineup.by_name[name] for name in first if squares[name] == squares[first[0]]}
+        shown = {name: models[name] for name in first if squares[name] == squares[first[0]]}
         gallery, words = _gallery(rows, shown, pope, options)
         write_gallery(out / "gallery.safetensors", gallery)
         write_json(out / "questions.json", words)
-        settings = {
-            "attack": options.attack,
-            "norm": options.norm,
-            "ε": ", ".join(map(eps_label, options.eps)),
-            **{
-                name: str(value)
-                for stage in options.ensemble.stages
-                for name, value in stage.settings.items()
-            },
+        settings = attack_settings(options) | {
             "objective": "cross-entropy between no and yes as the first token",
             "attacked label": "the answer without an attack",
-            "attack seed": options.seed,
-            "search": options.precision,
-            **({"compiled": True} if options.compile else {}),
-            "verdicts": "float32",
         }
         stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
         record = lineup.record(stored, settings, warnings, command, time.monotonic() - began)
@@ -138,17 +107,27 @@ def attack_questions(
     return summary
 
 
+def _load(options: AuditOptions) -> Lineup:
+    check_twins(options.model, options.against)
+    specs = [*options.model, *options.against]
+    loaded = load_models(specs, find_device(options.device), answering=True)
+    data = load_source(str(options.data), options.split, options.limit, None, False, False, not options.quiet)
+    pope: Any = data.test
+    count = len(options.model)
+    return Lineup(loaded[:count], loaded[count:], pope.followed_by(options.suffix))
+
+
 def attack_answers(
-    name: str, model: nn.Module, pope: PopeSet, options: AuditOptions, out: Path
+    name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA``, and the warnings.
 
     Rows are written under ``out`` as they come, from which a killed attack resumes. Under torchrun the processes share
     the questions. What several samplings ask is attacked once.
     """
-    asked = asked_images(pope, _square(model))
+    asked = asked_images(pope, model.square)
     batch = options.model_copy(update={"batch_size": options.batch_size or _TOGETHER})
-    rows, warnings = measure(name, _classifier(model, asked), asked, batch, out, context=asked.which)
+    rows, warnings = measure(name, YesNo(model, asked.questions), asked, batch, out, context=asked.which)
     about = {
         "sample": asked.ids.numpy(),
         "samplings": list(map(list, asked.samplings)),
@@ -157,14 +136,6 @@ def attack_answers(
     }
     frame = pl.DataFrame(about, schema_overrides={"samplings": pl.List(pl.String)})
     return rows.join(frame, on="sample", maintain_order="left").select(*ASKED_SCHEMA), warnings
-
-
-def _square(model: Any) -> Any:
-    return model.square
-
-
-def _classifier(model: Any, asked: AskedImages) -> nn.Module:
-    return YesNo(model, asked.questions)
 
 
 def gallery_samples(rows: pl.DataFrame, models: Sequence[str], options: AuditOptions) -> list[int]:
@@ -186,39 +157,21 @@ def gallery_samples(rows: pl.DataFrame, models: Sequence[str], options: AuditOpt
 
 
 def _gallery(
-    rows: pl.DataFrame, models: Mapping[str, nn.Module], pope: PopeSet, options: AuditOptions
+    rows: pl.DataFrame, models: Mapping[str, Any], pope: PopeSet, options: AuditOptions
 ) -> tuple[AttackGallery, dict[str, Any]]:
     """Attack ten questions again at the largest ε."""
-    chosen = gallery_samples(rows, list(models), options)
-    asked = asked_images(pope, _square(next(iter(models.values()))))
-    some = asked.take([asked.ids.tolist().index(sample) for sample in chosen])
-    pixels = some.images(range(len(some)))
-    how = {"nested": options.nested, "seed": options.seed, "ids": some.ids, "context": some.which}
-    how |= {"precision": options.precision, "batch_size": options.batch_size or _TOGETHER}
-    results: dict[str, AttackResult] = {}
+    asked = asked_images(pope, next(iter(models.values())).square)
+    ids = asked.ids.tolist()
+    some = asked.take([ids.index(sample) for sample in gallery_samples(rows, list(models), options)])
+    together = options.model_copy(update={"batch_size": options.batch_size or _TOGETHER})
+    classifiers = {name: YesNo(model, some.questions) for name, model in models.items()}
+    gallery = attack_gallery(classifiers, some, together, sorted(options.eps), context=some.which)
     answers: dict[str, list[list[str]]] = {}
-    for name, model in models.items():
-        classifier, threat = _classifier(model, some), Threat(options.norm)
-        result = sweep(options.ensemble, classifier, pixels, None, threat, sorted(options.eps), **how)[-1]
-        results[name] = result
-        words = (_answered(model, images, some.asked()) for images in (pixels, result.adversarial))
+    for (name, model), adversarial in zip(models.items(), gallery.adversarial, strict=True):
+        images = (torch.from_numpy(pixels).to(device_of(model)) for pixels in (gallery.clean, adversarial))
+        words = (model.generate(pixels, some.asked(), max_new_tokens=_LONGEST) for pixels in images)
         answers[name] = [list(both) for both in zip(*words, strict=True)]
-    gallery = AttackGallery(
-        eps=max(options.eps),
-        models=tuple(models),
-        class_names=some.class_names,
-        sample=some.ids.numpy(),
-        label=some.labels.numpy(),
-        clean=pixels.numpy(),
-        adversarial=tuple(result.adversarial.numpy() for result in results.values()),
-        clean_prediction=tuple(result.clean_prediction.numpy() for result in results.values()),
-        prediction=tuple(result.prediction.numpy() for result in results.values()),
-    )
     return gallery, {"questions": some.asked(), "answers": answers}
-
-
-def _answered(model: Any, images: Tensor, questions: list[str]) -> list[str]:
-    return model.generate(images.to(device_of(model)), questions, max_new_tokens=_LONGEST)
 
 
 class AnswersResult(Result):
@@ -227,7 +180,6 @@ class AnswersResult(Result):
     needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "pope")
     settings_title = "Attack"
-    measures = "POPE's answers"
 
     def headlines(self) -> list[Headline]:
         return [answers_headline(self.summary["pope"])]
@@ -239,9 +191,10 @@ class AnswersResult(Result):
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
         for pair in pairs:
-            keys = ["attack", "eps", "sample"]
-            mine, theirs = (set(rows.filter(model=name).select(keys).rows()) for name in pair)
-            if mine != theirs:
+            attacked = [
+                set(rows.filter(model=name).select("attack", "eps", "sample").rows()) for name in pair
+            ]
+            if attacked[0] != attacked[1]:
                 raise UserError(
                     f"compare: {pair[0]!r} and {pair[1]!r} were attacked differently; expected the same attacks, ε and "
                     "questions"
@@ -250,182 +203,96 @@ class AnswersResult(Result):
         return pl.DataFrame(summarise_answers(rows, names, pairs)["differences"], infer_schema_length=None)
 
     def sections(self) -> list[Section]:
-        groups, answers = families(self.summary["models"]), self.summary["pope"]
-        caption = (
-            "False yes and accuracy over ε, all questions, with 95 % intervals over images, and over training seeds "
-            "where there are several"
+        groups = families(self.summary["models"])
+        results, differences = (
+            pl.DataFrame(self.summary["pope"][part], infer_schema_length=None)
+            for part in ("results", "differences")
         )
-        words = (
-            "The attack changes the image so that the loss of the model’s answer rises. A yes to an absent object, "
-            "false yes, counts at ε if the model gives it without an attack or the attack brings it about; false no "
-            "likewise for objects that are there. Each image counts alike; questions that several "
-            "samplings share count once in “all”."
-        )
-        plot = Plot("false-yes", answers_figure(answers["results"], groups), caption, beside=True)
-        sections = [Section("rates", "Answers", words, [plot], [_rates(answers["results"], groups)])]
-        if answers["differences"]:
-            words = (
-                "“Rise” is the rate at ε less the rate without an attack. The title is decided at the smallest ε: "
-                "where an attack changes every answer, the rises only tell which model said yes more often before. "
-                "Intervals are over images and, with several pairs, over training seeds."
+        panels = [
+            (attack_name(str(attack)), str(metric), rows.rename({"family": "name"}))
+            for (attack, metric), rows in results.filter(
+                pl.col("metric") != "false no", sampling=ALL
+            ).group_by(["attack", "metric"], maintain_order=True)
+        ]
+        plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
+        colors = {family.name: family.color for family in groups}
+        rates = _tables(results, ["metric", "attack"], ["family", "sampling"], colors, _rate)
+        sections = [Section("rates", "Answers", _words("rates"), [plot], rates)]
+        if not differences.is_empty():
+            shown = differences.filter(pl.col("metric") != "false no").with_columns(
+                pl.col("what").replace("move", "rise"), family=pl.format("{} − {}", "model", "twin")
             )
-            table = _differences(answers["differences"], groups)
-            sections.append(Section("differences", "Differences", words, tables=[table]))
+            colors = {f"{row['model']} − {row['twin']}": colors[row["model"]] for row in shown.to_dicts()}
+            tables = _tables(shown, ["metric", "what", "attack"], ["family", "sampling"], colors, _difference)
+            sections.append(Section("differences", "Differences", _words("differences"), tables=tables))
         if "questions.json" in self.files and "gallery.safetensors" in self.files:
-            markup = self._gallery(groups)
+            markup = self._gallery({model: group.color for group in groups for model in group.models})
             sections.append(Section("gallery", "Ten questions", markup=markup, in_navigation="Questions"))
         return sections
 
-    def _gallery(self, groups: Sequence[Family]) -> str:
+    def _gallery(self, colors: Mapping[str, str]) -> str:
         with self.unpacked() as folder:
             gallery = read_gallery(folder / "gallery.safetensors")
         words = self.read_json("questions.json", ("questions", "answers"))
-        cards = gallery_cards(gallery)
-        for place, card in enumerate(cards):
-            card |= {"title": words["questions"][place], "note": f"truth: {card['title']}"}
-            for tile in card["tiles"]:
-                clean, attacked = words["answers"][tile["model"]][place]
-                tile |= {"clean_prediction": clean, "prediction": attacked}
-            cards[place] = card
-        colors = {model: family.color for family in groups for model in family.models}
-        more = (
-            "First come questions about absent objects whose right answer the attack changes. An answer that changes "
-            "is broken, a wrong one too. Below each image is the answer in words."
-        )
-        return gallery_markup(gallery, colors, cards, more, "answer")
+        return gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
 
 
-def answers_headline(answers: Mapping[str, Sequence[Row]]) -> Headline:
+def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
     """Return whether hallucination moves more for the models than for their twins, and its numbers.
 
     It is judged at the smallest ε and under the first attack. Where an attack changes every answer, as large budgets
     tend to, the difference of the rises says nothing but which model said yes more often before.
     """
+    first = {"attack": answers["results"][0]["attack"], "metric": "false yes", "sampling": ALL}
     eps = min(row["eps"] for row in answers["results"] if row["eps"])
-    moves = [
-        row
-        for row in answers["differences"]
-        if (row["what"], row["metric"], row["sampling"], row["eps"]) == ("move", "false yes", ALL, eps)
-    ]
+    moves = _only(answers["differences"], first | {"what": "move", "eps": eps})
     if not moves:
-        first = answers["results"][0]["attack"]
-        shown = _rows(answers["results"], metric="false yes", sampling=ALL, attack=first)
-        words = [f"{row['family']}: {percent(row['value'])} % ({_budget(row['eps'])})" for row in shown]
-        return Headline("Yes to absent objects under attack", "; ".join(words) + ".")
+        shown = _only(answers["results"], first)
+        return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
     row = moves[0]
-    model, twin, low, high = row["model"], row["twin"], row["low"], row["high"]
-    ends = (-math.inf if low is None else low, math.inf if high is None else high)
-    (sign,) = decide([Estimate(row["value"], *ends, row["n"])], seeds=row["seeds"])
-    if sign:
-        more = "more" if sign > 0 else "less"
-        title = f"An attack raises the share of yes to absent objects {more} for {model} than for {twin}"
-    else:
-        title = (
-            f"Whether an attack makes {model} say yes to absent objects more often than {twin} is not decided"
-        )
-    seeds = f"{row['seeds']} pairs of models and " if row["seeds"] > 1 else ""
-    few = (
-        f"; fewer than {LEAST_SEEDS} training seeds decide nothing" if 1 < row["seeds"] < LEAST_SEEDS else ""
+    low, high = (
+        -math.inf if row["low"] is None else row["low"],
+        math.inf if row["high"] is None else row["high"],
     )
-    number, over = points_interval(row["value"], low, high), f"95 % interval over {seeds}{row['n']:,} images"
-    return Headline(title, f"Difference of the two rises at ε = {eps_label(eps)}: {number} ({over}{few}).")
+    (sign,) = decide([Estimate(row["value"], low, high, row["n"])], seeds=row["seeds"])
+    values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
+    return Headline(_words("title", **values), _words("lead", **values))
 
 
-def answers_figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
-    """Draw false yes and accuracy over ε under the first attack, a line for each family with 95 % intervals."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        attack = results[0]["attack"]
-        apart = 5.0 * max(row["eps"] for row in results)  # of 255, so that error bars do not hide each other
-        for axes, (metric, label) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
-            for place, family in enumerate(groups):
-                rows = _rows(results, family=family.name, metric=metric, sampling=ALL, attack=attack)
-                rows = sorted(rows, key=lambda row: row["eps"])
-                errors = [
-                    [
-                        0.0 if row[end] is None else max(sign * 100 * (row["value"] - row[end]), 0.0)
-                        for row in rows
-                    ]
-                    for sign, end in ((1, "low"), (-1, "high"))
-                ]
-                axes.errorbar(
-                    [255 * row["eps"] + apart * place for row in rows],
-                    [100 * row["value"] for row in rows],
-                    yerr=errors,
-                    ms=5,
-                    capsize=2.5,
-                    marker=MARKERS[place % len(MARKERS)],
-                    color=family.color,
-                    label=f"family {place}",
-                )
-            axes.set_xlabel("ε · 255")
-            axes.set_ylabel(label)
-            axes.set_ylim(0, 100)
-            dress(axes)
-        legend = figure.legend(
-            *axes.get_legend_handles_labels(),
-            frameon=False,
-            loc="outside upper left",
-            fontsize=8.5,
-            ncols=min(len(groups), 2),
-        )
-        for text, family in zip(legend.get_texts(), groups, strict=True):
-            text.set(text=legend_label(family), parse_math=False)
-    return figure
+def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row.items() >= values.items()]
 
 
-def _rows(rows: Sequence[Row], **values: Any) -> list[Row]:
-    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+def _tables(
+    frame: pl.DataFrame,
+    by: list[str],
+    keys: list[str],
+    colors: Mapping[str, str],
+    field: Callable[[Mapping[str, Any]], Field],
+) -> list[Table]:
+    """Tabulate estimates, a table for each value of ``by``: keys down, ε across."""
+    tables = []
+    for names, block in frame.group_by(by, maintain_order=True):
+        rows = [
+            (Field(", ".join(map(str, key)), color=colors[str(key[0])], kind="name"), entries)
+            for key, entries in block.group_by(keys, maintain_order=True)
+        ]
+        *what, attack = map(str, names)
+        title = f"{', '.join(what).capitalize()}, {attack_name(attack)}"
+        tables.append(spread("-".join((*what, attack)), title, rows, block, "eps", _budget, field))
+    return tables
 
 
-def _rates(results: Sequence[Row], groups: Sequence[Family]) -> Table:
-    colors = {family.name: family.color for family in groups}
-    metrics = list(dict.fromkeys(row["metric"] for row in results))
-    budgets = sorted({row["eps"] for row in results})
-    several = len({row["attack"] for row in results}) > 1
-    rows = []
-    for family, attack, sampling in dict.fromkeys((r["family"], r["attack"], r["sampling"]) for r in results):
-        block = _rows(results, family=family, attack=attack, sampling=sampling)
-        by_place = {(row["metric"], row["eps"]): row for row in block}
-        cells = (by_place[metric, eps] for metric in metrics for eps in budgets)
-        rows.append(
-            (
-                Field(family, color=colors.get(family, "#888"), kind="name"),
-                *([Field(_attack(attack), kind="word")] if several else []),
-                Field(sampling, kind="word"),
-                *(Field(percent(row["value"]), (percent_range(row["low"], row["high"]),)) for row in cells),
-            )
-        )
-    heads = [f"{metric}, {_budget(eps)}" for metric in metrics for eps in budgets]
-    csv = pl.DataFrame(list(results), infer_schema_length=None).write_csv()
-    columns = ("model", *(["attack"] if several else []), "questions", *heads)
-    return Table("pope", "Answers, % [95 % interval]", columns, tuple(rows), csv)
+def _rate(row: Mapping[str, Any]) -> Field:
+    return Field(percent(row["value"]), (percent_range(row["low"], row["high"]),))
 
 
-def _differences(differences: Sequence[Row], groups: Sequence[Family]) -> Table:
-    colors = {family.name: family.color for family in groups}
-    several = len({row["attack"] for row in differences}) > 1
-    rows = []
-    for row in differences:
-        if row["metric"] != "false no":
-            rise = "rise to " if row["what"] == "move" else ""
-            words = [row["twin"], *([_attack(row["attack"])] if several else []), row["sampling"]]
-            words.append(f"{row['metric']}, {rise}{_budget(row['eps'])}")
-            name = Field(row["model"], color=colors.get(row["model"], "#888"), kind="name")
-            number = Field(points_interval(row["value"], row["low"], row["high"]))
-            rows.append((name, *(Field(word, kind="word") for word in words), number))
-    csv = pl.DataFrame(list(differences), infer_schema_length=None).write_csv()
-    columns = ("model", "twin", *(["attack"] if several else []), "questions", "number", "difference")
-    return Table("pope-differences", "Differences to the twins", columns, tuple(rows), csv)
+def _difference(row: Mapping[str, Any]) -> Field:
+    return Field(points(row["value"]), (points_range(row["low"], row["high"]),))
 
 
 def _budget(eps: float) -> str:
-    return f"ε = {eps_label(eps)}" if eps else "no attack"
-
-
-def _attack(name: str) -> str:
-    return attack_label(name, "linf").partition(" (")[0]
+    return eps_label(eps) if eps else "no attack"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Names follow RobustBench's ``model_info`` where they mean the same: ``name``, ``
 the [0, 1] pixel range, intervals are 95 % intervals.
 """
 
+import contextlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,16 +15,13 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from antiphase.budgets import eps_label
 from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
 from antiphase.files import write_json, write_text
-from antiphase.report.table import markdown_table
-from antiphase.report.words import attack_label, lambda_range, p_text, percent, points_interval
+from antiphase.report.page import environment
 from antiphase.statistics.intervals import proportion
 from antiphase.terminal import safe
 
-SCHEMA = Path(__file__).with_name("card.schema.json")
 BY_HAND = ("authors", "link", "venue", "additional_data")
 """Fields of a model that its authors fill in; no audit knows them."""
 
@@ -52,20 +51,20 @@ class Rate(Part):
     high: Share
     n: Annotated[int, Field(ge=1, description="Images that the share is of.")]
 
+    @property
+    def hits(self) -> int:
+        """How many of the images it counts."""
+        return round(self.value * self.n)
+
     @model_validator(mode="after")
     def _check(self) -> "Rate":
-        hits = min(round(self.value * self.n), self.n)
-        expected = proportion(hits, self.n)
-        odd = [
-            name
-            for name in ("value", "low", "high")
-            if abs(getattr(self, name) - getattr(expected, name)) > _NEAR
-        ]
-        if odd:
-            name = "value" if len(odd) > 1 else odd[0]  # both ends agree with each other, not with it
+        expected = proportion(min(self.hits, self.n), self.n)
+        if any(
+            abs(getattr(self, name) - getattr(expected, name)) > _NEAR for name in ("value", "low", "high")
+        ):
             raise ValueError(
-                f"{name} {getattr(self, name):g} does not fit the rest: {hits} of {self.n} is "
-                f"{expected.value:g} [{expected.low:g}, {expected.high:g}]"
+                f"{self.value:g} [{self.low:g}, {self.high:g}] of {self.n} images: expected {expected.value:g} "
+                f"[{expected.low:g}, {expected.high:g}]"
             )
         return self
 
@@ -108,21 +107,15 @@ class Model(Part):
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
-        clean = self.clean_accuracy
-        right = round(clean.value * clean.n)
-        for at, rates in enumerate(self.rates):
-            where, correct, robust = f"rates[{at}]", rates.asr_correct, rates.robust_accuracy
-            if rates.asr.n != clean.n or robust.n != clean.n:
-                raise ValueError(f"{where}: is of other images than clean_accuracy.n {clean.n}")
-            if (correct.n if correct else 0) != right:
+        count, right = self.clean_accuracy.n, self.clean_accuracy.hits
+        for place, rates in enumerate(self.rates):
+            broken, correct = (rates.asr_correct.hits, rates.asr_correct.n) if rates.asr_correct else (0, 0)
+            robust = rates.robust_accuracy
+            counts = (rates.asr.n, robust.n, correct, robust.hits)
+            if counts != (count, count, right, right - broken):
                 raise ValueError(
-                    f"{where}.asr_correct.n: expected {right}, the images of clean_accuracy {clean.value:g}"
-                )
-            held = right - (round(correct.value * correct.n) if correct else 0)
-            if round(robust.value * robust.n) != held:
-                raise ValueError(
-                    f"{where}.robust_accuracy.value {robust.value:g} does not fit asr_correct: expected "
-                    f"{held}/{robust.n}"
+                    f"rates[{place}]: asr.n, robust_accuracy.n, asr_correct.n and robust images are {counts}: expected "
+                    f"{(count, count, right, right - broken)}, from clean_accuracy and asr_correct"
                 )
         return self
 
@@ -203,31 +196,24 @@ class RobustnessCard(Part):
             if model.clean_accuracy.n != self.data.n:
                 raise ValueError(f"data.n {self.data.n}: {model.name} has {model.clean_accuracy.n} images")
         asr = {
-            (model.name, at.attack, at.norm, at.eps): at.asr.value
+            (model.name, row.attack, row.norm, row.eps): row.asr.value
             for model in self.models
-            for at in model.rates
+            for row in model.rates
         }
-        for at, one in enumerate(self.differences):
-            sides = [asr.get((name, one.attack, one.norm, one.eps)) for name in (one.model, one.against)]
-            if None in sides or abs(sides[0] - sides[1] - one.difference) > _NEAR:  # type: ignore[operator]
+        for place, row in enumerate(self.differences):
+            model, against = (
+                asr.get((name, row.attack, row.norm, row.eps), math.nan) for name in (row.model, row.against)
+            )
+            if not abs(model - against - row.difference) <= _NEAR:
                 raise ValueError(
-                    f"differences[{at}].difference {one.difference:g} does not fit the ASR of {one.model} and "
-                    f"{one.against}"
+                    f"differences[{place}].difference {row.difference:g} does not fit the ASR of {row.model} and "
+                    f"{row.against}"
                 )
         return self
 
     def content(self) -> dict[str, Any]:
         """Return the card as JSON holds it."""
         return self.model_dump(mode="json")
-
-
-def schema() -> Mapping[str, Any]:
-    """Return the JSON Schema of a card; ``card.schema.json`` holds the same.
-
-    >>> sorted(schema()["required"])[:4]
-    ['attack', 'command', 'data', 'differences']
-    """
-    return RobustnessCard.model_json_schema()
 
 
 CARD = "card.json"
@@ -258,7 +244,6 @@ def read_card(path: str | Path) -> RobustnessCard:
 
 
 _NOT_THE_AUDIT = ("out", "quiet", "batch_size", "independent")  # options that affect no number
-_ESTIMATE = ("value", "low", "high", "n")
 
 
 def write_card(result: Any, directory: Path) -> Path | None:
@@ -269,11 +254,13 @@ def write_card(result: Any, directory: Path) -> Path | None:
     Returns:
         The path of ``card.json``; None for a run that does not say with which options it was made.
     """
-    card = card_of_run(result)
+    card, path, before = card_of_run(result), directory / CARD, {}
     if card is None:
         return None
-    path = directory / CARD
-    card = _with_notes_of(path, card)
+    with contextlib.suppress(UserError):  # there is no card yet, or none that can be read
+        before = {model.weights: model.model_dump(include=set(BY_HAND)) for model in read_card(path).models}
+    models = [model.model_copy(update=before.get(model.weights)) for model in card.models]
+    card = card.model_copy(update={"models": models})
     write_json(path, card.content())
     write_text(directory / "CARD.md", card_markdown(card))
     return path
@@ -285,11 +272,16 @@ def card_of_run(result: Any) -> RobustnessCard | None:
     options = run.get("options", {})
     if not options or "fingerprints" not in run:
         return None
-    twins = {against for _, against in result.pairs} - {model for model, _ in result.pairs}
     settings = run["settings"]
+    twins = {against for _, against in result.pairs} - {model for model, _ in result.pairs}
+    names = {model["name"] for model in result.models}
+    sides = (
+        ", ".join(family.name for family in result.families if side & set(family.models))
+        for side in (names - twins, twins)
+    )
     means = result.mean_comparisons.rename({"value": "difference", "n": "seeds"})
     content = {
-        "name": " against ".join(_names(result, twins)),
+        "name": " against ".join(filter(None, sides)),
         "command": result.kind,
         "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
         "data": {
@@ -318,26 +310,12 @@ def card_of_run(result: Any) -> RobustnessCard | None:
     return RobustnessCard.model_validate(content)
 
 
-def _names(result: Any, twins: set[str]) -> list[str]:
-    """Return the audited models and their twins, each as one text; families of training seeds by their name."""
-    names = {model["name"] for model in result.models}
-    sides = (
-        [family.name for family in result.families if side & set(family.models)]
-        for side in (names - twins, twins)
-    )
-    return [", ".join(side) for side in sides if side]
-
-
 def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any]:
     name, run = model["name"], result.record
-    (accuracy,) = result.accuracy.filter(model=name).to_dicts()
-    rates = []
-    blocks = result.rates.filter(model=name).group_by(["attack", "norm", "eps"], maintain_order=True)
-    for (attack, norm, eps), block in blocks:
-        by_metric = {
-            row["metric"]: {key: row[key] for key in _ESTIMATE} for row in block.iter_rows(named=True)
-        }
-        rates.append({"attack": attack, "norm": norm, "eps": eps, "asr_correct": None, **by_metric})
+    rates: dict[Any, dict[str, Any]] = {}
+    for row in result.rates.filter(model=name).iter_rows(named=True):
+        cell = {key: row[key] for key in ("attack", "norm", "eps")}
+        rates.setdefault(tuple(cell.values()), cell | {"asr_correct": None})[row["metric"]] = _rate(row)
     return {
         "name": name,
         "role": "twin" if name in twins else "model",
@@ -347,23 +325,13 @@ def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any
         "seed": model["seed"],
         "lambda": model["lambda"],
         "weights": run["fingerprints"][name],
-        "clean_accuracy": {key: accuracy[key] for key in _ESTIMATE},
-        "rates": rates,
+        "clean_accuracy": _rate(result.accuracy.row(by_predicate=pl.col("model") == name, named=True)),
+        "rates": list(rates.values()),
     }
 
 
-def _with_notes_of(path: Path, card: RobustnessCard) -> RobustnessCard:
-    try:
-        before = {model.weights: model for model in read_card(path).models} if path.exists() else {}
-    except UserError:
-        before = {}
-    kept = [
-        model.model_copy(update={name: getattr(before[model.weights], name) for name in BY_HAND})
-        if model.weights in before
-        else model
-        for model in card.models
-    ]
-    return card.model_copy(update={"models": kept})
+def _rate(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("value", "low", "high", "n")}
 
 
 _MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word
@@ -380,176 +348,45 @@ def card_markdown(card: RobustnessCard) -> str:
 
     The front matter has each model's numbers as a ``model-index``, which the hub shows; twins are in the tables only.
     """
-    attack, version = card.attack, _escaped(card.versions["antiphase"])
-    lines = [
-        f"# Robustness of {_escaped(card.name)}",
-        "",
-        f"Attacked with {_label(attack.name, attack.norm)} on {card.data.n:,} images of {_code(card.data.dataset)} "
-        f"({_escaped(card.data.split)}) by [antiphase](https://github.com/antiphase/antiphase) {version}. "
-        "Numbers are per cent with 95 % intervals over the images; ε is in units of the [0, 1] pixel range.",
-        "",
-        *_models(card),
-        *(line for metric in _METRICS for line in _rates(card, metric)),
-        *_differences(card),
-        "## How it was measured",
-        "",
-        *_bullets(card),
-        "",
-        "`card.json` has all numbers and the options. Where models and data are, this measures again and compares:",
-        "",
-        "    antiphase verify card.json",
-        "",
-    ]
-    return _front_matter(card) + "\n".join(lines)
-
-
-def _front_matter(card: RobustnessCard) -> str:
-    from huggingface_hub import EvalResult
-    from huggingface_hub.repocard_data import eval_results_to_model_index
-    from huggingface_hub.utils import yaml_dump
-
-    index = []
-    for model in card.models:
-        if model.role == "twin":
-            continue
-        numbers: list[tuple[str, str, float]] = [("accuracy", "Clean accuracy", model.clean_accuracy.value)]
-        for at in model.rates:
-            where = f"{attack_label(at.attack, at.norm)}, ε = {eps_label(at.eps)}"
-            numbers += [
-                ("robust_accuracy", f"Robust accuracy, {where}", at.robust_accuracy.value),
-                ("attack_success_rate", f"ASR, {where}", at.asr.value),
-            ]
-        results = [
-            EvalResult(
-                task_type="image-classification",
-                dataset_type=card.data.dataset,
-                dataset_name=card.data.dataset,
-                dataset_split=card.data.split,
-                metric_type=kind,
-                metric_name=name,
-                metric_value=value,
-            )
-            for kind, name, value in numbers
-        ]
-        index += eval_results_to_model_index(model.name, results)
-    tags = ["robustness", "adversarial-robustness"]
-    tags += ["differential-attention"] if any(model.lam for model in card.models) else []
-    front = {
-        "library_name": "antiphase",
-        "pipeline_tag": "image-classification",
-        "tags": tags,
-        "metrics": ["accuracy"],
-        "model-index": index,
-    }
-    return f"---\n{yaml_dump(front, sort_keys=False)}---\n\n"
-
-
-def _models(card: RobustnessCard) -> list[str]:
-    head = (
-        "Model",
-        "",
-        "Attention",
-        "Architecture",
-        "Parameters",
-        "Training seed",
-        "λ by layer",
-        "Clean accuracy",
-    )
-    rows = [
-        (
-            _linked(model),
-            "twin" if model.role == "twin" else "",
-            _escaped(model.attention),
-            _escaped(model.architecture or "–"),
-            "–" if model.parameters is None else f"{model.parameters:,}",
-            "–" if model.seed is None else str(model.seed),
-            lambda_range(model.lam),
-            _rate(model.clean_accuracy),
+    rows = {(model.name, row.attack, row.norm, row.eps): row for model in card.models for row in model.rates}
+    attacks: dict[tuple[str, str], list[float]] = {}
+    for _, attack, norm, eps in sorted(rows, key=lambda cell: cell[-1]):
+        budgets = attacks.setdefault((attack, norm), [])
+        budgets += [eps] if eps not in budgets else []
+    return (
+        environment()
+        .get_template("CARD.md")
+        .render(
+            card=card,
+            differential=any(model.lam for model in card.models),
+            metrics=_METRICS,
+            attacks=attacks,
+            rates=rows,
+            differences=_decided(card.differences, n=card.data.n),
+            mean_differences=_decided(card.mean_differences),
+            escaped=_escaped,
+            code=_code,
+            linked=_linked,
         )
-        for model in card.models
+    )
+
+
+def _decided(differences: Sequence[Any], **more: int) -> list[tuple[Any, str]]:
+    """Return each difference with what the report decides; they come in the order of its tables."""
+    if not differences:
+        return []
+    frame = pl.DataFrame([row.model_dump() | more for row in differences])
+    if "seeds" in frame.columns:
+        frame = frame.rename({"difference": "value", "seeds": "n"})
+    words = {1: "higher", -1: "lower", 0: "no"}
+    return [
+        (row, words[sign]) for row, sign in zip(differences, with_decisions(frame)["decided"], strict=True)
     ]
-    return [markdown_table(head, rows), ""]
 
 
 def _linked(model: Model) -> str:
     name = _escaped(model.name)
     return f"[{name}]({model.link})" if model.link and not re.search(r"[\s()<>]", model.link) else name
-
-
-def _rates(card: RobustnessCard, metric: str) -> list[str]:
-    lines = [f"## {_METRICS[metric]}", ""]
-    attacks = dict.fromkeys((at.attack, at.norm) for model in card.models for at in model.rates)
-    for attack, norm in attacks:
-        budgets = sorted({at.eps for model in card.models for at in model.rates if at.attack == attack})
-        rows = []
-        for model in card.models:
-            found = {
-                at.eps: getattr(at, metric) for at in model.rates if (at.attack, at.norm) == (attack, norm)
-            }
-            rows.append((_escaped(model.name), *(_rate(found.get(eps)) for eps in budgets)))
-        lines += [markdown_table((_label(attack, norm), *map(eps_label, budgets)), rows), ""]
-    return lines
-
-
-def _differences(card: RobustnessCard) -> list[str]:
-    if not card.differences:
-        return []
-    rows = [
-        (
-            f"{_escaped(one.model)} − {_escaped(one.against)}",
-            _label(one.attack, one.norm),
-            eps_label(one.eps),
-            points_interval(one.difference, one.low, one.high),
-            p_text(one.p_value),
-            decided,
-        )
-        for one, decided in zip(card.differences, _decided(card.differences, n=card.data.n), strict=True)
-    ]
-    head = ("ASR, paired", "Attack", "ε", "Difference", "McNemar", "Decided (Holm)")
-    lines = ["## Difference from the twin", "", markdown_table(head, rows), ""]
-    if card.mean_differences:
-        means = [
-            (
-                f"{_escaped(one.family)} − {_escaped(one.against_family)}",
-                _label(one.attack, one.norm),
-                eps_label(one.eps),
-                points_interval(one.difference, one.low, one.high),
-                str(one.seeds),
-                decided,
-            )
-            for one, decided in zip(card.mean_differences, _decided(card.mean_differences), strict=True)
-        ]
-        head = ("Mean over training seeds", "Attack", "ε", "Difference", "Seeds", "Decided (Holm)")
-        lines += [markdown_table(head, means), ""]
-    return lines
-
-
-def _decided(differences: Sequence[Difference | MeanDifference], **more: int) -> list[str]:
-    """Say of each difference what the report decides; they come in the order of its tables."""
-    frame = pl.DataFrame([one.model_dump() | more for one in differences])
-    if "seeds" in frame.columns:
-        frame = frame.rename({"difference": "value", "seeds": "n"})
-    return [{1: "higher", -1: "lower", 0: "no"}[sign] for sign in with_decisions(frame)["decided"]]
-
-
-def _bullets(card: RobustnessCard) -> list[str]:
-    settings = [
-        f"{name}: {', '.join(f'{key} {value}' for key, value in found.items()) if isinstance(found, dict) else found}"
-        for name, found in card.attack.settings.items()
-    ]
-    versions = ", ".join(f"{name} {version}" for name, version in card.versions.items())
-    lines = [*map(_escaped, settings), f"data, SHA-256: `{card.data.fingerprint}`"]
-    lines += [f"weights of {_escaped(model.name)}, SHA-256: `{model.weights}`" for model in card.models]
-    lines += [f"versions: {_escaped(versions)}", f"hardware: {_escaped(card.hardware)}"]
-    return [f"- {line}" for line in lines] + [f"- **Note:** {_escaped(warning)}" for warning in card.warnings]
-
-
-def _rate(rate: Rate | None) -> str:
-    return "–" if rate is None else f"{percent(rate.value)} [{percent(rate.low)}, {percent(rate.high)}]"
-
-
-def _label(attack: str, norm: str) -> str:
-    return _escaped(attack_label(attack, norm))
 
 
 def _escaped(text: str) -> str:

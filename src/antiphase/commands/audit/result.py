@@ -9,9 +9,9 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,8 +37,8 @@ from antiphase.evaluation.rates import (
 from antiphase.registry import QUESTIONS, find
 from antiphase.report.figure import Family, families, rate_figure, seed_counts
 from antiphase.report.gallery import gallery_markup, read_gallery
-from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment
-from antiphase.report.table import Field, Table
+from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
+from antiphase.report.table import Field, Table, spread
 from antiphase.report.words import (
     attack_condition,
     attack_label,
@@ -47,7 +47,6 @@ from antiphase.report.words import (
     percent,
     percent_range,
     points,
-    points_interval,
     points_range,
 )
 from antiphase.statistics.decisions import LEAST_SEEDS
@@ -63,7 +62,8 @@ _RATES = {
     ),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
-Entry = Mapping[str, Any]
+_PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
+_words = partial(text, "audit.txt")
 
 
 class AuditResult(Result):
@@ -142,116 +142,131 @@ class AuditResult(Result):
     @cached_property
     def mean_comparisons(self) -> pl.DataFrame:
         """Differences averaged over pairs of training seeds, with intervals over the seeds and over the images."""
-        groups = by_seed(self.models)
-        plain = self.comparisons.drop("decided")
-        means, frames = family_comparisons(plain, groups), []
-        for (first, second), mean in means.group_by(["family", "against_family"], maintain_order=True):
-            inside = pl.col("model").is_in(groups[str(first)]) & pl.col("against").is_in(groups[str(second)])
-            pairs = plain.filter(inside).select("model", "against").unique(maintain_order=True).rows()
-            images = over_images(self.rows, pairs)
+        means = family_comparisons(self.comparisons.drop("decided"), by_seed(self.models))
+        frames = [means.clear().with_columns(image_low=pl.lit(0.0), image_high=pl.lit(0.0))]
+        for sides, mean in means.group_by(_FAMILIES, maintain_order=True):
+            images = over_images(self.rows, self._members(*map(str, sides)))
             frames.append(mean.join(images, on=["attack", "norm", "eps"], how="left"))
-        empty = means.with_columns(image_low=pl.lit(0.0), image_high=pl.lit(0.0))
-        return with_decisions(pl.concat(frames) if frames else empty)
+        return with_decisions(pl.concat(frames))
+
+    def _members(self, family: str, against: str) -> list[tuple[str, str]]:
+        """Return the pairs of models of two families."""
+        owner = {model: group.name for group in self.families for model in group.models}
+        return [(one, two) for one, two in self.pairs if (owner[one], owner[two]) == (family, against)]
+
+    @cached_property
+    def _averaged(self) -> set[tuple[str, str]]:
+        """The pairs of models that are part of a mean."""
+        sides = self.mean_comparisons.select(_FAMILIES).unique().rows()
+        return {pair for side in sides for pair in self._members(*side)}
 
     # what is shown
 
     def headlines(self) -> list[Headline]:
-        owner = {model: family.name for family in self.families for model in family.models}
-        means, headlines = self.mean_comparisons, []
-        for (family, against), frame in means.group_by(["family", "against_family"], maintain_order=True):
-            headlines.append(
-                self._of_families(str(family), str(against), frame.rename({"value": "difference"}))
-            )
-        averaged = set(means.select("family", "against_family").rows())
-        for (model, against), frame in self.comparisons.group_by(["model", "against"], maintain_order=True):
-            if (owner[str(model)], owner[str(against)]) not in averaged:
-                headlines.append(self._of_models(str(model), str(against), frame))
-        return headlines or [self._without_twin()]
+        means = self.mean_comparisons.rename({"value": "difference"})
+        headlines = [
+            self._headline((str(family), str(against)), self._members(str(family), str(against)), frame)
+            for (family, against), frame in means.group_by(_FAMILIES, maintain_order=True)
+        ]
+        headlines += [
+            self._headline(pair, [pair], frame)
+            for (model, against), frame in self.comparisons.group_by(_PAIR, maintain_order=True)
+            if (pair := (str(model), str(against))) not in self._averaged
+        ]
+        return headlines or [self._headline_alone()]
 
-    def line(self) -> str:
-        """Name the attack and the ASR of the first models at the largest ε."""
-        block = self._first(self.rates.filter(metric="asr"))
-        last = block.filter(eps=block["eps"].max())
-        shown = ", ".join(f"{percent(row['value'])} % ({row['model']})" for row in last.head(2).to_dicts())
-        more = f" and {len(last) - 2} more models" if len(last) > 2 else ""
-        eps, where = eps_label(last["eps"][0]), attack_label(*self._attack)
-        return f"ASR {shown}{more} at ε = {eps}, {where}, {last['n'][0]:,} images"
+    def _headline(
+        self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame
+    ) -> Headline:
+        """Compare two models, or two families over pairs of their models, from the differences at each ε."""
+        quoted = _quoted(self._first(frame))
+        sides = list(zip(*pairs, strict=True))
+        accuracy = dict(self.accuracy.select("model", "value").iter_rows())
+        shown = tuple(self._rate(*side, quoted["eps"]) for side in zip(names, sides, strict=True))
+        values = quoted | {
+            "model": names[0],
+            "against": names[1],
+            "rates": shown,
+            "clean": [fmean(accuracy[model] for model in models) for models in sides],
+            "signs": [(*attack, len(rows), *_decided(rows)) for attack, rows in _attacks(frame)],
+            "seeds": 0 if "p_value" in quoted else quoted["n"],
+            "least_seeds": LEAST_SEEDS,
+            "images": self.accuracy["n"].max(),
+            "condition": attack_condition(*self._attack, _steps(self.record["settings"], self._attack[0])),
+        }
+        return Headline(_words("title", **values), _words("lead", **values), shown, _what(quoted["eps"]))
+
+    def _headline_alone(self) -> Headline:
+        model = self.models[0]["name"]
+        frame = self._first(self.rates.filter(model=model, metric="asr")).sort("eps")
+        middle = frame.row((len(frame) - 1) // 2, named=True)
+        rate = self._rate(model, (model,), middle["eps"])
+        title, lead = (_words(part, **middle, rate=rate) for part in ("title_alone", "lead_alone"))
+        return Headline(title, lead, (rate,), _what(middle["eps"]))
+
+    def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
+        """Return the attack success rate of a model, or its mean over the models of a family."""
+        frame = self._first(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps))
+        if len(models) > 1:
+            mean = as_share(mean_over_seeds(frame["value"].to_list()))
+            value, low, high = mean.value, mean.low, mean.high
+        else:
+            value, low, high = frame.select("value", "low", "high").row(0)
+        return Rate(name, self.colors[name], percent(value), percent_range(low, high))
+
+    @property
+    def _attack(self) -> tuple[str, str]:
+        """The first attack and its norm."""
+        return self.rates.select("attack", "norm").row(0)
+
+    def _first(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return _of(frame, self._attack)
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
         return pl.concat([compare(rows, *pair) for pair in pairs])
 
     def sections(self) -> list[Section]:
-        seeds = seed_counts(self.families)
-        n, several = self.record["n"], bool(seeds)
-        bands = ""
-        if any(len(family.models) == 1 for family in self.families):
-            bands = f"Bands{' of single models' * several} are 95 % Wilson intervals over {n:,} images. "
-        if seeds:
-            bands += (
-                f"Thick lines are means over {seeds} training seeds, with 95 % Student’s t intervals over the seeds; "
-                "thin lines are single seeds."
-            )
-        captions = {
-            "asr": "Attack success rate: share of images whose prediction the attack changes. ",
-            "robust_accuracy": "Robust accuracy: share of images classified correctly before and after the attack. ",
-        }
+        seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
+        bands = _words("bands", n=self.record["n"], seeds=seeds, single=single)
         plots = [
-            Plot(metric, self._rate_figure(metric), words + bands, beside=metric == "asr")
-            for metric, words in captions.items()
-        ]
-        sections = [
-            Section("figures", "", plots=plots),
-            Section("models", "Models", tables=[self.models_table()]),
+            Plot(metric, self.rate_figure(metric), _words(metric, bands=bands), beside=metric == "asr")
+            for metric in ("asr", "robust_accuracy")
         ]
         panels = [
             Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula)
             for metric, (title, tab, formula) in _RATES.items()
         ]
-        words = "In percent, with 95 % Wilson intervals below."
-        if seeds:
-            words += (
-                f" Means over {seeds} training seeds have Student’s t intervals over the seeds, computed on the logit "
-                "scale if they would otherwise extend beyond 0 to 100 %."
-            )
-        sections.append(Section("rates", "Rates under attack", words, panels=panels, in_navigation="Rates"))
-        if tables := self.difference_tables():
-            words = (
-                "Attack success rate of the first model minus that of the second on the same images, in percentage "
-                "points, with Newcombe’s 95 % interval for paired proportions and the exact McNemar p-value. Pale "
-                "values are not decided: a difference is if its interval excludes zero and p is below 5 %, corrected "
-                "by Holm for the ε of the attack."
-            )
-            if seeds:
-                words += (
-                    " Means over pairs have two intervals: one over the images, with the weights held fixed, and "
-                    "Student’s t over the training seeds, which decides if there are at least eight."
+        nested_up = str(self.record["settings"].get("budgets", "")).startswith("nested up")
+        further = [
+            ("differences", "Paired differences", "Differences", self.difference_tables()),
+            ("norms", "Minimal perturbations", "", self._norm_tables()),
+            ("broken", "Images broken by each attack", "", self._broken_tables()),
+            ("lambda", "λ of each layer", "λ", self.lambda_tables()),
+        ]
+        sections = [
+            Section("figures", "", plots=plots),
+            Section("models", "Models", tables=[self.models_table()]),
+            Section(
+                "rates",
+                "Rates under attack",
+                _words("rates", seeds=seeds),
+                panels=panels,
+                in_navigation="Rates",
+            ),
+            *(
+                Section(
+                    name,
+                    title,
+                    _words(name, seeds=seeds, nested_up=nested_up),
+                    tables=tables,
+                    in_navigation=short,
                 )
-            title = "Paired differences"
-            sections.append(Section("differences", title, words, tables=tables, in_navigation="Differences"))
-        if table := self._norms():
-            words = (
-                "The smallest ε at which the attack success rate reaches each level in the table, with a 95 % "
-                "bootstrap interval below. It is an order statistic of the distances to the nearest adversarial "
-                "example found for each image."
-            )
-            sections.append(Section("norms", "Minimal perturbations", words, tables=[table]))
-        if table := self._broken_by():
-            words = (
-                "Each attack of the ensemble runs on the images that all attacks before it failed to break."
-            )
-            if str(self.record["settings"].get("budgets", "")).startswith("nested up"):
-                words += (
-                    " An image broken at one ε also counts as broken at every larger ε, by the same attack."
-                )
-            sections.append(Section("broken", "Images broken by each attack", words, tables=[table]))
-        if table := self.lambda_table():
-            words = (
-                "Differential attention uses A1 − λ·A2: λ is the weight of the subtracted map, averaged over heads if "
-                "each has its own. At λ = 0 only the positive map A1 is left."
-            )
-            sections.append(Section("lambda", "λ of each layer", words, tables=[table], in_navigation="λ"))
-        sections += sensitivity_sections(self, self.pairs, self.families)
+                for name, title, short, tables in further
+                if tables
+            ),
+            *sensitivity_sections(self, self.pairs, self.families),
+        ]
         if "gallery.safetensors" in self.files:
             with self.unpacked() as folder:
                 gallery = read_gallery(folder / "gallery.safetensors")
@@ -262,32 +277,33 @@ class AuditResult(Result):
         from rich.text import Text
 
         titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        tables = [self.models_table(), *self.rate_tables("asr"), *self.difference_tables()]
-        return [*titles, *(self._short(table).console() for table in tables), *self._norm_lines()]
-
-    def _short(self, table: Table) -> Table:
-        """Leave out the rows of single models whose family has a mean."""
-        several = {model for family in self.families if len(family.models) > 1 for model in family.models}
-        if not any(row[0].kind == "mean" for row in table.rows):
-            return table
-        rows = (
-            row for row in table.rows if row[0].kind == "mean" or row[0].text.split(" − ")[0] not in several
+        tables = [self.models_table(), *self.all_tables(), *self._norm_tables()]
+        # single models are left out where their family has a mean
+        short = (
+            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member"))
+            for table in tables
         )
-        return replace(table, rows=tuple(rows))
+        return [*titles, *(table.console() for table in short)]
+
+    @property
+    def reading(self) -> str:
+        """How to read the page."""
+        template = environment().get_template("how_to_read_rates.html")
+        return template.render(seeds=seed_counts(self.families))
 
     def write_report(self, folder: Path) -> Path:
         """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""
         from antiphase.commands.audit.card import write_card
-        from antiphase.report.page import write_page
 
-        path = folder / "report.html"
-        reading = (
-            environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
-        )
-        headlines, sections = self.headlines(), self.sections()
-        write_page(path, self.record, headlines, sections, settings=self.settings_title, reading=reading)
         write_card(self, folder)
-        return path
+        return super().write_report(folder)
+
+    def rate_figure(self, metric: str) -> Any:
+        """Draw one rate over ε, a panel for each attack and norm."""
+        means = self.mean_rates.rename({"family": "model"})
+        lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
+        panels = [(attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
+        return rate_figure(panels, self.families)
 
     # tables
 
@@ -296,239 +312,108 @@ class AuditResult(Result):
 
     def models_table(self) -> Table:
         """Tabulate name, attention, training seed, clean accuracy and range of λ of each model."""
-        accuracy = {row["model"]: row for row in self.accuracy.iter_rows(named=True)}
+        about = [{"model": model["name"], **model} for model in self.models]
+        frame = pl.DataFrame(about, infer_schema_length=None).select("model", "attention", "seed")
+        frame = frame.join(self.accuracy, on="model", how="left", maintain_order="left")
         rows = [
             (
-                self._name(model["name"]),
-                Field(model["attention"], kind="word"),
-                Field("–" if model["seed"] is None else str(model["seed"])),
-                _rate_field(accuracy[model["name"]]),
+                self._name(row["model"]),
+                Field(row["attention"], kind="word"),
+                Field("–" if row["seed"] is None else str(row["seed"])),
+                _rate_field(row),
                 Field(lambda_range(model["lambda"])),
             )
-            for model in self.models
+            for row, model in zip(frame.iter_rows(named=True), self.models, strict=True)
         ]
-        about = [{name: model[name] for name in ("name", "attention", "seed")} for model in self.models]
-        frame = pl.DataFrame(about, infer_schema_length=None).rename({"name": "model"})
-        csv = frame.join(self.accuracy, on="model", how="left").write_csv()
         columns = ("model", "attention", "seed", "clean accuracy, %", "λ")
-        return Table("models", "Accuracy on clean images", columns, tuple(rows), csv)
+        return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 
     def rate_tables(self, metric: str) -> list[Table]:
         """Tabulate one rate for each attack and norm: models and families down, ε across."""
-        means = self.mean_rates.filter(metric=metric)
         tables = []
         for attack, block in _attacks(self.rates.filter(metric=metric)):
+            means = _of(self.mean_rates.filter(metric=metric), attack)
             rows = []
             for family in self.families:
-                rows += [(self._name(model), block.filter(model=model)) for model in family.models]
-                mean = _of(means, attack).filter(family=family.name)
+                mean = means.filter(family=family.name)
+                kind = "name" if mean.is_empty() else "member"
+                rows += [(self._name(model, kind=kind), block.filter(model=model)) for model in family.models]
                 if not mean.is_empty():
                     rows.append((self._name(family.name, f", mean of {len(family.models)}", "mean"), mean))
-            tables.append(_by_eps(f"{metric}-{'-'.join(attack)}", attack, "model", block, rows, _rate_field))
+            tables.append(_by_eps(metric, attack, rows, block, _rate_field))
         return tables
 
     def difference_tables(self) -> list[Table]:
         """Tabulate the paired differences of ASR for each attack and norm, likewise."""
         tables = []
         for attack, block in _attacks(self.comparisons):
-            rows = [
-                (self._name(str(model), f" − {against}"), frame)
-                for (model, against), frame in block.group_by(["model", "against"], maintain_order=True)
-            ]
-            means = _of(self.mean_comparisons, attack)
-            for (family, against), mean in means.group_by(["family", "against_family"], maintain_order=True):
+            rows = []
+            for (model, against), frame in block.group_by(_PAIR, maintain_order=True):
+                kind = "member" if (model, against) in self._averaged else "name"
+                rows.append((self._name(str(model), f" − {against}", kind), frame))
+            means = _of(self.mean_comparisons.rename({"value": "difference"}), attack)
+            for (family, against), mean in means.group_by(_FAMILIES, maintain_order=True):
                 words = f" − {against}, mean of {mean['n'].max()}"
                 rows.append((self._name(str(family), words, "mean"), mean))
-            name = f"differences-{'-'.join(attack)}"
-            tables.append(_by_eps(name, attack, "pair", block, rows, _difference_field))
+            tables.append(_by_eps("differences", attack, rows, block, _difference_field))
         return tables
 
-    def lambda_table(self) -> Table | None:
-        """Tabulate λ by layer; return None if no model has one."""
-        models = {model["name"]: model["lambda"] for model in self.models if model["lambda"]}
-        depth = max(map(len, models.values()), default=0)
-        rows = []
-        for name, values in models.items():
-            fields = [Field(f"{value:.3f}") for value in values] + [Field("–")] * (depth - len(values))
-            rows.append((self._name(name), *fields))
-        numbers = [
-            {"model": name, "layer": layer, "lambda": value}
-            for name, values in models.items()
-            for layer, value in enumerate(values, start=1)
-        ]
-        columns = ("model", *(f"layer {layer}" for layer in range(1, depth + 1)))
-        title, csv = "λ, mean over the heads of each layer", pl.DataFrame(numbers).write_csv()
-        return Table("lambda", title, columns, tuple(rows), csv) if rows else None
+    def lambda_tables(self) -> list[Table]:
+        """Tabulate λ by layer, if a model has one."""
+        frame = pl.DataFrame(
+            [
+                {"model": model["name"], "layer": layer, "lambda": value}
+                for model in self.models
+                for layer, value in enumerate(model["lambda"], start=1)
+            ]
+        )
+        title = "λ, mean over the heads of each layer"
+        return self._by_model(
+            "lambda", title, frame, "layer", "layer {}".format, lambda row: Field(f"{row['lambda']:.3f}")
+        )
 
-    def _norms(self) -> Table | None:
-        """Tabulate the ε at which the ASR reaches each level: one row per model, one column per level."""
-        if not (entries := self.summary.get("norms")):
-            return None
-        frame, rows = pl.DataFrame(entries), []
-        levels = frame["level"].unique().sort().to_list()
-        for (model,), block in frame.group_by(["model"], maintain_order=True):
-            by_level = {row["level"]: row for row in block.iter_rows(named=True)}
-            rows.append((self._name(str(model)), *(_norm_field(by_level[level]) for level in levels)))
-        columns = ("model", *(f"{level:.0%}" for level in levels))
-        title = attack_label(frame["attack"][0], frame["norm"][0])
-        return Table("norms", title, columns, tuple(rows), frame.write_csv())
+    def _norm_tables(self) -> list[Table]:
+        """Tabulate the ε at which the ASR reaches each level."""
+        frame = pl.DataFrame(self.summary.get("norms", []), infer_schema_length=None)
+        title = "" if frame.is_empty() else attack_label(frame["attack"][0], frame["norm"][0])
+        return self._by_model("norms", title, frame, "level", "{:.0%}".format, _norm_field)
 
-    def _norm_lines(self) -> list[str]:
+    def _by_model(self, name: str, title: str, frame: pl.DataFrame, *how: Any) -> list[Table]:
+        """Tabulate a frame with a line for each model; nothing where it has no rows."""
+        if frame.is_empty():
+            return []
+        blocks = frame.group_by(["model"], maintain_order=True)
         return [
-            f"{entry['model']}: ASR of {entry['level'] * 100:.0f} % "
-            + (
-                "is not reached"
-                if entry["eps"] is None
-                else f"at ε = {entry['eps']:.4g} (from {entry['low']:.4g})"
-            )
-            for entry in self.summary.get("norms", [])
+            spread(name, title, [(self._name(str(model)), rows) for (model,), rows in blocks], frame, *how)
         ]
 
-    def _broken_by(self) -> Table | None:
+    def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
-        by = pl.col("felled_by")
-        broken = self.rows.filter(by.is_not_null() & (by != pl.col("attack")))
-        if broken.is_empty():
-            return None
+        broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
         keys = ["model", "felled_by", "eps"]
         counts = (
-            broken.group_by(keys, maintain_order=True).agg(n=pl.len().cast(pl.Int64)).sort("model", "eps")
+            broken.group_by(keys, maintain_order=True).len("n").cast({"n": pl.Int64}).sort("model", "eps")
         )
-        eps, rows = counts["eps"].unique().sort().to_list(), []
-        for (model, attack), block in counts.group_by(["model", "felled_by"], maintain_order=True):
-            number = dict(block.select("eps", "n").iter_rows())
-            fields = (Field(str(number.get(e, 0))) for e in eps)
-            rows.append((Field(f"{model}: {attack}", kind="name"), *fields))
-        columns = ("images broken by", *map(eps_label, eps))
-        title = "Number of images broken by each attack, in the order in which the attacks run"
-        return Table("felled", title, columns, tuple(rows), counts.write_csv())
+        rows = [
+            (Field(f"{model}: {attack}", kind="name"), block)
+            for (model, attack), block in counts.group_by(["model", "felled_by"], maintain_order=True)
+        ]
+        title = "In the order in which the attacks run"
+        table = spread("felled", title, rows, counts, "eps", eps_label, lambda row: Field(str(row["n"])))
+        return [table] if rows else []
 
     def _name(self, name: str, more: str = "", kind: str = "name") -> Field:
         return Field(f"{name}{more}", color=self.colors[name], kind=kind)
-
-    def _rate_figure(self, metric: str) -> Any:
-        return rate_figure(self.rates, self.mean_rates, self.families, metric)
-
-    # headlines
-
-    @property
-    def _attack(self) -> tuple[str, str]:
-        """The first attack and its norm."""
-        return self.rates.select("attack", "norm").row(0)
-
-    def _first(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return _of(frame, self._attack)
-
-    def _of_models(self, model: str, against: str, frame: pl.DataFrame) -> Headline:
-        own = self._first(frame)
-        quoted = _quoted(own)
-        shown = tuple(self._rate(name, (name,), quoted["eps"]) for name in (model, against))
-        accuracy = dict(self.accuracy.select("model", "value").iter_rows())
-        lead = (
-            f"The attack changes {shown[0].percent} % of the predictions of {model} and {shown[1].percent} % of "
-            f"{against} (exact McNemar {p_text(quoted['p_value'])}). {_elsewhere(frame)}"
-            f"Their clean accuracies are {percent(accuracy[model])} % and {percent(accuracy[against])} %."
-        )
-        title = _title(model, against, own, f"{quoted['n']:,} images, {self._condition()}")
-        return Headline(title, lead, shown, _what(quoted["eps"]))
-
-    def _of_families(self, family: str, against: str, frame: pl.DataFrame) -> Headline:
-        own = self._first(frame)
-        quoted = _quoted(own)
-        members = {group.name: group.models for group in self.families}
-        sides = zip(
-            *((a, b) for a, b in self.pairs if a in members[family] and b in members[against]), strict=True
-        )
-        paired = dict(zip((family, against), sides, strict=True))
-        shown = tuple(self._rate(name, models, quoted["eps"]) for name, models in paired.items())
-        clean = [
-            percent(fmean(self.accuracy.filter(pl.col("model").is_in(models))["value"].to_list()))
-            for models in paired.values()
-        ]
-        images = points_interval(quoted["difference"], quoted["image_low"], quoted["image_high"])
-        few = f"Fewer than {LEAST_SEEDS} training seeds decide nothing. " if quoted["n"] < LEAST_SEEDS else ""
-        lead = (
-            f"The attack changes on average {shown[0].percent} % of the predictions of {family} and "
-            f"{shown[1].percent} % of {against}. The interval is Student’s t over the training seeds; over the images, "
-            f"with the weights held fixed, it is {images}. {few}{_elsewhere(frame)}"
-            f"Their mean clean accuracies are {clean[0]} % and {clean[1]} %."
-        )
-        condition = f"{quoted['n']} seeds, {self.accuracy['n'].max():,} images, {self._condition()}"
-        return Headline(_title(family, against, own, condition), lead, shown, _what(quoted["eps"]))
-
-    def _without_twin(self) -> Headline:
-        model = self.models[0]["name"]
-        frame = self._first(self.rates.filter(model=model, metric="asr")).sort("eps")
-        middle = frame.row((len(frame) - 1) // 2, named=True)
-        rate = self._rate(model, (model,), middle["eps"])
-        label, eps = attack_label(*self._attack), eps_label(middle["eps"])
-        lead = (
-            f"95 % interval {rate.interval} %, from {middle['n']:,} images. This run compares no "
-            "two models, so it does not show the effect of the attention."
-        )
-        title = f"{label} changes {rate.percent} % of the predictions of {model} at ε = {eps}"
-        return Headline(title, lead, (rate,), _what(middle["eps"]))
-
-    def _condition(self) -> str:
-        attack, norm = self._attack
-        return attack_condition(attack, norm, _steps(self.record["settings"], attack))
-
-    def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
-        """Return the attack success rate of a model, or its mean over the models of a family."""
-        frame = self._first(self.rates.filter(metric="asr", eps=eps))
-        rows = {row["model"]: row for row in frame.iter_rows(named=True)}
-        if len(models) == 1:
-            own = rows[models[0]]
-            return Rate(
-                name, self.colors[name], percent(own["value"]), percent_range(own["low"], own["high"])
-            )
-        mean = as_share(mean_over_seeds([rows[model]["value"] for model in models]))
-        return Rate(name, self.colors[name], percent(mean.value), percent_range(mean.low, mean.high))
 
 
 def _what(eps: float) -> str:
     return f"attack success rate at ε = {eps_label(eps)}"
 
 
-def _title(model: str, against: str, frame: pl.DataFrame, condition: str) -> str:
-    quoted = _quoted(frame)
-    more, less = _decided(frame, 1), _decided(frame, -1)
-    if "p_value" not in frame.columns and quoted["n"] < LEAST_SEEDS:
-        answer = f"{quoted['n']} training seeds leave undecided whether {model} is broken more often than {against}"
-    elif not more and not less:
-        answer = f"No difference shown between {model} and {against}"
-    elif more and less:
-        answer = (
-            f"{model} is broken more often than {against} at {len(more)} of {len(frame)} ε, "
-            f"less often at {len(less)}"
-        )
-    else:
-        answer = f"{model} is broken {'more' if more else 'less'} often than {against}"
-    number = points_interval(quoted["difference"], quoted["low"], quoted["high"])
-    return f"{answer}: {number} at ε = {eps_label(quoted['eps'])} ({condition})"
-
-
-def _elsewhere(frame: pl.DataFrame) -> str:
-    """List for every attack the ε at which the difference is decided; return nothing if there is only one ε."""
-    if len(frame) == 1:
-        return ""
-    words = [
-        f"Under {attack_label(*attack)} the difference {_signs(block)}." for attack, block in _attacks(frame)
-    ]
-    return f"{' '.join(words)} Decisions are corrected for the number of ε (Holm), intervals and p-values are not. "
-
-
-def _signs(frame: pl.DataFrame) -> str:
-    words = [
-        f"{side} zero at {len(eps)} of {len(frame)} ε ({', '.join(map(eps_label, eps))})"
-        for side, eps in (("above", _decided(frame, 1)), ("below", _decided(frame, -1)))
-        if eps
-    ]
-    return f"lies {' and '.join(words)}" if words else f"is undecided at all {len(frame)} ε"
-
-
-def _decided(frame: pl.DataFrame, sign: int) -> list[float]:
-    return frame.filter(decided=sign)["eps"].sort().to_list()
+def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
+    """Return the ε at which the difference is decided to be above zero, and below."""
+    above, below = (frame.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1))
+    return above, below
 
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
@@ -541,17 +426,17 @@ def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
 
 def _steps(settings: Mapping[str, Any], attack: str) -> int | None:
     """Return the number of steps of an attack; runs stored before November 2026 have its settings as a text."""
-    own = settings.get(attack, settings)
-    if isinstance(own, str):
-        number = re.search(r"\bsteps (\d+)", own)
+    of_attack = settings.get(attack, settings)
+    if isinstance(of_attack, str):
+        number = re.search(r"\bsteps (\d+)", of_attack)
         return int(number[1]) if number else None
-    return own.get("steps")
+    return of_attack.get("steps")
 
 
-def _attacks(frame: pl.DataFrame) -> list[tuple[tuple[str, str], pl.DataFrame]]:
-    """Return the rows of each (attack, norm)."""
-    blocks = frame.group_by(["attack", "norm"], maintain_order=True)
-    return [((str(attack), str(norm)), block) for (attack, norm), block in blocks]
+def _attacks(frame: pl.DataFrame) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
+    """Yield the rows of each (attack, norm)."""
+    for (attack, norm), block in frame.group_by(["attack", "norm"], maintain_order=True):
+        yield (str(attack), str(norm)), block
 
 
 def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
@@ -561,37 +446,30 @@ def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
 def _by_eps(
     name: str,
     attack: tuple[str, str],
-    what: str,
+    rows: list[tuple[Field, pl.DataFrame]],
     block: pl.DataFrame,
-    rows: Sequence[tuple[Field, pl.DataFrame]],
-    field: Callable[[Entry], Field],
+    field: Callable[[Mapping[str, Any]], Field],
 ) -> Table:
     """Tabulate frames with one row for each ε: a line for each of them, a column for each ε."""
-    eps = block["eps"].unique().sort().to_list()
-    lines = []
-    for title, frame in rows:
-        by_eps = {row["eps"]: row for row in frame.iter_rows(named=True)}
-        lines.append((title, *(field(by_eps[e]) if e in by_eps else Field("–") for e in eps)))
-    columns = (what, *map(eps_label, eps))
-    return Table(name, attack_label(*attack), columns, tuple(lines), block.write_csv())
+    name = "-".join((name, *attack))
+    return spread(name, attack_label(*attack), rows, block, "eps", eps_label, field)
 
 
-def _rate_field(entry: Entry) -> Field:
+def _rate_field(entry: Mapping[str, Any]) -> Field:
     return Field(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),))
 
 
-def _difference_field(entry: Entry) -> Field:
+def _difference_field(entry: Mapping[str, Any]) -> Field:
     """Grey the difference out if it is not decided."""
-    notes = [points_range(entry["low"], entry["high"])]
-    if "image_low" in entry:
-        notes = [f"{points_range(entry['image_low'], entry['image_high'])} images", f"{notes[0]} seeds"]
+    over = points_range(entry["low"], entry["high"])
     if "p_value" in entry:
-        notes.append(p_text(entry["p_value"]))
-    value = entry["difference"] if "difference" in entry else entry["value"]
-    return Field(points(value), tuple(notes), kind="" if entry["decided"] else "undecided")
+        notes = (over, p_text(entry["p_value"]))
+    else:
+        notes = (f"{points_range(entry['image_low'], entry['image_high'])} images", f"{over} seeds")
+    return Field(points(entry["difference"]), notes, kind="" if entry["decided"] else "undecided")
 
 
-def _norm_field(entry: Entry) -> Field:
+def _norm_field(entry: Mapping[str, Any]) -> Field:
     if entry["eps"] is None:
         return Field("not reached")
     high = "∞" if entry["high"] is None else f"{entry['high']:.4g}"

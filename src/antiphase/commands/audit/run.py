@@ -3,16 +3,15 @@
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
-from antiphase.attacks.engine.oracle import Oracle
+from antiphase.attacks.engine.oracle import logits_of
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
@@ -44,17 +43,65 @@ _GALLERY_SIZE = 6
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
-def run(options: AuditOptions, command: str = "") -> None:
-    """Load what the options name and attack it; where the data are questions, the models' answers.
+def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> Any:
+    """Attack every model on the same images and write the run directory; return the summary.
+
+    The directory then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``
+    (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed audit resumes (see
+    :mod:`antiphase.commands.audit.cells`). Under torchrun the processes share the images. Where the data are questions,
+    the models' answers are attacked.
+
+    Args:
+        options: what is attacked, and how.
+        command: as typed, for the record.
+        lineup: models and images; loaded as the options say if not given.
 
     Raises:
         UserError: the models, the data or the attack cannot be used together.
     """
     check_attack(options)
     if options.questions:
-        find(QUESTIONS, options.questions, "questions").attack(options, command)
-    else:
-        attack_images(load_attacked(options), options, command)
+        return find(QUESTIONS, options.questions, "questions").attack(options, command)
+    lineup = lineup or load_attacked(options)
+    began, out = time.monotonic(), options.out
+    data, notes = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
+    lineup = Lineup(lineup.models, lineup.twins, data)
+    lineup.check_fit()
+    models = lineup.by_name
+    left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
+    warnings = (left_out if data.skipped else []) + lineup.doubts() + notes
+    frames: list[pl.DataFrame] = []
+    for attacks in options.with_control():
+        for name, model in models.items():
+            rows, notes = measure(name, model, data, attacks, out)
+            frames.append(rows)
+            warnings += [f"{name}: {note}" for note in notes]
+    rows = pl.concat(frames)
+    classes = {name: card_of(model).num_classes for name, model in models.items()}
+    warnings += not_above_chance(clean_accuracy(rows), classes)
+    summary = summarise_rates(rows, lineup.about(), lineup.pairs)
+    if options.minimal:
+        summary["norms"] = _norms(rows, options)
+    aligned, notes = _alignment(models, data, options)
+    warnings += notes
+    if aligned is not None:
+        summary["alignment"] = entries(alignment(aligned))
+    if this_process().first:
+        shown = {name: models[name] for name in (lineup.pairs[0] if lineup.twins else lineup.names[:1])}
+        gallery = _gallery(shown, data, options)
+        # of an earlier run in this directory
+        for name in ("alignment.parquet", "questions.json", "gallery.safetensors"):
+            (out / name).unlink(missing_ok=True)
+        if aligned is not None:
+            write_frame(out / "alignment.parquet", aligned)
+        if gallery is not None:
+            write_gallery(out / "gallery.safetensors", gallery)
+        write_frame(out / "rows.parquet", rows)
+        seconds = time.monotonic() - began
+        record = lineup.record(options, attack_settings(options), warnings, command, seconds)
+        write_json(out / "run.json", record)
+        write_json(out / "summary.json", summary)
+    return summary
 
 
 def quickstart(options: QuickstartOptions, command: str = "") -> None:
@@ -110,53 +157,6 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
     return {name: fingerprint(model) for name, model in lineup.by_name.items()}, data.fingerprint()
 
 
-def attack_images(lineup: Lineup, options: AuditOptions, command: str = "") -> dict[str, Any]:
-    """Attack every model on the same images and write the run directory; return the summary.
-
-    The directory then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``
-    (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed audit resumes (see
-    :mod:`antiphase.commands.audit.cells`). Under torchrun the processes share the images.
-
-    Raises:
-        UserError: models and data do not fit each other.
-    """
-    began, out = time.monotonic(), options.out
-    data, notes = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
-    lineup = Lineup(lineup.models, lineup.twins, data)
-    lineup.check_fit()
-    models = lineup.by_name
-    left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
-    warnings = (left_out if data.skipped else []) + lineup.doubts() + notes
-    frames: list[pl.DataFrame] = []
-    for each in options.with_control():
-        for name, model in models.items():
-            rows, notes = measure(name, model, data, each, out)
-            frames.append(rows)
-            warnings += [f"{name}: {note}" for note in notes]
-    rows = pl.concat(frames)
-    classes = {name: card_of(model).num_classes for name, model in models.items()}
-    warnings += not_above_chance(clean_accuracy(rows), classes)
-    summary = summarise_rates(rows, lineup.about(), lineup.pairs)
-    if options.minimal:
-        summary["norms"] = _norms(rows, options)
-    aligned, notes = _alignment(models, data, options)
-    warnings += notes
-    if aligned is not None:
-        summary["alignment"] = entries(alignment(aligned))
-    if this_process().first:
-        _write(out / "alignment.parquet", aligned, write_frame)
-        (out / "questions.json").unlink(missing_ok=True)  # of an attack on answers before this one
-        write_frame(out / "rows.parquet", rows)
-        shown = {name: models[name] for name in (lineup.pairs[0] if lineup.twins else lineup.names[:1])}
-        _write(out / "gallery.safetensors", _gallery(shown, data, options), write_gallery)
-        settings = attack_settings(options)
-        write_json(
-            out / "run.json", lineup.record(options, settings, warnings, command, time.monotonic() - began)
-        )
-        write_json(out / "summary.json", summary)
-    return summary
-
-
 def attack_settings(options: AuditOptions) -> dict[str, Any]:
     """Return what a reader needs to judge the numbers."""
     return {
@@ -173,14 +173,6 @@ def attack_settings(options: AuditOptions) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, content: Any, write: Any) -> None:
-    """Write what there is, or remove what an earlier run left."""
-    if content is None:
-        path.unlink(missing_ok=True)
-    else:
-        write(path, content)
-
-
 def _alignment(
     models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions
 ) -> tuple[pl.DataFrame | None, list[str]]:
@@ -188,10 +180,10 @@ def _alignment(
     if not options.sense_limit:
         return None, []
     how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}
-    sensing = SenseOptions(model=("audit",), parts=("alignment",), **how)
+    sensing, limit = SenseOptions(model=("audit",), parts=("alignment",), **how), options.sense_limit
     try:
         frames = [
-            sense(name, model, data, sensing, options.out, limit=options.sense_limit)["alignment"]
+            sense(name, model, data, sensing, options.out, limit=limit)["alignment"]
             for name, model in models.items()
         ]
     except UserError as error:
@@ -201,31 +193,39 @@ def _alignment(
 
 def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions) -> AttackGallery | None:
     """Attack again the first images that all models get right, one a class, up to the middle ε."""
-    budgets = sorted(options.eps)[: len(options.eps) // 2 + 1]
     chosen: dict[int, int] = {}
-    for start in range(0, len(data), 64):
-        positions = range(start, min(start + 64, len(data)))
-        images, labels = data.images(positions), data.labels[start : start + 64]
-        right = torch.stack([_predict(model, images) == labels for model in models.values()]).all(0)
-        for position in right.nonzero().flatten().tolist():
-            chosen.setdefault(int(labels[position]), start + position)
+    for positions in torch.arange(len(data)).split(64):
+        images, labels = data.images(positions), data.labels[positions]
+        right = torch.stack([logits_of(model, images).argmax(1) == labels for model in models.values()]).all(
+            0
+        )
+        for label, position in zip(labels[right].tolist(), positions[right].tolist(), strict=True):
+            chosen.setdefault(label, position)
         if len(chosen) >= _GALLERY_SIZE:
             break
     if not chosen:
         return None
-    positions = sorted(chosen.values())[:_GALLERY_SIZE]
-    images, ids = data.images(positions), data.ids[positions]
-    how = {"nested": options.nested, "seed": options.seed, "ids": ids, "precision": options.precision}
+    some = data.take(sorted(chosen.values())[:_GALLERY_SIZE])
+    return attack_gallery(models, some, options, sorted(options.eps)[: len(options.eps) // 2 + 1])
+
+
+def attack_gallery(
+    models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions, budgets: list[float], **run: Any
+) -> AttackGallery:
+    """Attack some images again, for their pixels; they are those at the last of the budgets."""
+    images = data.images(range(len(data)))
+    run |= {"nested": options.nested, "seed": options.seed, "ids": data.ids, "precision": options.precision}
+    run |= {"batch_size": options.batch_size}
     results = [
-        sweep(options.ensemble, model, images, None, Threat(options.norm), budgets, **how)[-1]
+        sweep(options.ensemble, model, images, None, Threat(options.norm), budgets, **run)[-1]
         for model in models.values()
     ]
     return AttackGallery(
         eps=budgets[-1],
         models=tuple(models),
         class_names=data.class_names,
-        sample=ids.numpy(),
-        label=data.labels[positions].numpy(),
+        sample=data.ids.numpy(),
+        label=data.labels.numpy(),
         clean=images.numpy(),
         adversarial=tuple(result.adversarial.numpy() for result in results),
         clean_prediction=tuple(result.clean_prediction.numpy() for result in results),
@@ -233,20 +233,15 @@ def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOpti
     )
 
 
-def _predict(model: nn.Module, images: Tensor) -> Tensor:
-    oracle = Oracle(model)
-    return oracle.predict(images.to(oracle.device)).cpu()
-
-
 def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:
     """Return the ε at which each model's ASR reaches 50, 95 and 100 %; None stands for infinity."""
-    levels = []
+    about = {"attack": options.attack, "norm": options.norm}
     largest = rows.filter(attack=options.attack, eps=max(options.eps))
+    norms = []
     for (model,), block in largest.group_by(["model"], maintain_order=True):
         broken = (block["prediction"] != block["clean_prediction"]).to_numpy()
         for level in eps_at(block["distance"].to_numpy(), broken):
-            numbers = {"eps": level.eps, "low": level.low, "high": level.high}
-            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-            about = {"model": model, "attack": options.attack, "norm": options.norm, "level": level.level}
-            levels.append(about | finite | {"n": level.n})
-    return levels
+            ends = {name: getattr(level, name) for name in ("eps", "low", "high")}
+            finite = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+            norms.append({"model": model, **about, "level": level.level, **finite, "n": level.n})
+    return norms

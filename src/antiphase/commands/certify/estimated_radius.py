@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, sense
+from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, rows_of, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
@@ -88,10 +88,9 @@ def measure_radii(
 
     def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
         constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
-        columns = (*margin_slopes(model, images), constant)
-        for sample, *values in zip(ids.tolist(), *(column.tolist() for column in columns), strict=True):
-            numbers = zip(("prediction", "margin", "slope", "lipschitz"), values, strict=True)
-            yield {"sample": sample, "label": labels[sample], **dict(numbers)}
+        columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
+        columns |= {"lipschitz": constant, "label": torch.tensor([labels[sample] for sample in ids.tolist()])}
+        yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
 
     part = Part("radius", RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, rows)
     how = {"steps": steps, "seed": seed, "batch_size": batch_size}
@@ -168,10 +167,11 @@ def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
         "radius": estimated_radius(margin, constant, of="logits"),
         "nearest": estimated_radius(margin, slope, of="margin"),
     }
-    means = {}
-    for name, value in values.items():
-        estimate = as_size(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
-        means[name] = {
-            key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()
-        }  # JSON has no infinity
-    return means
+    means = {
+        name: as_size(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
+        for name, value in values.items()
+    }
+    return {
+        name: {key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()}
+        for name, estimate in means.items()
+    }  # JSON has no infinity

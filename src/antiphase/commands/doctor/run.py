@@ -31,8 +31,7 @@ from antiphase.terminal import console
 
 _DRAWN = ("openmoji", "noto-emoji", "emoji-scenes", "emoji-objects")
 
-# of a message about data: that nothing was downloaded, and what the line about the folder says
-_KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )|, or set ANTIPHASE_DATA to another folder")
+_KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message about data
 
 
 def answer(_: DoctorOptions, __: str) -> Answer:
@@ -41,30 +40,19 @@ def answer(_: DoctorOptions, __: str) -> Answer:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for line in _lines(report):
-        table.add_row(*line)
+    for name, found in report["versions"].items():
+        table.add_row(name, found or "missing: uv sync, or pip install antiphase")
+    for name, extra in report["extras"].items():
+        table.add_row(f"extra {name}", extra["fix"] or "installed")
+    for device in report["devices"]:
+        table.add_row(device["device"], device["name"])
+    for name in ("kernels", "compile"):
+        table.add_row(name, report[name]["why"] or "ready")
+    table.add_row("data in", f"{report['data_root']}; ANTIPHASE_DATA names another folder")
+    for name, source in report["data"].items():
+        table.add_row(name, source["fix"] or f"ready {source.get('n', '')}")
     console().print(table)
     return report
-
-
-def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [
-        (name, at or "missing: uv sync, or pip install antiphase") for name, at in report["versions"].items()
-    ]
-    lines += [
-        (f"extra {name}", "installed" if at["ok"] else at["fix"]) for name, at in report["extras"].items()
-    ]
-    for at in report["devices"]:
-        more = f", {at['threads']} threads" if "threads" in at else ""
-        more += f", {at['memory_gib']} GiB" if "memory_gib" in at else ""
-        lines.append((at["device"], f"{at['name']}{more}"))
-    kernels, compiled = report["kernels"], report["compile"]
-    lines.append(("native kernels", kernels["path"] or f"PyTorch is used instead: {kernels['why']}"))
-    lines.append(("--compile", compiled["why"] or "works"))
-    lines.append(("data in", f"{report['data_root']}; ANTIPHASE_DATA names another folder"))
-    for name, at in report["data"].items():
-        lines.append((name, at["fix"] or (f"report, {at['n']:,}" if "n" in at else "report")))
-    return lines
 
 
 def examine() -> dict[str, Any]:
@@ -74,9 +62,13 @@ def examine() -> dict[str, Any]:
         ``versions`` of packages, None for one that is missing; ``extras`` and ``data``, each ``ok`` with ``fix``, the
         way to get what is missing; ``devices``; ``kernels`` and ``compile``, each ``ok`` with ``why``.
     """
-    extras = _extras()
+    extras = {}
+    for extra in metadata("antiphase").get_all("Provides-Extra") or ():
+        fix = None if all(_versions(extra).values()) else f'pip install "antiphase[{extra}]"'
+        extras[extra] = {"ok": fix is None, "versions": _versions(extra), "fix": fix}
     return {
-        "versions": {"python": platform.python_version()} | _versions(None),
+        "versions": {"python": platform.python_version(), "antiphase": version("antiphase")}
+        | _versions(None),
         "extras": extras,
         "devices": _devices(),
         "kernels": _kernels(),
@@ -88,62 +80,42 @@ def examine() -> dict[str, Any]:
 
 def _required(extra: str | None) -> list[str]:
     """Return the packages that antiphase needs, or one of its extras does."""
-    mark = re.compile(r"extra *== *['\"](.*?)['\"]")
-    found = []
+    names = []
     for line in requires("antiphase") or ():
-        of = mark.search(line)
-        if (of.group(1) if of else None) == extra:
-            found.append(re.split(r"[^\w.-]", line, maxsplit=1)[0])
-    return found
+        marked = re.search(r"extra *== *['\"](.*?)['\"]", line)
+        if (marked and marked[1]) == extra:
+            names.append(re.split(r"[^\w.-]", line, maxsplit=1)[0])
+    return names
 
 
 def _versions(extra: str | None) -> dict[str, str | None]:
-    found: dict[str, str | None] = {} if extra else {"antiphase": version("antiphase")}
+    versions: dict[str, str | None] = {}
     for name in _required(extra):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def _extras() -> dict[str, Any]:
-    found = {}
-    for extra in metadata("antiphase").get_all("Provides-Extra") or ():
-        versions = _versions(extra)
-        there = None not in versions.values()
-        found[extra] = {
-            "ok": there,
-            "versions": versions,
-            "fix": None if there else f'pip install "antiphase[{extra}]"',
-        }
-    return found
+        versions[name] = None
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def _devices() -> list[dict[str, Any]]:
-    capability = torch.backends.cpu.get_cpu_capability()
+    name = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     if not multiplies_bf16(torch.device("cpu")):
-        capability += ", without bf16 (computed in float32)"
-    found: list[dict[str, Any]] = [
-        {"device": "cpu", "threads": torch.get_num_threads(), "name": f"{platform.machine()}, {capability}"}
-    ]
-    for at in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(at)
-        found.append(
-            {"device": f"cuda:{at}", "name": about.name, "memory_gib": round(about.total_memory / 2**30, 1)}
-        )
-    if torch.backends.mps.is_available():
-        found.append({"device": "mps", "name": "Apple GPU"})
-    return found
+        name += ", without bf16 (computed in float32)"
+    devices: list[dict[str, Any]] = [{"device": "cpu", "threads": torch.get_num_threads(), "name": name}]
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        memory = round(about.total_memory / 2**30, 1)
+        devices.append({"device": f"cuda:{index}", "name": about.name, "memory_gib": memory})
+    return devices + [{"device": "mps", "name": "Apple GPU"}] * torch.backends.mps.is_available()
 
 
 def _kernels() -> dict[str, Any]:
-    if why := missing():
-        return {"ok": False, "path": None, "why": why}
-    try:
-        return {"ok": True, "path": str(library()), "why": None}
-    except (CannotBuildError, OSError) as error:
-        return {"ok": False, "path": None, "why": one_line(error)}
+    if not (why := missing()):
+        try:
+            return {"ok": True, "path": str(library()), "why": None}
+        except (CannotBuildError, OSError) as error:
+            why = one_line(error)
+    return {"ok": False, "path": None, "why": why}
 
 
 def _compiled() -> dict[str, Any]:
@@ -156,36 +128,25 @@ def _compiled() -> dict[str, Any]:
 
 def _data() -> dict[str, Any]:
     """Return which sources open, except those that need a path and those that are drawn."""
-    found = {}
+    names = [name for name in dict.fromkeys((*SOURCES, *PAIR_SOURCES)) if ":" not in name]
+    opened: dict[str, Any] = {}
     with _offline(data_root()):
-        for name in dict.fromkeys((*SOURCES, *PAIR_SOURCES)):
-            if ":" in name or name == "random" or name in _DRAWN:
-                continue
-            try:
-                images: Any = (
-                    load_data(name, progress=False) if name in SOURCES else load_pairs(name, progress=False)
-                )
-            except UserError as error:
-                found[name] = {"ok": False, "fix": _KNOWN.sub("", str(error))}
-            except ImportError as error:
-                found[name] = {"ok": False, "fix": str(error)}
-            else:
-                found[name] = {"ok": True, "fix": None} | (
-                    {"n": len(images)} if hasattr(images, "__len__") else {}
-                )
-    return found
+        for name in names:
+            if name not in ("random", *_DRAWN):
+                try:
+                    images: Any = (load_data if name in SOURCES else load_pairs)(name, progress=False)
+                    count = {"n": len(images)} if hasattr(images, "__len__") else {}
+                    opened[name] = {"ok": True, "fix": None} | count
+                except (UserError, ImportError) as error:
+                    opened[name] = {"ok": False, "fix": _KNOWN.sub("", str(error))}
+    return opened
 
 
 def _drawn(fix: str | None) -> dict[str, Any]:
-    """Return which sources could be drawn; it takes too long to try.
-
-    Args:
-        fix: how to install the packages that draw them; None if they are there.
-    """
+    """Return which sources could be drawn, which takes too long to try, from how to install what draws them."""
     noto = fix or (None if NOTO_FONT.is_file() else "apt-get install fonts-noto-color-emoji")
-    return {name: {"ok": fix is None, "fix": fix} for name in _DRAWN} | {
-        "noto-emoji": {"ok": noto is None, "fix": noto}
-    }
+    fixes = dict.fromkeys(_DRAWN, fix) | {"noto-emoji": noto}
+    return {name: {"ok": fix is None, "fix": fix} for name, fix in fixes.items()}
 
 
 @contextlib.contextmanager
@@ -204,7 +165,7 @@ def _offline(root: Path) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
-    for new in set(root.glob("*")) - before:
-        for folder in sorted((each for each in (new, *new.rglob("*")) if each.is_dir()), reverse=True):
+    for folder in sorted(root.rglob("*/"), reverse=True):
+        if before.isdisjoint((folder, *folder.parents)):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()

@@ -5,85 +5,55 @@ rows are below the ranking.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.budgets import eps_label
-from antiphase.commands.audit.card import (
-    CARD,
-    Difference,
-    MeanDifference,
-    Model,
-    Rate,
-    Rates,
-    RobustnessCard,
-    read_card,
-)
+from antiphase.commands.audit.card import CARD, Model, Rates, RobustnessCard, read_card
 from antiphase.commands.command import Answer
 from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
-from antiphase.report.words import attack_label, p_text, percent, percent_range, points, points_range
+from antiphase.report.words import attack_label
 from antiphase.terminal import say
 
-_TABS = {
-    "robust_accuracy": ("Robust accuracy", "correctly classified and not broken / all"),
-    "asr": ("ASR", "broken / all"),
-    "asr_correct": ("ASR, correct only", "correctly classified and broken / correctly classified"),
-    "difference": (
-        "Difference from the twin",
-        "ASR of the model minus ASR of its twin, same images, in points",
-    ),
+# metric: (title, definition, sign that makes the worst rate the largest)
+_METRICS = {
+    "robust_accuracy": ("Robust accuracy", "correctly classified and not broken / all", -1),
+    "asr": ("ASR", "broken / all", 1),
+    "asr_correct": ("ASR, correct only", "correctly classified and broken / correctly classified", 1),
 }
+_DIFFERENCE = ("Difference from the twin", "ASR of the model minus ASR of its twin, same images, in points")
 _NORMS = {"linf": "L∞", "l2": "L2"}
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell: what it shows and what it is sorted by."""
+class Row:
+    """What one card says of one model under one attack at one ε."""
 
-    text: str
-    value: str | float
-    notes: tuple[str, ...] = ()
-    link: str | None = None
-
-
-@dataclass
-class Table:
-    """One table of a section: what it shows, its columns and rows."""
-
-    name: str
-    title: str
-    formula: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Cell, ...]] = field(default_factory=list)
-    controls: list[tuple[Cell, ...]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Line:
-    """What one card says of one model under one attack."""
-
+    path: Path
     card: RobustnessCard
     model: Model
-    attack: str
-    norm: str
-    rates: tuple[Rates, ...]
+    rates: Rates
+
+    @property
+    def label(self) -> str:
+        """Name of the attack with its norm."""
+        return attack_label(self.rates.attack, self.rates.norm)
 
 
 def answer(options: LeaderboardOptions, _: str) -> Answer:
     """Write the page and say what is on it."""
     cards, left_out = find_cards(options.folder)
-    out = options.folder / "leaderboard.html" if options.out is None else options.out
-    page = write_leaderboard(cards, left_out, out)
+    page = write_leaderboard(cards, left_out, options.out or options.folder / "leaderboard.html")
     for line in left_out:
         say(f"left out: {line}")
-    say(f"leaderboard of {len(cards)} card{'' if len(cards) == 1 else 's'}: {page}")
-    return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": entries(cards)}
+    say(f"leaderboard, cards: {len(cards)}: {page}")
+    rows = list(map(_entry, rows_of(cards)))
+    return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
 
 
 def find_cards(folder: Path) -> tuple[dict[Path, RobustnessCard], list[str]]:
@@ -94,201 +64,114 @@ def find_cards(folder: Path) -> tuple[dict[Path, RobustnessCard], list[str]]:
     """
     if not folder.is_dir():
         raise UserError(f"folder {shown(str(folder))}: no such directory; expected one with cards below it")
-    found: dict[Path, RobustnessCard] = {}
+    cards: dict[Path, RobustnessCard] = {}
     left_out: list[str] = []
     for path in sorted(folder.rglob(CARD)):
         try:
-            found[path] = read_card(path)
+            cards[path] = read_card(path)
         except UserError as error:
             left_out.append(str(error))
-    if not found:
-        first = f"; the first of {len(left_out)} that are not valid: {left_out[0]}" if left_out else ""
-        raise UserError(f"folder {shown(str(folder))}: no {CARD} below it; antiphase audit writes one{first}")
-    return found, left_out
+    if not cards:
+        invalid = "".join(f"; not valid: {line}" for line in left_out[:1])
+        raise UserError(
+            f"folder {shown(str(folder))}: no {CARD} below it; antiphase audit writes one{invalid}"
+        )
+    return cards, left_out
 
 
-def entries(cards: dict[Path, RobustnessCard]) -> list[dict[str, Any]]:
-    """Return one row for each model, attack and ε, without those that several cards repeat."""
-    where = {id(card): str(path) for path, card in cards.items()}
-    found = []
-    for line in _lines(cards.values()):
-        card, model = line.card, line.model
-        for at in line.rates:
-            apart = next(
-                (
-                    one
-                    for one in card.differences
-                    if (one.model, one.attack, one.norm, one.eps) == (model.name, at.attack, at.norm, at.eps)
-                ),
-                None,
-            )
-            found.append(
-                {
-                    "name": model.name,
-                    "role": model.role,
-                    "attention": model.attention,
-                    "architecture": model.architecture,
-                    "seed": model.seed,
-                    "dataset": card.data.dataset,
-                    "split": card.data.split,
-                    "n": card.data.n,
-                    "attack": at.attack,
-                    "autoattack": card.attack.autoattack and at.attack == card.attack.name,
-                    "control": _is_control(at.attack),
-                    "norm": at.norm,
-                    "eps": at.eps,
-                    "clean_accuracy": model.clean_accuracy.value,
-                    "asr": at.asr.value,
-                    "asr_correct": None if at.asr_correct is None else at.asr_correct.value,
-                    "robust_accuracy": at.robust_accuracy.value,
-                    "difference": None if apart is None else apart.difference,
-                    "against": None if apart is None else apart.against,
-                    "card": where[id(card)],
-                }
-            )
-    return found
+def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
+    """Return each model under each attack at each ε, once where several cards say the same."""
+    rows: dict[Any, Row] = {}
+    for path, card in cards.items():
+        settings = json.dumps(card.attack.settings, sort_keys=True)
+        for model in card.models:
+            for rates in model.rates:
+                key = (model.weights, card.data.fingerprint, settings, rates.model_dump_json())
+                rows.setdefault(key, Row(path, card, model, rates))
+    return list(rows.values())
 
 
-def write_leaderboard(cards: dict[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
+def _entry(row: Row) -> dict[str, Any]:
+    """Return a row for JSON."""
+    card, model, rates = row.card, row.model, row.rates
+    cell = (model.name, rates.attack, rates.norm, rates.eps)
+    differences = (one for one in card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
+    difference = next(differences, None)
+    return {
+        **model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
+        **card.data.model_dump(include={"dataset", "split", "n"}),
+        **rates.model_dump(include={"attack", "norm", "eps"}),
+        "autoattack": card.attack.autoattack and rates.attack == card.attack.name,
+        "control": _is_control(rates.attack),
+        "clean_accuracy": model.clean_accuracy.value,
+        "asr": rates.asr.value,
+        "asr_correct": rates.asr_correct and rates.asr_correct.value,
+        "robust_accuracy": rates.robust_accuracy.value,
+        "difference": difference and difference.difference,
+        "against": difference and difference.against,
+        "card": str(row.path),
+    }
+
+
+def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
     """Write the page, which is self-contained, and return its path."""
-    lines = list(_lines(cards.values()))
+    rows = rows_of(cards)
+    by_title: dict[str, list[Row]] = {}
+    for row in rows:
+        title = f"{row.card.data.dataset} ({row.card.data.split}), {_NORMS[row.rates.norm]}"
+        by_title.setdefault(title, []).append(row)
+    page = environment().get_template("leaderboard.html")
     sections = [
-        {"id": f"section-{at}", "title": title, "tables": _tables(f"s{at}", own)}
-        for at, (title, own) in enumerate(_by_section(lines).items())
+        {"title": title, "tables": [*rate_tables(rows), *difference_tables(rows)]}
+        for title, rows in by_title.items()
     ]
-    models = len({line.model.weights for line in lines})
-    page = (
-        environment()
-        .get_template("leaderboard.html")
-        .render(sections=sections, cards=len(cards), models=models, left_out=left_out)
-    )
-    write_text(out, page)
+    models = len({row.model.weights for row in rows})
+    write_text(out, page.render(sections=sections, cards=len(cards), models=models, left_out=left_out))
     return out
 
 
-def _lines(cards: Any) -> Iterator[_Line]:
-    """Yield each model under each attack, once where several cards say the same."""
-    seen = set()
-    for card in cards:
-        for model in card.models:
-            groups: dict[tuple[str, str], list[Rates]] = {}
-            for at in model.rates:
-                groups.setdefault((at.attack, at.norm), []).append(at)
-            for (attack, norm), rates in groups.items():
-                what = json.dumps([at.model_dump(mode="json") for at in rates])
-                settings = json.dumps(card.attack.settings, sort_keys=True)
-                key = (model.weights, card.data.fingerprint, attack, norm, settings, what)
-                if key not in seen:
-                    seen.add(key)
-                    yield _Line(card, model, attack, norm, tuple(rates))
-
-
-def _by_section(lines: Sequence[_Line]) -> dict[str, list[_Line]]:
-    found: dict[str, list[_Line]] = {}
-    for line in lines:
-        title = f"{line.card.data.dataset} ({line.card.data.split}), {_NORMS[line.norm]}"
-        found.setdefault(title, []).append(line)
-    return found
-
-
-def _tables(name: str, lines: Sequence[_Line]) -> list[Table]:
-    budgets = sorted({at.eps for line in lines for at in line.rates})
-    columns = ("Model", "Attack", "Images", "Clean", *map(eps_label, budgets))
+def rate_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return for every rate the lines of the models on one data set under one norm, the most robust first."""
+    budgets = sorted({row.rates.eps for row in rows})
+    by_model: dict[Any, list[Row]] = {}
+    for row in rows:
+        control = row.rates.attack if _is_control(row.rates.attack) else ""
+        by_model.setdefault((row.model.weights, row.card.data.fingerprint, control), []).append(row)
     tables = []
-    for metric in ("robust_accuracy", "asr", "asr_correct"):
-        table = Table(f"{name}-{metric}", *_TABS[metric], columns)
-        best = -1.0 if metric == "robust_accuracy" else 1.0
-        for same in _by_model(lines):
-            cells = (_worst(same, metric, eps, best) for eps in budgets)
-            row = (*_described(same), _rate(same[0].model.clean_accuracy), *cells)
-            (table.controls if _is_control(same[0].attack) else table.rows).append(row)
-        table.rows.sort(key=lambda row, sign=best: [_sorted(cell, sign) for cell in row[4:]])
-        tables.append(table)
-    if apart := _differences(name, lines, budgets):
-        tables.append(apart)
+    for metric, (title, formula, sign) in _METRICS.items():
+        lines = []
+        for (*_, control), same in by_model.items():
+            attacks = dict.fromkeys(row.label for row in same)
+            cells = []
+            for eps in budgets:
+                measured = [row for row in same if row.rates.eps == eps and getattr(row.rates, metric)]
+                worst = max(measured, key=lambda row: sign * getattr(row.rates, metric).value, default=None)
+                cells.append(
+                    worst and (getattr(worst.rates, metric), worst.label if len(attacks) > 1 else "")
+                )
+            values = {"control": control, "attack": ", ".join(attacks), "cells": cells}
+            lines.append({"model": same[0].model, "n": same[0].card.data.n, **values})
+        lines.sort(key=lambda line: [sign * cell[0].value if cell else 2 for cell in line["cells"]])
+        tables.append({"title": title, "formula": formula, "budgets": budgets, "lines": lines})
     return tables
+
+
+def difference_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the lines of the differences from twins, if there are any."""
+    budgets, norms = sorted({row.rates.eps for row in rows}), {row.rates.norm for row in rows}
+    lines: dict[Any, dict[str, Any]] = {}
+    for path, card in {row.path: row.card for row in rows}.items():
+        named = [(f"{row.family} − {row.against_family}", row) for row in card.mean_differences]
+        named += [(f"{row.model} − {row.against}", row) for row in card.differences]
+        for pair, row in named:
+            if row.norm in norms:
+                attack = attack_label(row.attack, row.norm)
+                line = {"pair": pair, "attack": attack, "control": _is_control(row.attack), "n": card.data.n}
+                line |= {"seeds": getattr(row, "seeds", 0), "cells": [None] * len(budgets)}
+                lines.setdefault((path, pair, attack), line)["cells"][budgets.index(row.eps)] = row
+    table = {"title": _DIFFERENCE[0], "formula": _DIFFERENCE[1], "budgets": budgets}
+    return [table | {"lines": list(lines.values())}] if lines else []
 
 
 def _is_control(attack: str) -> bool:
     return attack in ATTACKS and find(ATTACKS, attack, "attack").control is None
-
-
-def _by_model(lines: Sequence[_Line]) -> list[list[_Line]]:
-    """Group what is said of the same weights on the same images; controls are by themselves."""
-    found: dict[Any, list[_Line]] = {}
-    for line in lines:
-        control = line.attack if _is_control(line.attack) else None
-        found.setdefault((line.model.weights, line.card.data.fingerprint, control), []).append(line)
-    return list(found.values())
-
-
-def _worst(same: Sequence[_Line], metric: str, eps: float, sign: float) -> Cell:
-    """Return the worst rate of a model over its attacks, named if there are several."""
-    rates = [
-        (rate, line.attack, line.norm)
-        for line in same
-        for at in line.rates
-        if at.eps == eps and (rate := getattr(at, metric)) is not None
-    ]
-    rate, attack, norm = max(rates, key=lambda one: sign * one[0].value, default=(None, "", ""))
-    cell = _rate(rate)
-    several = rate is not None and len({line.attack for line in same}) > 1
-    return replace(cell, notes=(*cell.notes, attack_label(attack, norm))) if several else cell
-
-
-def _sorted(cell: Cell, sign: float) -> float:
-    return 2.0 if cell.value == "" else sign * float(cell.value)  # a rate that is not there comes last
-
-
-def _described(same: Sequence[_Line]) -> tuple[Cell, ...]:
-    model, data = same[0].model, same[0].card.data
-    notes = [model.attention, *(["twin"] if model.role == "twin" else [])]
-    notes += [model.venue] if model.venue else []
-    labels = ", ".join(dict.fromkeys(attack_label(line.attack, line.norm) for line in same))
-    own = same[0].card.attack.settings.get(same[0].attack, {})
-    steps = (
-        (f"{own['steps']} steps",) if len(same) == 1 and isinstance(own, dict) and own.get("steps") else ()
-    )
-    return (
-        Cell(model.name, model.name, (", ".join(notes),), model.link),
-        Cell(labels, labels, ("control",) if _is_control(same[0].attack) else steps),
-        Cell(f"{data.n:,}", data.n),
-    )
-
-
-def _rate(rate: Rate | None) -> Cell:
-    if rate is None:
-        return Cell("–", "")
-    return Cell(percent(rate.value), rate.value, (percent_range(rate.low, rate.high),))
-
-
-def _differences(name: str, lines: Sequence[_Line], budgets: Sequence[float]) -> Table | None:
-    columns = ("Model − twin", "Attack", "Images", *map(eps_label, budgets))
-    table = Table(f"{name}-difference", *_TABS["difference"], columns)
-    cards = list({id(line.card): line.card for line in lines}.values())
-    norms = {line.norm for line in lines}
-    for card in cards:
-        groups: dict[tuple[str, str, str], dict[float, Difference | MeanDifference]] = {}
-        for mean in card.mean_differences:
-            title = f"{mean.family} − {mean.against_family}"
-            groups.setdefault((title, f"mean of {mean.seeds} seeds", mean.attack), {})[mean.eps] = mean
-        for one in card.differences:
-            if one.norm in norms:
-                groups.setdefault((f"{one.model} − {one.against}", "", one.attack), {})[one.eps] = one
-        for (title, note, attack), found in groups.items():
-            label = attack_label(attack, card.attack.norm)
-            head = (
-                Cell(title, title, (note,) if note else ()),
-                Cell(label, label),
-                Cell(f"{card.data.n:,}", card.data.n),
-            )
-            row = (*head, *(_difference(found.get(eps)) for eps in budgets))
-            (table.controls if _is_control(attack) else table.rows).append(row)
-    return table if table.rows or table.controls else None
-
-
-def _difference(one: Difference | MeanDifference | None) -> Cell:
-    if one is None:
-        return Cell("–", "")
-    p_value = (p_text(one.p_value),) if isinstance(one, Difference) else ()
-    return Cell(points(one.difference), one.difference, (points_range(one.low, one.high), *p_value))

@@ -1,6 +1,5 @@
 """How sensitive the attention of models is: rows of alignment, Lipschitz constants and depth, on disk as they come."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -55,7 +54,7 @@ from antiphase.streams import key, sample_keys
 
 BATCH_SIZE = 8
 
-Rows = Iterator[dict[str, Any]]
+Rows = Iterator[pl.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -217,8 +216,9 @@ def sense(
         ):
             for positions in batches:
                 images, ids = data.images(positions).to(device), data.ids[positions]
-                rows = list(part.rows(model, images, ids, options))
-                cache.journals[part.name].append(pl.DataFrame(rows, schema=part.stored))
+                columns = [pl.col(column).cast(kind) for column, kind in part.stored.items()]
+                frames_of_batch = [frame.select(columns) for frame in part.rows(model, images, ids, options)]
+                cache.journals[part.name].append(pl.concat(frames_of_batch))
                 advance(len(positions))
         rows = cache.collect()[part.name].filter(pl.col("sample").is_in(wanted))
         about = {"model": name, "attention": card.attention, "seed": card.seed}
@@ -228,6 +228,23 @@ def sense(
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
         frames[part.name] = rows.select(*part.schema).sort(order, maintain_order=True)
     return frames
+
+
+def rows_of(ids: Tensor, values: Mapping[str, Tensor | None], **about: Any) -> pl.DataFrame:
+    """Return a row for each sample and head, with columns of values and with what is the same in all rows.
+
+    Args:
+        ids: ids of the samples.
+        values: (samples, heads), or (heads,) if all samples have the same; None: null.
+        about: further columns.
+    """
+    known = {name: value for name, value in values.items() if value is not None}
+    samples, heads = torch.broadcast_shapes((len(ids), 1), *(value.shape for value in known.values()))
+    columns: dict[str, Any] = {"sample": ids.repeat_interleave(heads).tolist()}
+    columns["head"] = samples * list(range(heads))
+    columns |= {name: value.expand(samples, heads).flatten().tolist() for name, value in known.items()}
+    about |= dict.fromkeys(values.keys() - known)
+    return pl.DataFrame(columns).with_columns(pl.lit(value).alias(name) for name, value in about.items())
 
 
 def alignment_rows(
@@ -250,12 +267,12 @@ def alignment_rows(
     keys = sample_keys(key(options.seed, "alignment"), ids)
     keys = torch.stack([sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
     for layer_index, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
-        yield from _gram_rows("tokens", layer_index, layer, gram, probes, ids)
+        yield _gram_rows("tokens", layer_index, layer, gram, probes, ids)
     for layer_index, (layer, gram) in enumerate(loss_grams(model, images, loss or _loss)):
-        yield from _gram_rows("loss", layer_index, layer, gram, 0, ids)
+        yield _gram_rows("loss", layer_index, layer, gram, 0, ids)
     directions = random_directions(images, keys)
     for layer_index, (layer, gram) in enumerate(direction_grams(model, images, directions)):
-        yield from _gram_rows("pixels", layer_index, layer, gram, options.probes, ids)
+        yield _gram_rows("pixels", layer_index, layer, gram, options.probes, ids)
 
 
 def _loss(logits: Tensor) -> Tensor:
@@ -275,32 +292,21 @@ def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, opti
         return functional.cross_entropy(logits.double(), clean, reduction="sum")
 
     for kind, moved in _perturbed(model, images, ids, options.radius, options.seed).items():
-        for row in alignment_rows(model, moved, ids, options, loss):
-            yield row | {"perturbation": kind, "eps": options.radius}
+        for rows in alignment_rows(model, moved, ids, options, loss):
+            yield rows.with_columns(perturbation=pl.lit(kind), eps=pl.lit(options.radius))
 
 
-def _gram_rows(site: str, layer_index: int, layer: Layer, gram: Gram, probes: int, ids: Tensor) -> Rows:
+def _gram_rows(
+    site: str, layer_index: int, layer: Layer, gram: Gram, probes: int, ids: Tensor
+) -> pl.DataFrame:
     mean = gram.mean() if probes else gram
     if not mean.first.isfinite().all():
         raise UserError(f"{layer.name}: the gradient of its map is NaN or infinite; what is measured is kept")
+    values = {name: getattr(mean, name) for name in ("first", "second", "cross", "moved")}
     angle = None if layer.negative is None else align(gram, probes=bool(probes))
-    for row, sample in enumerate(ids.tolist()):
-        for head in range(layer.heads):
-            yield {
-                "sample": sample,
-                "layer": layer_index,
-                "name": layer.name,
-                "head": head,
-                "site": site,
-                "probes": probes,
-                "lam": float(layer.weight[head]),
-                "first": float(mean.first[row, head]),
-                "second": float(mean.second[row, head]),
-                "cross": float(mean.cross[row, head]),
-                "moved": None if mean.moved is None else float(mean.moved[row, head]),
-                "low": None if angle is None else float(angle.low[row, head]),
-                "high": None if angle is None else float(angle.high[row, head]),
-            }
+    values |= {end: None if angle is None else getattr(angle, end) for end in ("low", "high")}
+    values["lam"] = layer.weight
+    return rows_of(ids, values, site=site, layer=layer_index, name=layer.name, probes=probes)
 
 
 def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -314,8 +320,7 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: Sense
     for (index, name, of, function), sampled in zip(functions, samples, strict=True):
         about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": options.radius}
         for estimator, values in estimates(function, images, ids, sampled, options).items():
-            for sample, value in zip(ids.tolist(), values.tolist(), strict=True):
-                yield about | {"sample": sample, "estimator": estimator, "value": value}
+            yield rows_of(ids, {"value": values[:, None]}, estimator=estimator, **about)
 
 
 def estimates(
@@ -341,26 +346,20 @@ def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOpti
     for eps in options.eps:
         for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
             path = propagate(model, images, moved)
-            alpha = path.gain / norms
             one_layer_a_block = len(path.layers) == len(path.names) - 1
-            for row, sample in enumerate(ids.tolist()):
-                for stage, name in enumerate(path.names):  # stage 0 is the embedding
-                    layer = stage - 1 if stage and one_layer_a_block else None
-                    maps = {
-                        part: None if layer is None else float(getattr(path, part)[row, layer])
-                        for part in ("positive", "negative", "moved")
-                    }
-                    yield maps | {
-                        "sample": sample,
-                        "perturbation": kind,
-                        "eps": eps,
-                        "stage": stage,
-                        "name": name,
-                        "length": float(path.length[row, stage + 1]),
-                        "gain": float(path.gain[row, stage]),
-                        "lipschitz": float(norms[row, stage]),
-                        "alpha": float(alpha[row, stage]),
-                    }
+            for stage, name in enumerate(path.names):  # stage 0 is the embedding
+                gain, norm = path.gain[:, stage], norms[:, stage]
+                values = {
+                    "length": path.length[:, stage + 1],
+                    "gain": gain,
+                    "lipschitz": norm,
+                    "alpha": gain / norm,
+                }
+                known = stage > 0 and one_layer_a_block
+                maps = {part: getattr(path, part) for part in ("positive", "negative", "moved")}
+                values |= {part: map[:, stage - 1] if known else None for part, map in maps.items()}
+                columns = {part: None if value is None else value[:, None] for part, value in values.items()}
+                yield rows_of(ids, columns, perturbation=kind, eps=eps, stage=stage, name=name)
 
 
 def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -368,17 +367,13 @@ def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseO
     for eps in options.eps:
         for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
             for layer_index, change in enumerate(branch_changes(model, images, moved)):
-                values = {part: getattr(change, part).tolist() for part in _BRANCH_PARTS}
-                lam = change.positive.shape[1] * [None] if change.lam is None else change.lam.tolist()
+                values = {name: getattr(change, name) for name in _BRANCH_PARTS}
                 about = {"perturbation": kind, "eps": eps, "layer": layer_index, "name": change.name}
-                for row, sample in enumerate(ids.tolist()):
-                    for head, weight in enumerate(lam):
-                        numbers = {part: each[row][head] for part, each in values.items()}
-                        known = {part: None if math.isnan(one) else one for part, one in numbers.items()}
-                        yield about | {"sample": sample, "head": head, "lam": weight} | known
+                yield rows_of(ids, values, **about).with_columns(pl.col(*_CORRELATIONS).fill_nan(None))
 
 
-_BRANCH_PARTS = [one.name for one in fields(BranchChange) if one.name not in ("name", "lam")]
+_BRANCH_PARTS = [one.name for one in fields(BranchChange) if one.name != "name"]
+_CORRELATIONS = [name for name in _BRANCH_PARTS if name != "lam"]  # NaN for standard attention
 
 
 def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: int) -> dict[str, Tensor]:

@@ -1,11 +1,15 @@
-"""Training of a ViT or a DiffViT."""
+"""Training of classifiers, CLIPs and vision-language models: ``antiphase train``, ``train-clip`` and ``train-vlm``."""
 
 from antiphase.commands.command import Command
-from antiphase.commands.train.options import TrainOptions
+from antiphase.commands.train.options import TrainClipOptions, TrainOptions, TrainVlmOptions
 
-COMMAND = Command(
-    "train",
-    TrainOptions,
-    "antiphase.commands.train.run:run",
-    "antiphase.commands.training_result:TrainingResult",
-)
+COMMANDS = {
+    name: Command(
+        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.result:TrainingResult"
+    )
+    for name, options in (
+        ("train", TrainOptions),
+        ("train-clip", TrainClipOptions),
+        ("train-vlm", TrainVlmOptions),
+    )
+}

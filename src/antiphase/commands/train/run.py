@@ -1,52 +1,167 @@
-"""Training of a classifier by its options."""
+"""What ``antiphase train``, ``train-clip`` and ``train-vlm`` do: load the data, train, record how."""
 
 import time
 from typing import Any
 
-from antiphase.commands.loading import find_device
-from antiphase.commands.record import write_training_record
-from antiphase.commands.train.options import TrainOptions
+from pydantic import BaseModel
+
+from antiphase.commands.loading import check_compiler, find_device
+from antiphase.commands.record import environment_record
+from antiphase.commands.train.options import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
 from antiphase.data import load_data
+from antiphase.data.images import PairSet
+from antiphase.data.sources import load_pairs
+from antiphase.errors import UserError
+from antiphase.files import write_json
+from antiphase.models import CLIP
+from antiphase.processes import this_process
+from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
-from antiphase.training.tracking import check_trackers
+from antiphase.training.loop import check_trackers
+from antiphase.training.recipe import ClipRecipe, Recipe, make_clip_recipe
 
-_RECIPE = (
-    "epochs",
-    "batch_size",
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "schedule",
-    "warmup_epochs",
-    "augment",
-    "store",
-    "seed",
-)
+Metrics = list[dict[str, Any]]
+"""Of each epoch."""
 
 
-def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
-    """Load the data and train; return the metrics of each epoch.
+def run(options: TrainingOptions, command: str = "") -> Metrics:
+    """Train what the options say into ``options.out`` and write ``run.json``; return the metrics of each epoch.
 
     Raises:
-        UserError: the data cannot be loaded, or do not fit the model.
+        UserError: the data or a part of the model cannot be loaded, or they do not fit each other.
     """
     began = time.monotonic()
-    size, progress = options.image_size, not options.quiet
     check_trackers(options.track)
-    images = load_data(options.data, split="train", image_size=size, limit=options.limit, progress=progress)
-    held_out = load_data(options.data, split="test", image_size=size, progress=progress)
-    precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
-    recipe = make_recipe(
-        options.model,
-        images,
-        options.model_part,
-        data=options.data,
-        precision=precision,
-        adversarial=options.adversary or None,
-        **{name: getattr(options, name) for name in _RECIPE},
-    )
-    metrics = train_classifier(
-        recipe, images, held_out, options.out, trackers=options.track, progress=progress
-    )
-    write_training_record(options, options.out, command, time.monotonic() - began)
+    match options:
+        case TrainOptions():
+            metrics = _train_classifier(options)
+        case TrainClipOptions():
+            metrics = _train_clip(options)
+        case TrainVlmOptions():
+            metrics = _train_vlm(options)
+        case _:
+            raise TypeError(type(options).__name__)
+    if this_process().first:
+        about = {"command": command, "options": options.record()}
+        about |= {"seconds": round(time.monotonic() - began, 2)} | environment_record(find_device("auto"))
+        write_json(options.out / "run.json", about)
     return metrics
+
+
+def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, Any]:
+    """Return the fields that the recipe and the options both have, where they were given, and the precision."""
+    shared = recipe.model_fields.keys() & type(options).model_fields.keys()
+    fields = options.chosen(*(shared - {"model", "stage", "adversarial"}))
+    if options.precision == "auto":
+        fields["precision"] = fastest_precision(find_device("auto"))
+    return fields
+
+
+def _train_classifier(options: TrainOptions) -> Metrics:
+    how = {"image_size": options.image_size, "progress": not options.quiet}
+    images = load_data(options.data, split="train", limit=options.limit, **how)
+    held_out = load_data(options.data, split="test", **how)
+    fields = _of_recipe(options, Recipe) | {"adversarial": options.adversary or None}
+    recipe = make_recipe(options.model, images, options.model_part, **fields)
+    return train_classifier(
+        recipe, images, held_out, options.out, trackers=options.track, progress=not options.quiet
+    )
+
+
+def _train_clip(options: TrainClipOptions) -> Metrics:
+    from antiphase.training.contrastive import train_clip
+
+    if options.compile:
+        check_compiler(find_device("auto"))
+    amount = {"limit": options.limit, "samples": options.samples, "lanes": options.lanes}
+    pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
+    held_out = _held_out(options, isinstance(pairs, PairSet))
+    recipe = make_clip_recipe(
+        options.model,
+        options.preset,
+        fingerprint=pairs.fingerprint(),
+        model_fields=options.chosen("init", "lambda_init"),
+        **_of_recipe(options, ClipRecipe),
+    )
+    return train_clip(
+        recipe,
+        pairs,
+        options.out,
+        evaluate=lambda model: _evaluate(model, held_out),
+        part=options.part,
+        compiled=options.compile,
+        checkpointing=options.checkpointing,
+        trackers=options.track,
+        progress=not options.quiet,
+    )
+
+
+def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
+    """Return the sets that are evaluated after each epoch; data in random access have a test split of their own."""
+    names = options.held_out or ((options.data,) if indexed else ())
+    sets = []
+    for name in (name for name in names if name != "none"):
+        pairs = load_pairs(name, split="test", progress=not options.quiet)
+        if not isinstance(pairs, PairSet):
+            raise UserError(f"{name}: shards are a stream to train on; hold out another source")
+        if name == options.data and pairs.fingerprint() == load_pairs(name, progress=False).fingerprint():
+            say(f"{name} has no test split of its own: nothing is held out", err=True)
+        else:
+            sets.append(pairs)
+    return sets
+
+
+def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
+    """Return retrieval and zero-shot metrics of every held-out set, under its name where there are several."""
+    from antiphase.evaluation.encoders import encoder_numbers
+
+    return {
+        f"{pairs.name} {name}" if len(held_out) > 1 else name: value
+        for pairs in held_out
+        for name, value in encoder_numbers(model, pairs).items()
+    }
+
+
+def _train_vlm(options: TrainVlmOptions) -> Metrics:
+    from antiphase.data.conversations import load_conversations
+    from antiphase.models.zoo import load_model
+    from antiphase.vlm.checkpoint import MERGE, VlmRecipe, add_lora, aligned, assemble, make_vlm_recipe
+    from antiphase.vlm.training import train_vlm
+
+    stage, source = int(options.stage), None
+    data = load_conversations(options.data, stage=stage, limit=options.limit, seed=options.seed)
+    if options.pretrained is not None:
+        config, vlm, source = aligned(options.pretrained)
+    else:
+        assert options.tower is not None
+        config, vlm = assemble(
+            load_model(options.tower),
+            options.tower,
+            options.language or "smollm2",
+            style=options.prompt,
+            kind=options.projector or "linear",
+            merge=options.merge or MERGE[options.preset],
+            seed=options.seed,
+        )
+    if options.lora is not None:
+        add_lora(vlm.language, options.lora, options.seed)
+    tuned = stage == 2 and options.lora is None
+    recipe = make_vlm_recipe(
+        stage,
+        options.preset,
+        config.model_copy(update={"tuned": tuned, "lora": options.lora}),
+        pretrained_sha256=source,
+        data_fingerprint=data.fingerprint(),
+        **_of_recipe(options, VlmRecipe),
+    )
+    return train_vlm(
+        recipe,
+        vlm,
+        data,
+        options.out,
+        part=options.part,
+        checkpointing=options.checkpointing,
+        sharded=options.shard,
+        trackers=options.track,
+        progress=not options.quiet,
+    )

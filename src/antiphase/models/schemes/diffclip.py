@@ -14,8 +14,8 @@ from torch import nn
 
 from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, shown
-from antiphase.models.checkpoints import State, load_into, read_state
-from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip, valid_clip
+from antiphase.models.checkpoints import State, as_config, load_into, read_state
+from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
 from antiphase.models.transformer import attention_spec
 
@@ -25,6 +25,7 @@ _ANCHORS = ("visual.patch_embed.proj.weight", "token_embedding.weight", "image_p
 _HEAD = 64  # head width of the standard twin in all released checkpoints
 _LAYOUT = "expected the layout of DiffCLIP's released checkpoints"
 _BLOCKS = {"visual": "visual.blocks", "text": "transformer.resblocks"}
+_TOWERS = {("visual", "text"): "both", ("visual",): "vision", ("text",): "text", (): None}
 
 # ours to theirs in the text tower, outside the attention modules; the image tower has timm's names, as ours
 _TABLE = """
@@ -55,16 +56,14 @@ def stored_config(path: Path) -> ClipConfig | None:
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get(CONFIG)
-        return None if text is None else valid_clip(json.loads(text), f"{path}: ")
+        return None if text is None else as_config(ClipConfig, json.loads(text), f"{path}: ")
     except (OSError, SafetensorError):  # a pickle
         return None
     except (json.JSONDecodeError, RecursionError):
         raise UserError(f"{path}: its header is damaged; export the model again") from None
 
 
-def config_of(
-    state: State, source: str, *, lambda_init: float | None, schedule: str = "constant"
-) -> ClipConfig:
+def config_of(state: State, source: str, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
     """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init."""
     differential: list[str] = []
     for tower, blocks in _BLOCKS.items():
@@ -73,9 +72,11 @@ def config_of(
             differential.append(tower)
         elif f"{prefix}qkv.weight" not in state and f"{prefix}in_proj_weight" not in state:
             raise UserError(f"{source}: no attention under {prefix}*; {_LAYOUT}")
-    if differential and lambda_init is None and schedule == "constant":
-        fix = "pass lambda_init=0.8 for a constant λ_init, or lambda_init='depth' for DiffCLIP*"
-        raise UserError(f"{source}: λ_init missing, the file does not contain it; {fix}")
+    if differential and lambda_init is None:
+        raise UserError(
+            f"{source}: λ_init missing, the file does not contain it; pass lambda_init=0.8 for a constant λ_init, or "
+            "lambda_init='depth' for DiffCLIP*"
+        )
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
         sizes = tuple(state[name].shape) if name in state else ()
@@ -95,18 +96,15 @@ def config_of(
     context, text_dim = shape("positional_embedding", 2)
     _, embed = shape("image_projection", 2)
     words, _ = shape("token_embedding.weight", 2)
-    options: dict[str, Any] = {} if lambda_init is None else {"lambda_init": lambda_init}
-    options["towers"] = {"visual text": "both", "visual": "vision", "text": "text"}.get(
-        " ".join(differential)
-    )
+    lam = {"schedule": "depth"} if lambda_init == "depth" else {"lambda_init": lambda_init}
     return configure_clip(
         "b16",
         vision={"image_size": grid * patch, "patch_size": patch, **sizes("visual", dim)},
         text={"context_length": context, "vocab_size": words, **sizes("text", text_dim)},
         embed_dim=embed,
-        schedule=schedule,  # pyright: ignore[reportArgumentType]
         init="released",
-        **options,
+        towers=_TOWERS[tuple(differential)],
+        **({} if lambda_init is None else lam),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -118,8 +116,9 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
         if all(name in left for name in theirs):
             parts = [left.pop(name) for name in theirs]
             if len(parts) > 1 and (len({part.shape for part in parts}) > 1 or not parts[0].ndim):
-                listed = ", ".join(theirs)
-                raise UserError(f"{source}: {listed} have different shapes; the architecture does not match")
+                raise UserError(
+                    f"{source}: {', '.join(theirs)} have different shapes; the architecture does not match"
+                )
             mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mine | left
 
@@ -197,23 +196,20 @@ def _load(wanted: Wanted) -> nn.Module:
     if config is not None and lambda_init is not None:
         raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")
     if config is None:
-        if lambda_init == "depth":
-            config = config_of(state, str(path), lambda_init=None, schedule="depth")
-        else:
-            config = config_of(state, str(path), lambda_init=lambda_init)
+        config = config_of(state, str(path), lambda_init)
         if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
-            words = (
-                f"λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init"
-            )
             warnings.warn(
-                f"{name}: {words} the checkpoint loads without error but gives wrong outputs", stacklevel=2
+                f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init "
+                "the checkpoint loads without error but gives wrong outputs",
+                stacklevel=2,
             )
         elif lambda_init is not None:
-            words = "both towers have standard attention, without λ; leave it out"
-            raise UserError(f"{name}: lambda_init {lambda_init}: {words}")
+            raise UserError(
+                f"{name}: lambda_init {lambda_init}: both towers have standard attention, without λ; leave it out"
+            )
     model = build_clip(config)
     load_into(model, from_released(state, config, str(path)), str(path))
-    return wanted.loaded(model, name, model.image_shape)
+    return wanted.loaded(model, name, image_shape=model.image_shape)
 
 
 DIFFCLIP = Scheme(

@@ -1,5 +1,6 @@
 """Models of timm, torchvision, open_clip and transformers by name, with their pretrained weights or those of a file."""
 
+import importlib
 import json
 import logging
 import warnings
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
-from antiphase.models.checkpoints import check_finite
+from antiphase.models.checkpoints import check_finite, load_into, read_state
 from antiphase.models.clip import Embeddings, TokenIds
 from antiphase.models.preprocessing import (
     Images,
@@ -27,15 +28,7 @@ from antiphase.models.preprocessing import (
     of_torchvision,
     one_side,
 )
-from antiphase.models.schemes.scheme import (
-    Scheme,
-    Wanted,
-    build_to_fit,
-    check_known,
-    downloading,
-    drawn_from,
-    probe,
-)
+from antiphase.models.schemes.scheme import Scheme, Wanted, check_known, downloading, drawn_from, probe
 
 
 def _load_timm(wanted: Wanted) -> nn.Module:
@@ -43,66 +36,21 @@ def _load_timm(wanted: Wanted) -> nn.Module:
     from timm.data.config import resolve_data_config
 
     name, file = wanted.split()
-    base = name.partition(".")[0]
-    check_known(base, timm.list_models(), "timm has no model", "timm.list_models() lists them")
+    known = timm.list_models()
+    check_known(name.partition(".")[0], known, "timm has no model", "timm.list_models() lists them")
 
     def make(**sizes: int) -> nn.Module:
         return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)  # pyright: ignore
 
-    names = {"positions": "pos_embed", "size": "img_size", "classes": "num_classes", "channels": "in_chans"}
     with offline_at_once():
-        model = _made(wanted, make, names, "download them")
+        model = _made(wanted, make, "download them", "pos_embed", "img_size", "in_chans")
     settings: dict[str, Any] = resolve_data_config(model=model)
     channels, *side = settings["input_size"]
     patches: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
     used = of_timm(settings, wanted.spec)
-    others: list[str] = []
-    if file and name == base:
-        parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
-        for tagged, about in timm.models.get_arch_pretrained_cfgs(base).items():
-            other = resolve_data_config(pretrained_cfg=about.to_dict())
-            others += [tagged.partition(".")[2]] * any(other[part] != settings[part] for part in parts)
     tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
-    return _loaded(wanted, Normalized(model, used.mean, used.std), model.num_classes, used, tag, others)
-
-
-def _made(wanted: Wanted, make: Callable[..., nn.Module], names: dict[str, str], fix: str) -> Any:
-    """Return what ``make`` builds, with the weights of the specification's file if it names one."""
-    spec = wanted.spec.partition("@")[0]
-    fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
-    with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
-        _, file = wanted.split()
-        model = build_to_fit(make, file, **names) if file else make()
-    check_finite(model.state_dict(), wanted.spec)
-    return model
-
-
-def _loaded(
-    wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: Sequence[str]
-) -> nn.Module:
-    """Return the model with its card.
-
-    A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
-    ``tag``. ``others`` are those of the same architecture with another one.
-    """
-    name, file = wanted.split()
-    doubts: tuple[str, ...] = ()
-    if file and others:
-        named = wanted.spec.partition("@")[0]
-        other = f"; for that of {others[0]} give {named}.{others[0]}@{file}" if others[0] else ""
-        words = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
-        doubts = (f"{wanted.spec}: {words}{other}",)
-    facts = {"preprocessing": used, "doubts": doubts, "tag": "" if file or wanted.random_weights else tag}
-    return wanted.loaded(model, name, used.image_shape, count, class_names=imagenet_names(count), **facts)
-
-
-def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
-    """Return the WordNet ids of the classes of an ImageNet model; None if the number of classes is not ImageNet's."""
-    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
-
-    known = infer_imagenet_subset({"num_classes": num_classes})
-    return tuple(ImageNetInfo(known).label_names()) if known else None
+    return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag)
 
 
 def _load_torchvision(wanted: Wanted) -> nn.Module:
@@ -121,17 +69,75 @@ def _load_torchvision(wanted: Wanted) -> nn.Module:
     def make(**sizes: int) -> nn.Module:
         return models.get_model(name, weights=None if file or wanted.random_weights else weights, **sizes)
 
-    names = {"positions": "pos_embedding", "size": "image_size", "classes": "num_classes"}
-    model = _made(wanted, make, names, f"download {weights.url}")
+    model = _made(wanted, make, f"download {weights.url}", "pos_embedding", "image_size")
     size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
-    preset = weights.transforms()
-    used = of_torchvision(preset, wanted.spec, size)
-    others = [one.name for one in choices if not tag and str(one.transforms()) != str(preset)]
-    if size not in (None, *preset.crop_size):
-        others.append("")  # resized
-    wrapped = Normalized(model, used.mean, used.std).eval()
+    used = of_torchvision(weights.transforms(), wanted.spec, size)
+    wrapped = Normalized(model, used.normalize()).eval()
     _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
-    return _loaded(wanted, wrapped, count, used, weights.name, others)
+    return _loaded(wanted, wrapped, count, used, weights.name)
+
+
+def _made(
+    wanted: Wanted, make: Callable[..., nn.Module], fix: str, positions: str, size: str, channels: str = ""
+) -> Any:
+    """Return what ``make`` builds, with the sizes and weights of the specification's file if it names one.
+
+    ``size``, ``channels`` and ``num_classes`` name the arguments of ``make`` for these sizes, ``positions`` ends the
+    name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
+    """
+    _, file = wanted.split()
+    spec = wanted.spec.partition("@")[0]
+    fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
+    with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
+        sizes: dict[str, int] = {}
+        if file:
+            with torch.device("meta"):
+                own = make().state_dict()
+            state = read_state(file, own, sized=False)
+            head = [key for key, weight in own.items() if key.endswith(("weight", "bias")) and weight.ndim][
+                -1
+            ]
+            first = next((key for key, weight in own.items() if weight.ndim == 4), "")
+            place = next((key for key in own if key.endswith(positions)), "")
+            if head in state and state[head].ndim:
+                sizes["num_classes"] = len(state[head])
+            if channels and first in state and state[first].ndim == 4:
+                sizes[channels] = state[first].shape[1]
+            if place in state and first in own and state[place].shape != own[place].shape:
+                others = (
+                    own[place].shape[-2] - int(own[place].shape[-2] ** 0.5) ** 2
+                )  # tokens that are no patches
+                side = round(max(state[place].shape[-2] - others, 1) ** 0.5)
+                sizes[size] = side * own[first].shape[-1]
+        model = make(**sizes)
+        if file:
+            load_into(model, state, file)
+    check_finite(model.state_dict(), wanted.spec)
+    return model
+
+
+def _loaded(wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str) -> nn.Module:
+    """Return the model with its card.
+
+    A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
+    ``tag``.
+    """
+    name, file = wanted.split()
+    doubts: tuple[str, ...] = ()
+    if file and "." not in name:
+        doubt = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
+        fix = f"for that of other weights give {wanted.spec.partition('@')[0]}.WEIGHTS@{file}"
+        doubts = (f"{wanted.spec}: {doubt}; {fix}",)
+    tag = "" if file or wanted.random_weights else tag
+    return wanted.loaded(model, name, count, used, class_names=imagenet_names(count), doubts=doubts, tag=tag)
+
+
+def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
+    """Return the WordNet ids of the classes of an ImageNet model; None if the number of classes is not ImageNet's."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    known = infer_imagenet_subset({"num_classes": num_classes})
+    return tuple(ImageNetInfo(known).label_names()) if known else None
 
 
 TIMM = Scheme(
@@ -210,9 +216,7 @@ def _load_open_clip(wanted: Wanted) -> nn.Module:
         tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
     check_finite(model.state_dict(), spec)
     used = of_open_clip(model.visual.preprocess_cfg, spec)
-    tag = "" if drawn else tag
-    dual = OpenClip(model, tokenizer, used)
-    return wanted.loaded(dual, wanted.name, used.image_shape, preprocessing=used, tag=tag)
+    return wanted.loaded(OpenClip(model, tokenizer, used), wanted.name, used=used, tag="" if drawn else tag)
 
 
 OPEN_CLIP = Scheme(
@@ -220,7 +224,7 @@ OPEN_CLIP = Scheme(
 )
 
 
-_FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 
 
 class Logits(nn.Module):
@@ -238,44 +242,43 @@ class HuggingFaceDual(ForeignDual):
     """Wrap a dual encoder of transformers as one of images in [0, 1] and strings; its tokenizer may be missing."""
 
     def encode_image(self, images: Images) -> Embeddings:
-        return _tensor(self.model.get_image_features(pixel_values=self.normalize(images)))
+        output = self.model.get_image_features(pixel_values=self.normalize(images))
+        return getattr(output, "pooler_output", output)  # transformers 5 returns more than a tensor
 
     def encode_text(self, texts: Sequence[str] | TokenIds) -> Embeddings:
-        place = self.logit_scale.device
         if isinstance(texts, Tensor):
-            return _tensor(self.model.get_text_features(input_ids=texts.to(place)))
-        if self.tokenizer is None:
-            fix = "save it next to the weights with tokenizer.save_pretrained"
-            raise UserError(f"{type(self.model).__name__} was saved without its tokenizer; {fix}")
-        # siglip was trained on texts of full length without a mask
-        padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
-        longest = self.model.config.text_config.max_position_embeddings
-        options = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
-        return _tensor(self.model.get_text_features(**self.tokenizer(list(texts), **options).to(place)))
+            tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
+        elif self.tokenizer is None:
+            raise UserError(
+                f"{type(self.model).__name__} was saved without its tokenizer; save it next to the weights with "
+                "tokenizer.save_pretrained"
+            )
+        else:
+            # siglip was trained on texts of full length without a mask
+            padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
+            longest = self.model.config.text_config.max_position_embeddings
+            options = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+            tokens = self.tokenizer(list(texts), **options).to(self.logit_scale.device)
+        output = self.model.get_text_features(**tokens)
+        return getattr(output, "pooler_output", output)
 
 
-def _tensor(output: Any) -> Tensor:
-    """Return the embedding; transformers 5 returns it as the pooled output."""
-    return output if isinstance(output, Tensor) else output.pooler_output
-
-
-def import_transformers(what: str) -> Any:
-    """Return the module transformers, an extra that ``what`` needs."""
+def import_extra(name: str, what: str) -> Any:
+    """Return a module of the extra ``vlm`` that ``what`` needs."""
     try:
-        import transformers
+        return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
-    return transformers
+        raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
 def _load_transformers(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
-    transformers = import_transformers(spec)
+    transformers = import_extra("transformers", spec)
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
     with quiet(transformers), offline_at_once():
-        with downloading(f"{spec}: cannot be loaded", fix, _FAILURES), drawn_from(wanted.seed):
+        with downloading(f"{spec}: cannot be loaded", fix, FAILURES), drawn_from(wanted.seed):
             config: Any = transformers.AutoConfig.from_pretrained(place)
             kind, factory = _kind(transformers, config)
             if wanted.random_weights:
@@ -285,12 +288,12 @@ def _load_transformers(wanted: Wanted) -> nn.Module:
         processor = None if kind == "other" else _processor(transformers, place, spec)
         tokenizer = None
         if kind == "dual":
-            with suppress(*_FAILURES):  # its files may be missing
+            with suppress(*FAILURES):  # its files may be missing
                 tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
-        return wanted.loaded(model, short, (0, 0, 0))
+        return wanted.loaded(model, short)
     vision = getattr(config, "vision_config", config)
     channels = int(getattr(vision, "num_channels", 3))
     doubts = ()
@@ -304,16 +307,16 @@ def _load_transformers(wanted: Wanted) -> nn.Module:
         used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)
     else:
         used = of_processor(processor, channels, spec)
-    facts: dict[str, Any] = {"preprocessing": used, "doubts": doubts}
     if kind == "classifier":
         count = config.num_labels
-        wrapped = Normalized(Logits(model), used.mean, used.std, used.bgr)
-        facts["class_names"] = _class_names_of(config.id2label, count)
-        return wanted.loaded(wrapped, short, used.image_shape, count, **facts)
+        wrapped = Normalized(Logits(model), used.normalize())
+        names = _class_names_of(config.id2label, count)
+        return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
-        kind = type(model).__name__
-        raise UserError(f"{spec}: {kind} is not supported; expected a model such as CLIP or SigLIP")
-    return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used.image_shape, **facts)
+        raise UserError(
+            f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
+        )
+    return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used=used, doubts=doubts)
 
 
 def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
@@ -340,9 +343,10 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
     except Exception as error:  # of transformers, for any content
         if not exists and isinstance(error, OSError):
             return None
-        words = f"its preprocessor_config.json cannot be used ({first_line(error)})"
-        expected = f"expected an image processor of transformers {transformers.__version__}"
-        raise UserError(f"{spec}: {words}; {expected}, as save_pretrained writes it") from None
+        raise UserError(
+            f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
+            f"of transformers {transformers.__version__}, as save_pretrained writes it"
+        ) from None
 
 
 def _has_processor(transformers: Any, place: str) -> bool:

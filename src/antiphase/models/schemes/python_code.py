@@ -44,8 +44,10 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     where, _, function = target.rpartition(":")
     spec = f"model {shown(f'python:{name}')}"
     if not where or not function:
-        such = "python:model.py:build or python:model.py:build?depth=4,weights=best.pt"
-        raise UserError(f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as {such}")
+        raise UserError(
+            f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as "
+            "python:model.py:build?depth=4,weights=best.pt"
+        )
     settings: dict[str, Any] = {}
     if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
         rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
@@ -72,8 +74,7 @@ def code_content(name: str) -> str:
     parts: list[bytes | str] = [source_digest(file)] if file else []
     if weights := settings.get(_WEIGHTS):
         path, which = file_and_set(weights)
-        parts += [each.read_bytes() for each in files_of(path) if each.is_file()]
-        parts += [which] if which else []
+        parts += [each.read_bytes() for each in files_of(path) if each.is_file()] + [which] * bool(which)
     return digest(*parts)[:16] if parts else ""
 
 
@@ -97,23 +98,26 @@ def _load(wanted: Wanted) -> nn.Module:
         device_of(model)  # refuses weights without values
         check_finite(model.state_dict(), spec)
         model = to_evaluation(differentiable(model))
-        name, facts = wanted.name.rpartition(":")[2], {"code": source_digest(file)}
+        name, code = wanted.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
             square: Any = getattr(model, "square", None)
             if square is None:
-                fix = "such as antiphase.data.decoding.Square(224), which says how images are resized"
-                raise UserError(f"{spec}: a dual encoder needs an attribute square, {fix}")
-            return wanted.loaded(model, name, (3, square.size, square.size), **facts)  # pyright: ignore
+                raise UserError(
+                    f"{spec}: a dual encoder needs an attribute square, such as antiphase.data.decoding.Square(224), "
+                    "which says how images are resized"
+                )
+            shape = (3, square.size, square.size)
+            return wanted.loaded(model, name, image_shape=shape, code=code)
         stated: Any = getattr(model, "image_shape", None)
         try:
             channels, height, width = map(int, (0, 0, 0) if stated is None else stated)
         except (TypeError, ValueError):
-            words = f"image_shape {stated!r}: expected (channels, height, width)"
-            raise UserError(f"{spec}: {words}") from None
+            raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
         shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
         names: Any = getattr(model, "class_names", None)
         names = tuple(map(str, names)) if names is not None and len(names) == count else None
-        return wanted.loaded(model, name, shape, count, class_names=names, any_size=any_size, **facts)
+        about = {"image_shape": shape, "class_names": names, "any_size": any_size, "code": code}
+        return wanted.loaded(model, name, count, **about)
 
 
 def _file_of(where: str) -> Path | None:
@@ -132,13 +136,13 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
     try:
         target = operator.attrgetter(path)(module)
     except AttributeError:
-        public = [value for name, value in vars(module).items() if callable(value) and name[0] != "_"]
-        names = [one.__name__ for one in public if getattr(one, "__module__", "") == module.__name__]
-        listed = ", ".join(names) or "nothing to call"
-        raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}") from None
+        raise UserError(
+            f"{spec}: no {path!r} in {module.__name__}; expected the name of a function"
+        ) from None
     if not callable(target):
-        kind = type(target).__name__
-        raise UserError(f"{spec}: {path} is a {kind}; expected a function that returns a model")
+        raise UserError(
+            f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
+        )
     return target
 
 
@@ -146,25 +150,20 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
     """Return what the callable returns, and the file of weights to load into it."""
     if isinstance(build, nn.Module):
         return build, settings.get(_WEIGHTS)
-    try:
-        signature = inspect.signature(build)
-    except (TypeError, ValueError):
-        signature = None
     weights = None
-    if signature is None or _WEIGHTS not in signature.parameters:
+    try:
+        taken = inspect.signature(build).parameters
+    except (TypeError, ValueError):
+        taken = ()
+    if _WEIGHTS not in taken:
         weights = settings.pop(_WEIGHTS, None)
     elif _WEIGHTS in settings:
         settings[_WEIGHTS] = _literal(settings[_WEIGHTS])
-    if signature is not None:
-        try:
-            signature.bind(**settings)
-        except TypeError as error:
-            takes = ", ".join(signature.parameters) or "nothing"
-            raise UserError(f"{spec}: {error}; the callable takes {takes}") from None
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
-        expected = "expected a torch.nn.Module from images in [0, 1] to logits"
-        raise UserError(f"{spec}: returned {type(model).__name__}; {expected}")
+        raise UserError(
+            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
+        )
     return model, weights
 
 
@@ -218,13 +217,14 @@ def source_digest(path: Path) -> str:
 
 def _imports(node: ast.AST) -> Iterator[str]:
     """Yield the modules that a statement may import, with the packages that hold them."""
-    names: list[str] = []
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        base = node.module or ""
-        names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
-    for name in filter(None, names):
+    match node:
+        case ast.Import(names=names):
+            modules = [alias.name for alias in names]
+        case ast.ImportFrom(module=base, names=names):
+            modules = [base or "", *(f"{base or ''}.{alias.name}".lstrip(".") for alias in names)]
+        case _:
+            modules = []
+    for name in filter(None, modules):
         yield from accumulate(name.split("."), "{}.{}".format)
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, first_line, shown
-from antiphase.models.card import Model, ModelCard, with_card
-from antiphase.models.checkpoints import load_into, read_state
-from antiphase.models.kinds import attention_kind
+from antiphase.models.card import Model, ModelCard, attention_kind, with_card
+from antiphase.models.preprocessing import Preprocessing
 from antiphase.modules import advice, device_of
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -37,12 +36,16 @@ class Wanted:
         return name, file
 
     def loaded(
-        self, model: Model, name: str, image_shape: ImageShape, num_classes: int = 0, **facts: Any
+        self, model: Model, name: str, num_classes: int = 0, used: Preprocessing | None = None, **facts: Any
     ) -> Model:
-        """Return the model in evaluation mode with its card; ``facts`` are more fields of it."""
+        """Return the model in evaluation mode with its card; ``facts`` are more fields of it.
+
+        ``used`` is its preprocessing, which tells the shape of its images unless that is among the facts.
+        """
+        shape = used.image_shape if used else (0, 0, 0)
+        facts = {"image_shape": shape, "preprocessing": used, "num_classes": num_classes} | facts
         seed = self.seed if self.random_weights else None
-        kind = attention_kind(model)
-        return with_card(model, ModelCard(name, self.spec, kind, seed, image_shape, num_classes, **facts))
+        return with_card(model, ModelCard(name, self.spec, attention_kind(model), seed, **facts))
 
 
 @dataclass(frozen=True)
@@ -80,62 +83,38 @@ def check_known(name: str, known: Sequence[str], lacks: str, lists: str) -> None
         raise UserError(f"{lacks} {shown(name)}; {hint}")
 
 
-def build_to_fit(
-    make: Callable[..., nn.Module], file: str, *, positions: str, size: str, classes: str, channels: str = ""
-) -> nn.Module:
-    """Build a library's classifier with the sizes of a file of weights, and load them.
-
-    ``size``, ``classes`` and ``channels`` name the arguments of ``make`` for them, ``positions`` ends the name of a
-    vision transformer's position embeddings, ``(1, tokens, dim)``.
-    """
-    with torch.device("meta"):
-        own = make().state_dict()
-    state = read_state(file, own, sized=False)
-    sizes: dict[str, Any] = {}
-    head = [name for name, weight in own.items() if name.endswith(("weight", "bias")) and weight.ndim][-1]
-    first = next((name for name, weight in own.items() if weight.ndim == 4), "")
-    place = next((name for name in own if name.endswith(positions)), "")
-    if head in state and state[head].ndim:
-        sizes[classes] = len(state[head])
-    if channels and first in state and state[first].ndim == 4:
-        sizes[channels] = state[first].shape[1]
-    if place in state and first in own and state[place].shape != own[place].shape:
-        others = own[place].shape[-2] - int(own[place].shape[-2] ** 0.5) ** 2  # tokens that are no patches
-        sizes[size] = round(max(state[place].shape[-2] - others, 1) ** 0.5) * own[first].shape[-1]
-    model = make(**sizes)
-    load_into(model, state, file)
-    return model
-
-
 def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) -> tuple[ImageShape, int, bool]:
     """Run a classifier to find its shape of images, its number of logits, and whether it takes images of other sizes.
 
     If its own ``image_shape`` is None, the usual ones are tried, the smallest first.
 
     """
-    odd: list[UserError] = []
-    failures: list[Exception] = []
+    errors: list[Exception] = []
     for shape in [image_shape] if image_shape else _shapes(model):
         try:
             count = _logits(model, shape, spec)
-        except UserError as error:
-            odd.append(error)
         except Exception as error:
-            failures.append(error)
+            errors.append(error)
         else:
             channels, height, width = shape
-            if image_shape is None and _takes(model, (channels, 2 * height, 2 * width), count):
-                return (channels, _USUAL, _USUAL), count, True
+            if image_shape is None:
+                with suppress(Exception):
+                    if _logits(model, (channels, 2 * height, 2 * width), "") == count:
+                        return (channels, _USUAL, _USUAL), count, True
             return shape, count, False
-    if odd or not failures:
-        raise (*odd, UserError(f"{spec}: no usual size of images has whole patches"))[0]
-    failure, smallest, largest = failures[0], _SIDES[0], _SIDES[-1]
-    tried = f"{smallest}×{smallest} to {largest}×{largest} pixels"
-    tried = f"shape {image_shape}" if image_shape else tried
-    words = f"fails on images of {tried} ({type(failure).__name__}: {first_line(failure)})"
+    errors = errors or [UserError(f"{spec}: no usual size of images has whole patches")]
+    if odd := next((error for error in errors if isinstance(error, UserError)), None):
+        raise odd
+    tried = (
+        f"shape {image_shape}"
+        if image_shape
+        else f"{_SIDES[0]}×{_SIDES[0]} to {_SIDES[-1]}×{_SIDES[-1]} pixels"
+    )
     other = "if it takes images of another shape, give the model an attribute image_shape = (channels, height, width)"
-    fix = advice(model, torch.float32, failure) or other
-    raise UserError(f"{spec}: {words}; {fix}") from failure
+    raise UserError(
+        f"{spec}: fails on images of {tried} ({type(errors[0]).__name__}: {first_line(errors[0])}); "
+        f"{advice(model, torch.float32, errors[0]) or other}"
+    ) from errors[0]
 
 
 def _shapes(model: nn.Module) -> Iterator[ImageShape]:
@@ -157,12 +136,7 @@ def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
         if output.is_floating_point() and output.ndim == 2 and len(output) == 2 and output.shape[1]:
             return output.shape[1]
         words = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
-    words += f" for images of shape {(2, *shape)}; expected logits, a tensor of shape (images, classes)"
-    raise UserError(f"{spec}: returns {words}")
-
-
-def _takes(model: nn.Module, shape: ImageShape, count: int) -> bool:
-    try:
-        return _logits(model, shape, "") == count
-    except Exception:
-        return False
+    raise UserError(
+        f"{spec}: returns {words} for images of shape {(2, *shape)}; expected logits, a tensor of shape "
+        "(images, classes)"
+    )

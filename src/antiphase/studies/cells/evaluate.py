@@ -1,20 +1,20 @@
 """One task of the evaluation suite on one model and one data set."""
 
+import dataclasses
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import polars as pl
-from torch import nn
 
 from antiphase.commands.evaluate.run import warm
 from antiphase.commands.evaluate.sources import left_out, load_source
 from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
+from antiphase.evaluation.tasks import Protocol, find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.processes import Process
 from antiphase.studies.cells.models import Measurement
@@ -24,6 +24,7 @@ FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
 
 _BATCH_SIZE = 256
+_PROJECTED = "features are taken after the projection: this model gives no access to those before it"
 
 
 @final
@@ -60,18 +61,20 @@ class Evaluate(Measurement):
     def facts(self) -> Iterator[tuple[str, Any]]:
         protocol = _protocol(self.protocol)
         yield from super().facts()
-        yield (
-            self.task,
-            {name: getattr(protocol, name) for name in find_task(self.task).fields} | {"data": self.data},
-        )
+        names = find_task(self.task).fields
+        yield self.task, {name: getattr(protocol, name) for name in names} | {"data": self.data}
         if self.task == "zero-shot" and not protocol.templates:
             yield self.task, {"templates": "the data's own, else 80 and 7"}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure; features that are in the store already are read."""
-        task = find_task(self.task)
-        protocol = _protocol(self.protocol)
-        source = self._source(lab)
+        task, protocol = find_task(self.task), _protocol(self.protocol)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            source = load_source(
+                self.data, self.split, self.limit, self.train_limit, task.learns, False, lab.progress
+            )
+        lab.warnings += [str(one.message) for one in caught if one.category is UserWarning] + left_out(source)
         if self.task not in source.tasks():
             able = ", ".join(source.tasks()) or "another set"
             raise UserError(
@@ -80,7 +83,8 @@ class Evaluate(Measurement):
         if why := task.too_small(source, protocol):
             raise UserError(why)
         model = lab.model(self.model)
-        lab.warnings += _cut_behind(model, task, protocol)
+        if task.learns and protocol.space == "raw" and not image_tower(model).raw:
+            lab.warnings.append(_PROJECTED)
         store = FeatureStore(
             lab.store.root / FEATURES_FOLDER,
             batch_size=lab.batch_size or _BATCH_SIZE,
@@ -95,25 +99,9 @@ class Evaluate(Measurement):
             rows = rows.with_columns(pattern=pl.col("group").replace_strict(names, return_dtype=pl.String))
         return rows.with_columns(task=pl.lit(self.task), data=pl.lit(self.data))
 
-    def _source(self, lab: Lab) -> Source:
-        """Load the data; their warnings become warnings of the cell."""
-        limits, learns = (self.limit, self.train_limit), find_task(self.task).learns
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            source = load_source(self.data, self.split, *limits, learns, False, lab.progress)
-        lab.warnings += [str(one.message) for one in said if one.category is UserWarning] + left_out(source)
-        return source
 
-
-def _protocol(given: dict[str, Any]) -> Protocol:
-    known = [each.name for each in fields(Protocol)]
-    if odd := [name for name in given if name not in known]:
+def _protocol(fields: dict[str, Any]) -> Protocol:
+    known = [field.name for field in dataclasses.fields(Protocol)]
+    if odd := [name for name in fields if name not in known]:
         raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(known)}")
-    return Protocol(**given)
-
-
-def _cut_behind(model: nn.Module, task: EvaluationTask, protocol: Protocol) -> list[str]:
-    """Return a warning where features before the projection were asked for and cannot be had."""
-    if not task.learns or protocol.space != "raw" or image_tower(model).raw:
-        return []
-    return ["features are taken after the projection: this model gives no access to those before it"]
+    return Protocol(**fields)

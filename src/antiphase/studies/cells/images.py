@@ -94,26 +94,21 @@ class Attack(Measurement):
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
         names = ("eps", "norm", "settings", "nested", "seed", "precision")
-        return AuditOptions(
-            model=("study",), attack=self.name, **{name: getattr(self, name) for name in names}
-        )
+        fields = {name: getattr(self, name) for name in names}
+        return AuditOptions(model=("study",), attack=self.name, **fields)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         options = self.options()
         yield from super().facts()
-        yield (
-            "attack",
-            {"data": self.data, "images": self.limit, "prompt": self.prompt, "name": options.attack},
-        )
-        yield "attack", {name: getattr(options, name) for name in ("norm", "nested", "seed", "eps")}
+        about = {"data": self.data, "images": self.limit, "prompt": self.prompt, "name": options.attack}
+        yield "attack", about | options.model_dump(include={"norm", "nested", "seed", "eps"})
         for stage in options.ensemble.stages:
             yield "attack", {"stages": stage.name, **settings_of(stage)}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = self.ready(lab, self.limit, self.image_size, self.prompt)
-        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
-        out = folder / WORK_FOLDER
-        rows, warnings = measure(self.model.label, model, images, options, out, process=lab.process)
+        told = (self.model.label, model, images, self.running(lab), folder / WORK_FOLDER)
+        rows, warnings = measure(*told, process=lab.process)
         lab.warnings += warnings
         return rows
 
@@ -147,19 +142,20 @@ class Margin(Measurement):
         """Measure margins and gradients in float64, losses in float32."""
         model, data = self.ready(lab, self.limit)
         measure = MarginGradients(model) if self.gradients else None
-        margins: list[Margins] = []
-        losses: list[torch.Tensor] = []
+        frames = []
         for _, images, labels in data.batches(250):
             images, labels = images.to(lab.device), labels.to(lab.device)
             with torch.no_grad():
                 logits = model(images)
-            losses.append(F.cross_entropy(logits, labels, reduction="none").double())
-            margins.append(measure(images) if measure else margins_of(logits))
-        columns = {"sample": data.ids, "label": data.labels, "loss": torch.cat(losses)}
-        for name, values in zip(Margins._fields, zip(*margins, strict=True), strict=True):
-            columns[name] = torch.full((len(data),), torch.nan) if values[0] is None else torch.cat(values)
-        frame = pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
-        return frame.with_columns(pl.col(pl.Float32, pl.Float64).cast(pl.Float64).fill_nan(None))
+            loss = F.cross_entropy(logits, labels, reduction="none").double()
+            margins = measure(images) if measure else margins_of(logits)
+            columns = {"loss": loss} | {
+                name: torch.full_like(loss, torch.nan) if values is None else values.double()
+                for name, values in margins._asdict().items()
+            }
+            frames.append(pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()}))
+        about = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
+        return about.hstack(pl.concat(frames)).with_columns(pl.col(pl.Float64).fill_nan(None))
 
 
 @final
@@ -175,17 +171,9 @@ class Radius(Measurement):
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure every image that a killed run left out."""
         model, images = self.ready(lab, self.limit)
-        return measure_radii(
-            self.model.label,
-            model,
-            images,
-            folder / WORK_FOLDER,
-            steps=self.steps,
-            seed=self.seed,
-            process=lab.process,
-            batch_size=lab.batch_size or BATCH_SIZE,
-            progress=lab.progress,
-        )
+        how = {"steps": self.steps, "seed": self.seed, "process": lab.process, "progress": lab.progress}
+        out, size = folder / WORK_FOLDER, lab.batch_size or BATCH_SIZE
+        return measure_radii(self.model.label, model, images, out, batch_size=size, **how)
 
 
 _RENAMED = {"eps": "radius", "travel": "eps"}
@@ -229,7 +217,5 @@ class Sense(Measurement):
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = self.ready(lab, self.limit)
-        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
-        out = folder / WORK_FOLDER
-        rows = sense(self.model.label, model, images, options, out, limit=self.limit, process=lab.process)
-        return rows[self.part]
+        told = (self.model.label, model, images, self.running(lab), folder / WORK_FOLDER)
+        return sense(*told, limit=self.limit, process=lab.process)[self.part]

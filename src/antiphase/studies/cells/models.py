@@ -13,17 +13,25 @@ from antiphase.commands.lineup import check_fit
 from antiphase.commands.loading import with_kind_found
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
-from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card, with_own_pixels
+from antiphase.models.card import (
+    AttentionKind,
+    ModelCard,
+    attention_kind,
+    card_of,
+    settle_size,
+    size_for,
+    with_card,
+    with_own_pixels,
+)
 from antiphase.models.class_names import in_model_order
-from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
+from antiphase.studies.store import file_digest
 
 FACTORS: dict[str, Any] = {
     "series": pl.String,
@@ -90,7 +98,7 @@ class Own(_Made):
 
     Attributes:
         attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
-            :func:`~antiphase.models.kinds.attention_kind` by default.
+            :func:`~antiphase.models.card.attention_kind` by default.
 
     Raises:
         UserError: The kind of attention is unknown.
@@ -125,9 +133,8 @@ def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any)
         note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
-    extra = tuple(sorted(factors.items()))
-    content = _content(spec)
-    return Given(spec=spec, series=series, seed=seed, content=content, extra=extra, note=note)
+    told = {"series": series, "seed": seed, "note": note, "extra": tuple(sorted(factors.items()))}
+    return Given(spec=spec, content=_content(spec), **told)
 
 
 def _content(spec: str) -> str:
@@ -143,13 +150,7 @@ def _content(spec: str) -> str:
     place = Path(named).expanduser()
     names = (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE, RELEASED_FILE)
     files = [path for path in (place, *(place / name for name in names)) if path.is_file()]
-    return _digest(*((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
-
-
-@lru_cache
-def _digest(*files: tuple[Path, int, int]) -> str:
-    """Return the digest of files by path, modification time and size; empty without any."""
-    return digest(*(path.read_bytes() for path, _, _ in files))[:16] if files else ""
+    return file_digest(*files)[:16] if files else ""
 
 
 @lru_cache
@@ -187,6 +188,14 @@ class Measurement(Cell):
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from facts_of_given(self.model)
+
+    def options(self) -> Any:
+        """Return the options of the command that measures the same."""
+        raise NotImplementedError
+
+    def running(self, lab: Lab) -> Any:
+        """Return the options of the command, with the lab's."""
+        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None

@@ -1,19 +1,17 @@
 """Relevance maps of a CLIP for texts, and whether they lie on the object."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 import polars as pl
-import torch
-from jaxtyping import Bool, UInt8
-from torch import Tensor, nn
+from jaxtyping import Bool
 
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
-from antiphase.data.pairs import model_images
+from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.models.zeroshot import as_dual_encoder
@@ -23,9 +21,9 @@ from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
-ROW_SCHEMA = {"sample": pl.Int64, "text": pl.String, "kind": pl.String, "height": pl.Int64, "width": pl.Int64}
-ROW_SCHEMA |= {"relevance": pl.List(pl.Float32), "pointing_game": pl.Boolean}
-ROW_SCHEMA |= dict.fromkeys(("average_precision", "object_share"), pl.Float64)
+ROW_SCHEMA: dict[str, Any] = {"sample": pl.Int64, "text": pl.String, "kind": pl.String}
+ROW_SCHEMA |= {"height": pl.Int64, "width": pl.Int64, "relevance": pl.List(pl.Float32)}
+ROW_SCHEMA |= {"pointing_game": pl.Boolean, "average_precision": pl.Float64, "object_share": pl.Float64}
 ROW_SCHEMA |= {
     "image": pl.Binary,
     "image_height": pl.Int64,
@@ -38,7 +36,6 @@ ROW_SCHEMA |= {
 whether the map's mean is larger on the object that is asked for than on the image's other objects.
 """
 
-_PARTS = (POSITIVE, NEGATIVE)
 _ON_WHITE = ("openmoji", "noto-emoji")
 _SHOWN = 96  # pixels a side of the image that is kept, at most
 
@@ -79,14 +76,12 @@ class Relevance(Measurement):
         """Return what sets the model apart, and the queries for every image, if there are any."""
         return self.model.factors() | {"data": self.data, "asked": ", ".join(self.texts) or None}
 
-    @property
-    def _queries(self) -> int:
-        """Of an image: its two largest objects, or one text, or those for every image."""
-        return len(self.texts) or {"objects": 2}.get(self.ask, 1)
-
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from super().facts()
-        yield "look", {"data": self.data, "images": self.limit, "queries": self._queries, "texts": self.texts}
+        queries = len(self.texts) or {"objects": 2}.get(
+            self.ask, 1
+        )  # of an image: its two largest objects, or one
+        yield "look", {"data": self.data, "images": self.limit, "queries": queries, "texts": self.texts}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         if odd := [kind for kind in self.kinds if kind not in METHODS]:
@@ -94,14 +89,30 @@ class Relevance(Measurement):
         if "{}" not in self.prompt:
             raise UserError(f"prompt {self.prompt!r}: expected {{}} in the place of the text")
         model, pairs = lab.model(self.model), self._pairs(lab.progress)
-        square = as_dual_encoder(model).square
-        kinds = _kinds(model, self.kinds, model_images(pairs, [0], square).to(lab.device))
-        found: list[dict[str, Any]] = []
+        square, kinds = as_dual_encoder(model).square, self.kinds
+        try:
+            attention_map(model, model_images(pairs, [0], square).to(lab.device), "negative")
+        except NoSecondMap:  # standard attention has only one map
+            kinds = tuple(kind for kind in kinds if kind not in (POSITIVE, NEGATIVE))
+        rows: list[dict[str, Any]] = []
         with progress_bar(self.label, len(pairs), lab.progress and lab.process.first) as advance:
             for position in range(len(pairs)):
-                found += self._rows(model, pairs, position, kinds, lab.device)
+                image = model_images(pairs, [position], square).to(lab.device)
+                texts = self.texts or self._own_texts(pairs, position)
+                prompts = [self.prompt.replace("{}", text) for text in texts]
+                about, masks = _shown(pairs, position, square)
+                for kind in kinds:
+                    maps = METHODS[kind].maps(model, image, prompts, -1)[:, 0].float().cpu().numpy()
+                    if not np.isfinite(maps).all():
+                        raise UserError(f"{self.label}: a map is not finite; expected a trained model")
+                    for text, values in zip(texts, maps, strict=True):
+                        grid = dict(zip(("height", "width"), values.shape, strict=True))
+                        row = (
+                            about | grid | {"text": text, "kind": kind, "relevance": values.ravel().tolist()}
+                        )
+                        rows.append(row | _scores(values, masks, text))
                 advance(1)
-        return pl.DataFrame(found, ROW_SCHEMA, orient="row")
+        return pl.DataFrame(rows, ROW_SCHEMA, orient="row")
 
     def _pairs(self, progress: bool) -> PairSet:
         pairs = load_pairs(self.data, split=self.split, progress=progress)
@@ -109,74 +120,40 @@ class Relevance(Measurement):
             raise UserError(
                 f"{self.data}: expected pairs with random access; shards are a stream for training"
             )
-        if self.ask == "class" and pairs.labels is None:
-            raise UserError(f"ask 'class' on {self.data}: its images have no classes; expected ask 'caption'")
-        if self.ask == "objects" and pairs.objects is None:
-            raise UserError(
-                f"ask 'objects' on {self.data}: it has no objects; expected coco-objects or emoji-scenes"
-            )
+        needed = {"class": pairs.labels, "objects": pairs.objects}.get(self.ask, pairs)
+        if needed is None:
+            raise UserError(f"ask {self.ask!r} on {self.data}: its images have none; expected ask 'caption'")
         if self.texts and pairs.objects is not None:
-            shown = [{one.name for one in own} for own in pairs.objects]
+            shown = [{one.name for one in objects} for objects in pairs.objects]
             rows = [row for row, names in enumerate(shown) if names.issuperset(self.texts)]
             if not rows:
                 raise UserError(f"texts on {self.data}: no image shows {' and '.join(self.texts)}")
             pairs = pairs.take(rows)
         return pairs.subset(self.limit, 0)
 
-    def _rows(
-        self, model: nn.Module, pairs: PairSet, position: int, kinds: Sequence[str], device: torch.device
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one image."""
-        texts = self.texts or self._own_texts(pairs, position)
-        square = as_dual_encoder(model).square
-        pixels, image = pairs.pixels(position), model_images(pairs, [position], square).to(device)
-        shown = square.at(min(square.size, _SHOWN))(pixels)
-        masks = _masks(pairs, position, pixels)
-        about = {
-            "sample": int(pairs.ids[position]),
-            "image": shown.permute(1, 2, 0).contiguous().numpy().tobytes(),
-            "image_height": shown.shape[1],
-            "image_width": shown.shape[2],
-        }
-        prompts = [self.prompt.replace("{}", text) for text in texts]
-        for kind in kinds:
-            maps = METHODS[kind].maps(model, image, prompts, -1)[:, 0].float().cpu().numpy()
-            if not np.isfinite(maps).all():
-                raise UserError(f"{self.label}: a map is not finite; expected a trained model")
-            for text, values in zip(texts, maps, strict=True):
-                scores = _scores(values, masks, text)
-                height, width = values.shape
-                grid = {"height": height, "width": width, "relevance": values.ravel().tolist()}
-                yield about | {"text": text, "kind": kind} | grid | scores
-
     def _own_texts(self, pairs: PairSet, position: int) -> tuple[str, ...]:
-        if self.ask == "objects":
-            assert pairs.objects is not None
-            return tuple(one.name for one in pairs.objects[position])
-        if self.ask == "caption":
-            return (pairs.captions[position][0],)
-        assert pairs.labels is not None
-        return (pairs.class_names[int(pairs.labels[position])],)
+        match self.ask:
+            case "objects" if pairs.objects is not None:
+                return tuple(one.name for one in pairs.objects[position])
+            case "class" if pairs.labels is not None:
+                return (pairs.class_names[int(pairs.labels[position])],)
+            case _:
+                return (pairs.captions[position][0],)
 
 
-def _kinds(model: nn.Module, kinds: Sequence[str], image: Tensor) -> list[str]:
-    """Return the kinds that differ: standard attention has only one map."""
-    try:
-        attention_map(model, image, "negative")
-    except NoSecondMap:
-        return [kind for kind in kinds if kind not in _PARTS]
-    return list(kinds)
+Masks = dict[str | None, Bool[np.ndarray, "side side"]]
 
 
-def _masks(
-    pairs: PairSet, position: int, pixels: UInt8[Tensor, "3 height width"]
-) -> dict[str | None, Bool[np.ndarray, "side side"]]:
-    """Return the masks of an image by name; a drawing's has none. Empty masks are left out."""
+def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], Masks]:
+    """Return the fields of an image that is kept, and its masks by name but for empty ones; a drawing's has none."""
+    pixels = pairs.pixels(position)
+    image = square.at(min(square.size, _SHOWN))(pixels).permute(1, 2, 0).contiguous().numpy()
+    about = {"sample": int(pairs.ids[position]), "image": image.tobytes()}
+    about |= {"image_height": len(image), "image_width": image.shape[1]}
+    masks: Masks = {None: on_white(pixels)} if pairs.name in _ON_WHITE else {}
     if pairs.objects is not None:
-        found = {one.name: _centre_square(one.mask()) for one in pairs.objects[position]}
-    else:
-        found = {None: on_white(pixels)} if pairs.name in _ON_WHITE else {}
-    return {name: mask for name, mask in found.items() if mask.any()}
+        masks = {one.name: _centre_square(one.mask()) for one in pairs.objects[position]}
+    return about, {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _centre_square(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "side side"]:
@@ -186,17 +163,13 @@ def _centre_square(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "
     return mask[top : top + side, left : left + side]
 
 
-def _scores(values: np.ndarray, masks: dict[str | None, np.ndarray], text: str) -> dict[str, Any]:
+def _scores(values: np.ndarray, masks: Masks, text: str) -> dict[str, Any]:
     """Return how well a map finds what the text names, if its mask is known."""
     mask = masks.get(text, masks.get(None))
     if mask is None:
         return {}
     hit, precision = localise(values, mask)
-    scores: dict[str, Any] = {
-        "pointing_game": hit,
-        "average_precision": precision,
-        "object_share": float(mask.mean()),
-    }
+    scores = {"pointing_game": hit, "average_precision": precision, "object_share": float(mask.mean())}
     others = np.any([other & ~mask for name, other in masks.items() if name != text], axis=0)
     if None not in masks and others.any():
         fine = enlarge(values, *mask.shape)

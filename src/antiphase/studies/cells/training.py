@@ -18,10 +18,9 @@ from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
-from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.clip import PRESETS as CLIP_PRESETS
 from antiphase.models.clip import ClipConfig, bare_clip, build_clip, find_clip
-from antiphase.models.kinds import attention_kind
 from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
 from antiphase.models.vit import PRESETS as VIT_PRESETS
 from antiphase.models.vit import VitConfig, build_vision, configure
@@ -98,11 +97,15 @@ class TrainVit(Training):
 
     @property
     def label(self) -> str:
-        words = [self.series, f"depth {self.depth}"]
-        words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
-        words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
-        words += [f"trained at ε {eps_label(float(self.adversary.get('eps', 0)))}"] if self.adversary else []
-        return " ".join([*words, f"seed {self.seed}"])
+        eps, schedule = self.factors()["train_eps"], self._schedule
+        words = {
+            f"depth {self.depth}": True,
+            f"λ {self.sizes.get('lambda_init', 0):g}": "lambda_init" in self.sizes,
+            f"λ by {schedule}": schedule != "constant",
+            f"trained at ε {eps_label(eps)}": bool(self.adversary),
+            f"seed {self.seed}": True,
+        }
+        return " ".join([self.series, *(word for word, told in words.items() if told)])
 
     @property
     def depth(self) -> int:
@@ -142,23 +145,25 @@ class TrainVit(Training):
         return configure(attention_of(self.model), self.pixels, sizes)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        count_parameters(self.config())  # pyright: ignore[reportArgumentType]
-        fields: dict[str, Any] = {"model": self.config(), "data": self.data, "data_fingerprint": ""}
-        fields |= {"seed": self.seed, **self.recipe}
-        fields |= {"adversarial": self.adversary} if self.adversary else {}
+        config = self.config()
+        count_parameters(config)  # pyright: ignore[reportArgumentType]
+        fields = {"model": config, "data": self.data, "data_fingerprint": "", "seed": self.seed}
         try:
-            yield "train", Recipe.model_validate(fields)
+            yield "train", Recipe.model_validate(fields | self._recipe)
         except ValidationError as error:
             raise invalid(error, f"{self.label}: ") from None
 
+    @property
+    def _recipe(self) -> dict[str, Any]:
+        return self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
+
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run."""
-        of, said = {"image_size": self.image_size}, {"progress": lab.progress}
-        train = load_data(self.data, split="train", limit=self.limit, **of, **said)  # pyright: ignore
-        held_out = load_data(self.data, split="test", **of, **said)  # pyright: ignore[reportArgumentType]
-        fields = self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
-        recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
-        train_classifier(recipe, train, held_out, folder, trackers=lab.track, **said)
+        how: dict[str, Any] = {"image_size": self.image_size, "progress": lab.progress}
+        train = load_data(self.data, split="train", limit=self.limit, **how)
+        held_out = load_data(self.data, split="test", **how)
+        recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
+        train_classifier(recipe, train, held_out, folder, trackers=lab.track, progress=lab.progress)
         return None
 
 

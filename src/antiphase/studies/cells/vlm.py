@@ -20,12 +20,12 @@ from antiphase.studies.cells.training import TrainClip
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
+from antiphase.vlm.model import Style
 from antiphase.vlm.pope import PopeSet
-from antiphase.vlm.prompt import Style
 
 if TYPE_CHECKING:
     from antiphase.vlm import VlmConfig
-    from antiphase.vlm.recipe import VlmRecipe
+    from antiphase.vlm.checkpoint import VlmRecipe
 
 
 @final
@@ -43,7 +43,7 @@ class TrainVlm(Cell):
         language: language model, see ``load_language``; stage 2 has that of stage 1.
         prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
-        recipe: recipe settings that differ, see :class:`~antiphase.vlm.recipe.VlmRecipe`.
+        recipe: recipe settings that differ, see :class:`~antiphase.vlm.checkpoint.VlmRecipe`.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
@@ -85,22 +85,14 @@ class TrainVlm(Cell):
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
         """Return the recipe of the stage."""
-        from antiphase.vlm.recipe import make_vlm_recipe
+        from antiphase.vlm.checkpoint import make_vlm_recipe
 
-        fields = {"seed": self.seed, **self.recipe}
-        return make_vlm_recipe(
-            self.stage,
-            self.preset,
-            config,
-            pretrained_sha256=source,
-            data=self.data,
-            data_fingerprint=fingerprint,
-            **fields,
-        )
+        fields = {"seed": self.seed, "data": self.data, "data_fingerprint": fingerprint, **self.recipe}
+        return make_vlm_recipe(self.stage, self.preset, config, pretrained_sha256=source, **fields)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         from antiphase.vlm import VlmConfig
-        from antiphase.vlm.recipe import MERGE, SCHEDULE
+        from antiphase.vlm.checkpoint import MERGE, SCHEDULE
         from antiphase.vlm.towers import HIDDEN_STATE
 
         style = {"language": self.language, "prompt": self.prompt or "chat"}
@@ -111,12 +103,7 @@ class TrainVlm(Cell):
         plain, _, query = self.data.partition("?")
         name = plain.partition(":")[2].rpartition("/")[2] or plain
         only = query_settings(query).get("only", "")
-        used = {
-            **dict(recipe),
-            "model": "",
-            "data": f"{name}, {only}" if only else name,
-            "schedule": SCHEDULE,
-        }
+        used = dict(recipe) | {"model": "", "data": f"{name}, {only}" if only else name, "schedule": SCHEDULE}
         if self.stage == 2:
             order = "those without an image, then drawn" if recipe.text_first else "drawn"
             yield "tune", used | {"trained": "projector, language model", "order": order}
@@ -130,8 +117,7 @@ class TrainVlm(Cell):
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""
-        from antiphase.vlm.checkpoint import aligned, assemble
-        from antiphase.vlm.recipe import MERGE
+        from antiphase.vlm.checkpoint import MERGE, aligned, assemble
         from antiphase.vlm.training import train_vlm
 
         data = load_conversations(self.data, stage=self.stage, limit=self.limit, seed=self.seed)
@@ -139,14 +125,8 @@ class TrainVlm(Cell):
             config, vlm, source = aligned(lab.store.folder(self.start))
             config = config.model_copy(update={"tuned": True})
         else:
-            config, vlm = assemble(
-                self.start.load(lab),
-                self.start.label,
-                self.language,
-                style=self.prompt,
-                merge=MERGE[self.preset],
-                seed=self.seed,
-            )
+            how = {"style": self.prompt, "merge": MERGE[self.preset], "seed": self.seed}
+            config, vlm = assemble(self.start.load(lab), self.start.label, self.language, **how)
             source = None
         recipe = self.make_recipe(config, data.fingerprint(), source)
         train_vlm(recipe, vlm, data, folder, part=lab.batch_size, trackers=lab.track, progress=lab.progress)
@@ -193,17 +173,15 @@ class AttackAnswers(Measurement):
     def facts(self) -> Iterator[tuple[str, Any]]:
         options = self.options()
         about = {"data": self.data, "suffix": self.suffix, "attack": options.attack, "images": self.limit}
-        yield "answers", about
-        yield "answers", {"eps": options.eps}
+        yield "answers", about | {"eps": options.eps}
         yield from (("answers", {"steps": settings_of(stage)["steps"]}) for stage in options.ensemble.stages)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Attack; the samplings that ask a question are joined by commas."""
         from antiphase.commands.audit.answers import attack_answers
 
-        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
-        pope, out = self._pope(lab.progress), folder / WORK_FOLDER
-        rows, warnings = attack_answers(self.model.label, lab.model(self.model), pope, options, out)
+        told = (self.model.label, lab.model(self.model), self._pope(lab.progress))
+        rows, warnings = attack_answers(*told, self.running(lab), folder / WORK_FOLDER)
         lab.warnings += warnings
         return rows.with_columns(pl.col("samplings").list.join(","))
 

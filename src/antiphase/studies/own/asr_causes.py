@@ -13,8 +13,9 @@ angle it would be, to first order, if κ·d ≤ ε. Both indicators are standard
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,175 +29,18 @@ from antiphase.statistics.intervals import STRATA, Estimate, as_difference, as_s
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.cells import Attack, Margin, TrainVit, Variant
 from antiphase.studies.cells.models import Model
-from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim, each_data
-from antiphase.studies.estimation import SAMPLE, SEED, over
-from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, Table
+from antiphase.studies.claims import Check
+from antiphase.studies.estimation import ASR, SAMPLE, SEED, over
+from antiphase.studies.figures import ESTIMATES, Artefact, Plot, Table, panels, tables
 from antiphase.studies.numbers import signed
+from antiphase.studies.papers.declarations import Checks, Paper, filled
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 Matrix = Float[np.ndarray, "seeds samples"]
 
-PARTS = ("DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle")
-TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = PARTS
-IN_WORDS = {
-    TOTAL: "the whole difference",
-    MARGINS: "smaller clean margins: the gap between the two largest logits",
-    HEADS: "at equal margins: half as many heads, twice as wide",
-    NORM: "at equal margins: the normalisation and scaling of each head",
-    SUBTRACTION: "at equal margins: the subtraction",
-    ANGLE: "of the subtraction: the angle between the gradients of the two maps",
-}
-OTHER_ORDER = {
-    f"{name}, other order": f"{IN_WORDS[name]}, other order" for name in (HEADS, NORM, SUBTRACTION)
-}
-AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
-TINY = 1e-9  # of a margin, slope or distance, before its logarithm
-
-
-class Measured:
-    """The rows of one data set as matrices of training seeds and images, the seeds that are finished."""
-
-    def __init__(self, rows: RowsByTable, data: str) -> None:
-        attacks = rows["attack"].filter(data=data)
-        margin, train = (rows[name].filter(data=data) for name in ("margin", "margin-train"))
-        pgd, nearest = attacks.filter(attack="pgd"), attacks.filter(attack="fab-t")
-        asked = ((pgd, SERIES), (nearest, LADDER), (margin, (*TRAINED, *CHANGED)), (train, TRAINED))
-        seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in asked for name in names]
-        self.seeds = sorted(set.intersection(*seeds))
-        self.pgd, self.nearest, self.margin, self.train = (
-            frame.filter(pl.col(SEED).is_in(self.seeds)) for frame, _ in asked
-        )
-
-    def broken(self, series: str, eps: float) -> Matrix:
-        """Return whether PGD breaks each image."""
-        return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, pl.col("success"))
-
-    def correct(self, series: str) -> Matrix:
-        """Return whether the clean prediction is right."""
-        first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
-        return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
-
-    def of(self, series: str, column: str) -> Matrix:
-        """Return a column of the margins: ``margin``, ``norm1`` (‖g‖₁), ``positive`` (‖g_1‖₂), …."""
-        return _matrix(self.margin, series, pl.col(column))
-
-    def distances(self, series: str) -> Matrix:
-        """Return the least perturbation that FAB finds; infinite if none."""
-        found = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
-        return _matrix(self.nearest, series, found)
-
-    def gains(self, series: str) -> Matrix:
-        """Return κ: how much longer the gradient is than with the two maps' parts at a right angle."""
-        return _matrix(self.margin, series, pl.col("norm1") / pl.col("right1"))
-
-    def losses(self, series: str) -> Matrix:
-        """Return the losses of training images."""
-        return _matrix(self.train, series, pl.col("loss"))
-
-    def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
-        """Return values of a model, standardised to the clean margins of both twins."""
-        population = [self.of(each, "margin") for each in (VIT, DIFFVIT)]
-        return standardised(values, self.of(series, "margin"), population, strata)
-
-    def remaining(self, eps: float, strata: int = STRATA) -> Matrix:
-        """Return DiffViT − ViT at equal margins."""
-        twins = (
-            self.at_margins(each, self.broken(each, eps).astype(float), strata) for each in (DIFFVIT, VIT)
-        )
-        return next(twins) - next(twins)
-
-    def at_loss(self, eps: float) -> Matrix:
-        """Return whether ViT is broken at the training loss of DiffViT of the same seed.
-
-        ASR is interpolated linearly in the loss between ViT and its shorter training, or extrapolated:
-        s + w·(s_short − s), w = (L_DiffViT − L) / (L_short − L).
-        """
-        losses = {series: self.losses(series).mean(1) for series in (VIT, SHORTER, DIFFVIT)}
-        gap = losses[SHORTER] - losses[VIT]
-        lead = losses[DIFFVIT] - losses[VIT]
-        share = np.divide(lead, gap, out=np.zeros_like(gap), where=np.abs(gap) > TINY)
-        whole, short = (self.broken(series, eps).astype(float) for series in (VIT, SHORTER))
-        return whole + share[:, None] * (short - whole)
-
-    def parts(self, eps: float) -> dict[str, Matrix]:
-        """Return the parts of DiffViT − ViT at ε; all but the total and the angle add up to the total."""
-        raw = {series: self.broken(series, eps).astype(float) for series in LADDER}
-        even = {series: self.at_margins(series, values) for series, values in raw.items()}
-        found, gains = self.distances(DIFFVIT), self.gains(DIFFVIT)
-        with_angle, without = (
-            self.at_margins(DIFFVIT, (each <= eps + 1e-9).astype(float)) for each in (found, found * gains)
-        )
-        total = raw[DIFFVIT] - raw[VIT]
-        return {
-            TOTAL: total,
-            MARGINS: total - (even[DIFFVIT] - even[VIT]),
-            NORM: even[NORMED] - even[VIT],
-            HEADS: even[ZERO] - even[NORMED],
-            SUBTRACTION: even[DIFFVIT] - even[ZERO],
-            ANGLE: with_angle - without,
-        }
-
-    def other_order(self, eps: float) -> dict[str, Matrix]:
-        """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
-        even = {
-            series: self.at_margins(series, self.broken(series, eps).astype(float)) for series in OTHER_LADDER
-        }
-        pairs = zip((HEADS, SUBTRACTION, NORM), OTHER_LADDER, OTHER_LADDER[1:], strict=False)
-        return {f"{name}, other order": even[after] - even[before] for name, before, after in pairs}
-
-    def differences(self, eps: float) -> dict[str, Matrix]:
-        """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
-        raw = {series: self.broken(series, eps).astype(float) for series in (VIT, DIFFVIT)}
-        return {
-            "as measured": raw[DIFFVIT] - raw[VIT],
-            AT_MARGINS: self.remaining(eps),
-            AT_LOSS: raw[DIFFVIT] - self.at_loss(eps),
-        }
-
-    def cosines(self, series: str) -> Matrix:
-        """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
-
-        cosθ = −mean⟨g_1, g_2⟩ / √(mean‖g_1‖²·mean‖g_2‖²) over the images of a seed, linearised in each image; the sign
-        is that of the maps' own gradients, since g_2 has the factor −λ.
-        """
-        inner = self.of(series, "inner")
-        squares = [np.square(self.of(series, name)) for name in ("positive", "negative")]
-        sizes = [each.mean(1, keepdims=True) for each in squares]
-        half = sum(each / size for each, size in zip(squares, sizes, strict=True)) / 2
-        return -(inner + inner.mean(1, keepdims=True) * (1.0 - half)) / np.sqrt(sizes[0] * sizes[1])
-
-    def logarithms(self, series: str) -> dict[str, Matrix]:
-        """Return ln of the least perturbation d, of the margin m, of ‖g‖₁ and of d in units of m / ‖g‖₁.
-
-        ln d = ln m − ln ‖g‖₁ + ln(d·‖g‖₁ / m). Images that FAB does not break count at the largest distance found.
-        """
-        distance = self.distances(series)
-        most = distance[np.isfinite(distance)].max(initial=TINY)
-        logs = [
-            np.log(np.maximum(each, TINY))
-            for each in (np.minimum(distance, most), self.of(series, "margin"), self.of(series, "norm1"))
-        ]
-        return dict(zip(LOGARITHMS, (*logs, logs[0] - logs[1] + logs[2]), strict=True))
-
-
-LOGARITHMS = ("least perturbation d", "margin m", "gradient ‖g‖₁", "d in units of m / ‖g‖₁")
-
-
-def mean_of(values: Matrix) -> Estimate:
-    """Estimate a mean over crossed seeds and images."""
-    return crossed_mean(values.astype(float))
-
-
-def _matrix(rows: pl.DataFrame, series: str, value: pl.Expr) -> Matrix:
-    own = rows.filter(series=series).select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE)
-    seeds, samples = own[SEED].n_unique(), own[SAMPLE].n_unique()
-    if not len(own) or len(own) != seeds * samples or own["value"].null_count():
-        raise UserError(f"{series}: not every seed was measured on the same images; run the study again")
-    return own["value"].to_numpy().reshape(seeds, samples)
-
-
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4))
+_SMALL = EPS[:3]
 _TRAINING_IMAGES = 10_000  # of the training loss
 _SEEDS = 12  # of the laptop profile: 3 gave +4.6 points [−0.1, 9.4] for the difference at 1/255
 _NEAREST = 3  # classes that FAB-T steps towards
@@ -220,9 +64,20 @@ STOPPED = {
 }
 SCALED = {f"λ × {factor:g}": factor for factor in (0.0, 0.25, 0.5, 0.75, 1.25)}  # × 1 is the trained model
 
-TRAINED = (VIT, DIFFVIT, NORMED, ZERO, BARE, BARE_ZERO, WIDER, *NORMAL.values(), SHORTER)
+TRAINED = {VIT: VIT, DIFFVIT: DIFFVIT, NORMED: "ViT, norm", ZERO: "λ = 0", BARE: "no norm"}
+TRAINED |= {BARE_ZERO: "λ = 0, no norm", WIDER: "ViT, wider"}
+TRAINED |= {name: name for name in NORMAL.values()} | {SHORTER: "ViT, shorter"}
+"""The trained models, and what they are called below bars."""
+
 CHANGED = (*SCALED, MEAN, UNIFORM)  # interventions that change clean predictions
 SERIES = (*TRAINED, *CHANGED, *STOPPED)
+
+PARTS = ("DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle")
+TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = PARTS
+AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
+LOGARITHMS = ("least perturbation d", "margin m", "gradient ‖g‖₁", "d in units of m / ‖g‖₁")
+TINY = 1e-9  # of a margin, slope or distance, before its logarithm
+PAPER = Paper("own", Path(__file__).parent)
 
 
 def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
@@ -258,43 +113,195 @@ def intervened(model: TrainVit) -> dict[str, Variant]:
 
 def cells(profile: Profile) -> list[Cell]:
     """PGD and margins of every model, the least perturbation of the ladder's, training losses."""
-    own = bench(profile)
-    pgd: dict[str, Any] = {"eps": EPS, "settings": dict(own.pgd), "precision": own.search}  # as on the twins
-    fab: dict[str, Any] = {
-        "eps": (1.0,),
-        "settings": {"steps": own.pgd.get("steps", 20), "targets": _NEAREST},
-    }
+    sizes = bench(profile)
+    settings = dict(sizes.attacks.get("pgd", {}))
+    pgd: dict[str, Any] = {"eps": EPS, "settings": settings, "precision": sizes.search}  # as on the twins
+    nearest = {"steps": settings.get("steps", 20), "targets": _NEAREST}
+    fab: dict[str, Any] = {"attack": "fab-t", "eps": (1.0,), "settings": nearest}
     made: list[Cell] = []
-    for data in own.data:
-        test: dict[str, Any] = {"data": data, "limit": own.images}
-        train: dict[str, Any] = {"data": data, "limit": own.limit or _TRAINING_IMAGES, "split": "train"}
-        train["gradients"] = False
+    for data in sizes.data:
+        test: dict[str, Any] = {"data": data, "limit": sizes.images}
+        images = {"split": "train", "limit": sizes.limit or _TRAINING_IMAGES, "gradients": False}
+        train: dict[str, Any] = {"data": data, **images}
         for seed in profile.seeds_or(_SEEDS if profile.name == "laptop" else len(profile.seeds)):
-            models = trained(own, seed, data)
+            models = trained(sizes, seed, data)
             twins = [model for model in models.values() if isinstance(model, TrainVit)]
-            interventions = intervened(next(model for model in twins if model is models[DIFFVIT]))
+            interventions = intervened(twins[1])
             others = [model for model in (*models.values(), *interventions.values()) if model not in twins]
-            made += [own.attack(model) for model in twins]  # shared with Figure 2(a)
+            made += [sizes.attack(model) for model in twins]  # shared with Figure 2(a)
             made += [Attack(model=model, **test, **pgd) for model in others]
             made += [Margin(model=model, **some) for model in models.values() for some in (test, train)]
             made += [Margin(model=interventions[series], gradients=False, **test) for series in CHANGED]
-            made += [Attack(model=models[series], attack="fab-t", **test, **fab) for series in LADDER]
+            made += [Attack(model=models[series], **test, **fab) for series in LADDER]
     return made
 
 
-Entry = tuple[str, str, Estimate]
+class Measured:
+    """The rows of a data set as matrices of training seeds and images, the seeds that are finished."""
 
-_AT = 1 / 255  # of the first sentence
-_SMALL = EPS[:3]
-_SHORT = ("ViT", "DiffViT", "ViT, norm", "λ = 0", "no norm", "λ = 0, no norm")
-_SHORT += ("ViT, wider", "ViT, N(0, 0.02)", "DiffViT, N(0, 0.02)", "ViT, shorter")
-_LIMITS = (
-    "The number of strata that margins are divided into is a choice; a table shows others. What is not identified: how "
-    "much of another part works through the margin, since a change of the mechanism moves the margins too; one order "
-    "of the steps, since norm and factor act on narrow heads here and on wide ones in the other order (table); and the "
-    "scale of the logits, which training fixes only roughly: twice the logits are twice the margins at the same ASR. "
-    "The part of the angle is to first order, at the clean images."
-)
+    def __init__(self, rows: RowsByTable) -> None:
+        attacks, margin, train = (rows[name] for name in ("attack", "margin", "margin-train"))
+        pgd, nearest = (attacks.filter(attack=name) for name in ("pgd", "fab-t"))
+        needed = ((pgd, SERIES), (nearest, LADDER), (margin, (*TRAINED, *CHANGED)), (train, TRAINED))
+        seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in needed for name in names]
+        self.seeds = sorted(set.intersection(*seeds))
+        self.pgd, self.nearest, self.margin, self.train = (
+            frame.filter(pl.col(SEED).is_in(self.seeds)) for frame, _ in needed
+        )
+
+    def broken(self, series: str, eps: float) -> Matrix:
+        """Return whether PGD breaks each image, as 0 or 1."""
+        rows = self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9)
+        return _matrix(rows, series, ASR)
+
+    def correct(self, series: str) -> Matrix:
+        """Return whether the clean prediction is right."""
+        first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
+        return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
+
+    def of(self, series: str, column: str) -> Matrix:
+        """Return a column of the margins: ``margin``, ``norm1`` (‖g‖₁), ``positive`` (‖g_1‖₂), …."""
+        return _matrix(self.margin, series, pl.col(column))
+
+    def distances(self, series: str) -> Matrix:
+        """Return the least perturbation that FAB finds; infinite if none."""
+        distance = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
+        return _matrix(self.nearest, series, distance)
+
+    def gains(self, series: str) -> Matrix:
+        """Return κ: how much longer the gradient is than with the two maps' parts at a right angle."""
+        return _matrix(self.margin, series, pl.col("norm1") / pl.col("right1"))
+
+    def losses(self, series: str) -> Matrix:
+        """Return the losses of training images."""
+        return _matrix(self.train, series, pl.col("loss"))
+
+    def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
+        """Return values of a model, standardised to the clean margins of both twins."""
+        population = [self.of(twin, "margin") for twin in (VIT, DIFFVIT)]
+        return standardised(values, self.of(series, "margin"), population, strata)
+
+    def even(self, series: str, eps: float, strata: int = STRATA) -> Matrix:
+        """Return whether each image is broken, standardised to the clean margins of both twins."""
+        return self.at_margins(series, self.broken(series, eps), strata)
+
+    def at_loss(self, eps: float) -> Matrix:
+        """Return whether ViT is broken at the training loss of DiffViT of the same seed.
+
+        ASR is interpolated linearly in the loss between ViT and its shorter training, or extrapolated:
+        s + w·(s_short − s), w = (L_DiffViT − L) / (L_short − L).
+        """
+        loss, shorter, diffvit = (self.losses(series).mean(1) for series in (VIT, SHORTER, DIFFVIT))
+        gap = shorter - loss
+        share = np.divide(diffvit - loss, gap, out=np.zeros_like(gap), where=np.abs(gap) > TINY)
+        whole, short = (self.broken(series, eps) for series in (VIT, SHORTER))
+        return whole + share[:, None] * (short - whole)
+
+    def parts(self, eps: float) -> dict[str, Matrix]:
+        """Return the parts of DiffViT − ViT at ε; all but the total and the angle add up to the total."""
+        vit, normed, zero, diffvit = (self.even(series, eps) for series in LADDER)
+        distance, gains = self.distances(DIFFVIT), self.gains(DIFFVIT)
+        with_angle, without = (
+            self.at_margins(DIFFVIT, (reach <= eps + 1e-9).astype(float))
+            for reach in (distance, distance * gains)
+        )
+        total = self.broken(DIFFVIT, eps) - self.broken(VIT, eps)
+        return {
+            TOTAL: total,
+            MARGINS: total - (diffvit - vit),
+            NORM: normed - vit,
+            HEADS: zero - normed,
+            SUBTRACTION: diffvit - zero,
+            ANGLE: with_angle - without,
+        }
+
+    def other_order(self, eps: float) -> dict[str, Matrix]:
+        """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
+        even = [self.even(series, eps) for series in OTHER_LADDER]
+        steps = zip((HEADS, SUBTRACTION, NORM), even, even[1:], strict=False)
+        return {f"{name}, other order": after - before for name, before, after in steps}
+
+    def differences(self, eps: float) -> dict[str, Matrix]:
+        """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
+        return {
+            "as measured": self.broken(DIFFVIT, eps) - self.broken(VIT, eps),
+            AT_MARGINS: self.even(DIFFVIT, eps) - self.even(VIT, eps),
+            AT_LOSS: self.broken(DIFFVIT, eps) - self.at_loss(eps),
+        }
+
+    def cosines(self, series: str) -> Matrix:
+        """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
+
+        cosθ = −mean⟨g_1, g_2⟩ / √(mean‖g_1‖²·mean‖g_2‖²) over the images of a seed, linearised in each image; the sign
+        is that of the maps' own gradients, since g_2 has the factor −λ.
+        """
+        inner = self.of(series, "inner")
+        squares = np.stack([np.square(self.of(series, name)) for name in ("positive", "negative")])
+        sizes = squares.mean(2, keepdims=True)
+        half = (squares / sizes).sum(0) / 2
+        return -(inner + inner.mean(1, keepdims=True) * (1.0 - half)) / np.sqrt(sizes.prod(0))
+
+    def logarithms(self, series: str) -> dict[str, Matrix]:
+        """Return ln of the least perturbation d, of the margin m, of ‖g‖₁ and of d in units of m / ‖g‖₁.
+
+        ln d = ln m − ln ‖g‖₁ + ln(d·‖g‖₁ / m). Images that FAB does not break count at the largest distance found.
+        """
+        distance = self.distances(series)
+        most = distance[np.isfinite(distance)].max(initial=TINY)
+        d, m, slope = map(
+            _log, (np.minimum(distance, most), self.of(series, "margin"), self.of(series, "norm1"))
+        )
+        return dict(zip(LOGARITHMS, (d, m, slope, d - m + slope), strict=True))
+
+
+def _matrix(rows: pl.DataFrame, series: str, value: pl.Expr) -> Matrix:
+    values = rows.filter(series=series).select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE)
+    seeds, samples = values[SEED].n_unique(), values[SAMPLE].n_unique()
+    if not len(values) or len(values) != seeds * samples or values["value"].null_count():
+        raise UserError(f"{series}: not every seed was measured on the same images; run the study again")
+    return values["value"].to_numpy().reshape(seeds, samples)
+
+
+def _log(values: Matrix) -> Matrix:
+    return np.log(np.maximum(values, TINY))
+
+
+def mean_of(values: Matrix) -> Estimate:
+    """Estimate a mean over crossed seeds and images."""
+    return crossed_mean(values.astype(float))
+
+
+def _geometric(logarithms: Matrix, scale: float = 1.0) -> Estimate:
+    """Estimate a geometric mean from logarithms."""
+    one = mean_of(logarithms)
+    value, low, high = (scale * math.exp(end) for end in (one.value, one.low, one.high))
+    return Estimate(value, low, high, one.n)
+
+
+Entry = tuple[str, str, Estimate]
+_COLUMN = {"series": pl.String, "column": pl.String}
+
+
+def _frame(measured: Measured, entries: Iterable[Entry]) -> pl.DataFrame:
+    """Return estimates by series and column."""
+    seeds = len(measured.seeds)
+    rows = [(series, column, one.value, one.low, one.high, one.n, seeds) for series, column, one in entries]
+    return pl.DataFrame(rows, _COLUMN | ESTIMATES, orient="row")
+
+
+def _by_eps(
+    measured: Measured,
+    values: Callable[[float], Mapping[str, Matrix]],
+    within: Callable[[Estimate], Estimate] = as_difference,
+) -> pl.DataFrame:
+    """Return the estimates of several series at every ε, which is the column in words and in ``eps``."""
+    return pl.concat(
+        _frame(
+            measured,
+            ((name, eps_label(eps), within(mean_of(matrix))) for name, matrix in values(eps).items()),
+        ).with_columns(eps=pl.lit(eps))
+        for eps in EPS
+    )
 
 
 def draw(rows: RowsByTable) -> Artefact:
@@ -304,362 +311,169 @@ def draw(rows: RowsByTable) -> Artefact:
     notes: list[str] = []
     sets = rows["attack"]["data"].unique(maintain_order=True).to_list()
     for data in sets:
-        measured, of = Measured(rows, data), f", {data}" if len(sets) > 1 else ""
+        measured = Measured({name: frame.filter(data=data) for name, frame in rows.items()})
+        of = f", {data}" if len(sets) > 1 else ""
         if not measured.seeds:
             notes.append(f"No training seed is finished yet{of}.")
             continue
         stem = f"causes-{data}" if of else "causes"
-        asr = {name: _rates(measured, name) for name in SERIES}
-        matched = {name: _rates(measured, name, matched=True) for name in (*TRAINED, *CHANGED)}
-        parts, other, even = (
-            _points(measured, values, as_difference)
-            for values in (measured.parts, measured.other_order, measured.differences)
-        )
-        plots += _plots(stem, of, asr, matched, parts, even)
-        sheets += _tables(measured, stem, of, asr, matched, pl.concat([parts, other]), even)
+        parts = _by_eps(measured, measured.parts)
+        plots += _plots(measured, of, stem, parts)
+        sheets += _tables(measured, of, stem, parts)
         notes.append(sentence(parts, of))
-    return Artefact(plots, sheets, notes=[*notes, _LIMITS])
+    return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
 
-def sentence(parts: pl.DataFrame, of: str = "") -> str:
+def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -> pl.DataFrame:
+    """Return the ASR of models at every ε, as measured or standardised to the margins of the twins."""
+    rate = measured.even if matched else measured.broken
+    return pl.concat(
+        _by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names
+    )
+
+
+def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
+    rate, difference, minus = "attack success rate", "difference in ASR", "DiffViT − ViT"
+    factors = SCALED | {DIFFVIT: 1.0}
+
+    def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any) -> Any:
+        """Return a panel with a line or bar for each ε, and every series in its place."""
+        place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
+        some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
+        return panels(some, f"{title}{of}", "x", (x, y), percent=True, **style)
+
+    def bars(names: Mapping[str, str]) -> Any:
+        asr = _rates(measured, names).filter(pl.col("eps").is_in(EPS[1:3]))
+        ticks = tuple(names.values())
+        return at(asr, _placed(names), "1/255 and 2/255", "", rate, kind="bar", ticks=ticks)
+
+    remaining, style = _by_eps(measured, measured.differences), {"percent": True, "level": 0.0}
+    drawn = {
+        "lambda": [
+            *at(_rates(measured, factors), factors, "as measured", "factor of λ", rate),
+            *at(_rates(measured, factors, matched=True), factors, AT_MARGINS, "factor of λ", rate),
+        ],
+        "maps": bars({DIFFVIT: "as trained"} | {name: name for name in (MEAN, UNIFORM, *STOPPED)}),
+        "controls": bars(TRAINED),
+        "remaining": panels(remaining, f"{minus}{of}", "eps", ("ε", difference), scale="eps", **style),
+        "parts": at(parts, _placed(PARTS), minus, "", difference, kind="bar", ticks=PARTS, level=0.0),
+    }
+    return [PAPER.plot(f"{stem}-{name}", some, caption=name) for name, some in drawn.items()]
+
+
+def _placed(names: Iterable[str]) -> dict[str, float]:
+    return {name: float(number) for number, name in enumerate(names)}
+
+
+def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Table]:
+    named = pl.concat([parts, _by_eps(measured, measured.other_order)])
+    accuracy = (
+        (name, "clean accuracy", as_share(mean_of(measured.correct(name))))
+        for name in SERIES
+        if name not in STOPPED  # their clean predictions are the trained model's
+    )
+    by_model = pl.concat([_frame(measured, accuracy), _rates(measured, SERIES)], how="diagonal")
+    order = pl.col("series").replace_strict(_placed(SERIES))
+    training, maps = ("training loss", "margin m", "gradient ‖g‖₁"), ("‖g_1‖₂", "‖g_2‖₂", "cosθ", "κ")
+    both_maps = (DIFFVIT, BARE, NORMAL[DIFFVIT])
+    numbers: dict[str, Any] = {"percent": False, "digits": 3}
+    shown: dict[str, tuple[pl.DataFrame, str, dict[str, Any]]] = {
+        "parts": (named.with_columns(pl.col("series").replace(PAPER.words["parts"])), "part", {}),
+        "remaining": (_by_eps(measured, measured.differences), "compared", {}),
+        "strata": (_frame(measured, _by_strata(measured)), "strata", {}),
+        "asr": (by_model.sort(order, maintain_order=True), "model", {}),
+        "matched": (_rates(measured, (*TRAINED, *CHANGED), matched=True), "model", {}),
+        "distance": (_frame(measured, _distances(measured)), "model", numbers | {"digits": 2}),
+        "training": (_frame(measured, _quantities(measured, TRAINED, *training)), "model", numbers),
+        "angle": (_frame(measured, _quantities(measured, both_maps, *maps)), "model", numbers),
+    }
+    made = []
+    for name, (frame, index, style) in shown.items():
+        title, key = PAPER.words["tables"][name] + of, f"{stem}-{name}"
+        made += tables(frame, title, key, "series", "column", index=index, **style)
+    return made
+
+
+def sentence(parts: pl.DataFrame, of: str) -> str:
     """Return how the difference in ASR at 1/255 falls into parts, in one sentence."""
-    own = parts.filter((pl.col("x") - _AT).abs() < 1e-9)
+    own = parts.filter(column="1/255")
     words = {}
     for row in own.iter_rows(named=True):
         value, interval = signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points")
         words[row["series"]] = f"{value.removesuffix(' points')} {interval}"
-    return (
-        f"In a study of its own, of one-layer models{of} ({over(own)}; PGD at {eps_label(_AT)}), the ASR of DiffViT "
-        f"minus that of ViT is {words[TOTAL]} points: {words[MARGINS]} from smaller clean margins (the gap between the "
-        f"two largest logits); and at equal margins, {words[HEADS]} from half as many heads of twice the width, "
-        f"{words[NORM]} from the normalisation and scaling of each head, and {words[SUBTRACTION]} from the "
-        f"subtraction, of which {words[ANGLE]} from the angle between the gradients of the two maps."
-    )
+    return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own))
 
 
-def _rates(found: Measured, series: str, *, matched: bool = False) -> pl.DataFrame:
-    """Return ASR by ε, as measured or standardised to the margins of the twins."""
-
-    def values(eps: float) -> dict[str, Matrix]:
-        broken = found.broken(series, eps)
-        return {series: found.at_margins(series, broken.astype(float)) if matched else broken}
-
-    return _points(found, values, as_share)
-
-
-def _points(
-    found: Measured, values: Callable[[float], Mapping[str, Matrix]], within: Callable[[Estimate], Estimate]
-) -> pl.DataFrame:
-    """Return the estimates of several series at every ε: ``series``, ``x`` and those of ``ESTIMATES``."""
-    rows = []
-    for eps in EPS:
-        for series, matrix in values(eps).items():
-            one = within(mean_of(matrix))
-            rows.append((series, eps, one.value, one.low, one.high, one.n, len(found.seeds)))
-    return pl.DataFrame(rows, {"series": pl.String, "x": pl.Float64, **ESTIMATES}, orient="row")
-
-
-def _plots(
-    stem: str,
-    of: str,
-    asr: Mapping[str, pl.DataFrame],
-    matched: Mapping[str, pl.DataFrame],
-    parts: pl.DataFrame,
-    even: pl.DataFrame,
-) -> list[Plot]:
-    bands = f"95 % over {over(parts)}."
-    rate, difference = "attack success rate", "difference in ASR"
-    place = pl.col("series").replace_strict({name: float(number) for number, name in enumerate(PARTS)})
-    other_maps = {DIFFVIT: "as trained", **{name: name for name in (MEAN, UNIFORM, *STOPPED)}}
-    ladder = {"kind": "bar", "ticks": PARTS, "percent": True, "level": 0.0}
-    shown = {
-        "lambda": (
-            "ASR of trained DiffViTs under PGD with λ times a factor, as measured and standardised "
-            f"to the clean margins of both twins. Away from 1, clean accuracy falls (table). Bands: {bands}",
-            Panel(f"as measured{of}", "factor of λ", rate, _by_factor(asr), percent=True),
-            Panel(f"at equal margins{of}", "factor of λ", rate, _by_factor(matched), percent=True),
-        ),
-        "maps": (
-            "ASR of trained DiffViTs under PGD with another A2, and against an attacker whose gradient "
-            "passes some maps by; the verdicts are then those of the trained model. With another A2, clean accuracy "
-            f"falls as well (table). Intervals: {bands}",
-            _bars(asr, other_maps, of),
-        ),
-        "controls": (
-            "ASR of the twins and of trained controls under PGD: ViT with norm and factor, DiffViT "
-            "with λ frozen at 0 or without norm and factor, ViT with one more hidden unit, other initial weights, ViT "
-            f"trained for two thirds of the epochs. Intervals: {bands}",
-            _bars(asr, dict(zip(TRAINED, _SHORT, strict=True)), of),
-        ),
-        "remaining": (
-            "ASR of DiffViT minus that of ViT: as measured, with both standardised to the clean "
-            f"margins of both, and with ViT at DiffViT's training loss. Bands: {bands}",
-            Panel(f"DiffViT − ViT{of}", "ε", difference, even, scale="eps", percent=True, level=0.0),
-        ),
-        "parts": (
-            "Parts of the difference in ASR, DiffViT minus ViT; margins, norm and factor, heads and "
-            f"subtraction add up to it, and the angle is a part of the subtraction. Intervals: {bands}",
-            Panel(f"DiffViT − ViT{of}", "", difference, _placed(parts, place), **ladder),
-        ),
-    }
-    return [Plot(f"{stem}-{name}", caption, tuple(drawn)) for name, (caption, *drawn) in shown.items()]
-
-
-def _by_factor(rates: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    factors = {**SCALED, DIFFVIT: 1.0}
-    ordered = sorted(factors, key=lambda name: factors[name])
-    return pl.concat(_placed(rates[name], pl.lit(factors[name])) for name in ordered)
-
-
-def _bars(asr: Mapping[str, pl.DataFrame], names: Mapping[str, str], of: str) -> Panel:
-    """Return a panel with a group of bars for each model, at 1/255 and 2/255."""
-    shown = [_placed(asr[name], pl.lit(float(at))) for at, name in enumerate(names)]
-    points = pl.concat(shown).filter(pl.col("series").is_in([eps_label(eps) for eps in EPS[1:3]]))
-    title = f"1/255 and 2/255{of}"
-    return Panel(
-        title, "", "attack success rate", points, kind="bar", ticks=tuple(names.values()), percent=True
-    )
-
-
-def _placed(points: pl.DataFrame, place: pl.Expr) -> pl.DataFrame:
-    """Return points whose series are the ε, at the given places."""
-    return points.select(*ESTIMATES, series=pl.col("x").map_elements(eps_label, pl.String), x=place).select(
-        "series", "x", *ESTIMATES
-    )
-
-
-def _tables(
-    found: Measured,
-    stem: str,
-    of: str,
-    asr: Mapping[str, pl.DataFrame],
-    matched: Mapping[str, pl.DataFrame],
-    parts: pl.DataFrame,
-    even: pl.DataFrame,
-) -> list[Table]:
-    """Return the tables of one data set."""
-    seeds = len(found.seeds)
-    # with a stopped gradient, clean predictions are the trained model's
-    accuracy = [
-        (name, "clean accuracy", as_share(mean_of(found.correct(name))))
-        for name in asr
-        if name not in STOPPED
-    ]
-    by_model = pl.concat([_cells(accuracy, seeds), *(_by_eps(block) for block in asr.values())])
-    order = pl.col("row").replace_strict({name: number for number, name in enumerate(asr)})
-    words = parts.with_columns(pl.col("series").replace(IN_WORDS | OTHER_ORDER))
-    plain = {"percent": False, "digits": 3}
-    shown = {
-        "parts": (
-            "Parts of the difference in ASR between one-layer models, DiffViT − ViT",
-            "part",
-            _by_eps(words),
-            {},
-        ),
-        "remaining": ("Difference in ASR, DiffViT − ViT", "compared", _by_eps(even), {}),
-        "strata": (
-            "Difference in ASR at equal margins, DiffViT − ViT, by number of strata",
-            "strata",
-            _cells(_by_strata(found), seeds),
-            {},
-        ),
-        "asr": ("Clean accuracy and ASR", "model", by_model.sort(order, maintain_order=True), {}),
-        "matched": (
-            "ASR standardised to the clean margins of ViT and DiffViT",
-            "model",
-            pl.concat(_by_eps(block) for block in matched.values()),
-            {},
-        ),
-        "distance": (
-            "Least perturbation d = c·m / ‖g‖₁ and its factors, geometric means",
-            "model",
-            _cells(_distances(found), seeds),
-            plain | {"digits": 2},
-        ),
-        "training": (
-            "Training loss, clean margin and gradient",
-            "model",
-            _cells(_training(found), seeds),
-            plain,
-        ),
-        "angle": (
-            "Gradients through both maps; κ = ‖g‖₁ / ‖g°‖₁",
-            "model",
-            _cells(_angles(found), seeds),
-            plain,
-        ),
-    }
-    return [
-        Table(f"{stem}-{name}", f"{title}{of}", index, block, **style)
-        for name, (title, index, block, style) in shown.items()
-    ]
-
-
-def _by_strata(found: Measured) -> Iterable[Entry]:
+def _by_strata(measured: Measured) -> Iterator[Entry]:
     """Yield what remains at equal margins for other numbers of strata than the usual one, and for that."""
     for strata in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA):
         for eps in EPS:
-            yield str(strata), eps_label(eps), as_difference(mean_of(found.remaining(eps, strata)))
+            one, two = (measured.even(series, eps, strata) for series in (DIFFVIT, VIT))
+            yield str(strata), eps_label(eps), as_difference(mean_of(one - two))
 
 
-def _by_eps(points: pl.DataFrame) -> pl.DataFrame:
-    column = pl.col("x").map_elements(eps_label, pl.String)
-    return points.select(*ESTIMATES, row=pl.col("series"), column=column, paper=pl.lit(None, pl.Float64))
+_GEOMETRIC = {"margin m": "margin", "gradient ‖g‖₁": "norm1", "‖g_1‖₂": "positive", "‖g_2‖₂": "negative"}
 
 
-def _cells(found: Iterable[Entry], seeds: int) -> pl.DataFrame:
-    rows = [(one.value, one.low, one.high, one.n, seeds, row, column, None) for row, column, one in found]
-    return pl.DataFrame(
-        rows, {**ESTIMATES, "row": pl.String, "column": pl.String, "paper": pl.Float64}, orient="row"
-    )
-
-
-def _geometric(logarithms: np.ndarray, scale: float = 1.0) -> Estimate:
-    """Estimate a geometric mean from logarithms."""
-    one = mean_of(logarithms)
-    value, low, high = (scale * math.exp(end) for end in (one.value, one.low, one.high))
-    return Estimate(value, low, high, one.n)
-
-
-def _distances(found: Measured) -> Iterable[Entry]:
+def _distances(measured: Measured) -> Iterator[Entry]:
     """Yield the least perturbation and its factors for the ladder, and their ratio between the twins."""
-    logs = {series: found.logarithms(series) for series in LADDER}
-    for series, own in logs.items():
-        for name in LOGARITHMS:
-            first = name == LOGARITHMS[0]
-            yield series, f"{name}, 255ths" if first else name, _geometric(own[name], 255.0 if first else 1.0)
-    for name in LOGARITHMS:
-        column = f"{name}, 255ths" if name == LOGARITHMS[0] else name
-        yield "DiffViT / ViT", column, _geometric(logs[DIFFVIT][name] - logs[VIT][name])
+    logs = {series: measured.logarithms(series) for series in LADDER}
+    logs["DiffViT / ViT"] = {name: logs[DIFFVIT][name] - logs[VIT][name] for name in LOGARITHMS}
+    for series, values in logs.items():
+        for name, scale in zip(LOGARITHMS, (1.0 if "/" in series else 255.0, 1.0, 1.0, 1.0), strict=True):
+            yield series, name + ", 255ths" * (name == LOGARITHMS[0]), _geometric(values[name], scale)
 
 
-def _training(found: Measured) -> Iterable[Entry]:
-    for series in TRAINED:
-        yield series, "training loss", mean_of(found.losses(series))
-        yield series, "margin m", _geometric(np.log(np.maximum(found.of(series, "margin"), TINY)))
-        yield series, "gradient ‖g‖₁", _geometric(np.log(np.maximum(found.of(series, "norm1"), TINY)))
+def _quantities(measured: Measured, models: Iterable[str], *names: str) -> Iterator[Entry]:
+    """Yield quantities of some models by name: geometric means of margins and gradients, and means of others."""
+    for series in models:
+        for name in names:
+            if name == "training loss":
+                value = mean_of(measured.losses(series))
+            elif name == "cosθ":
+                value = mean_of(measured.cosines(series))
+            elif name == "κ":
+                value = _geometric(np.log(measured.gains(series)))
+            else:
+                value = _geometric(_log(measured.of(series, _GEOMETRIC[name])))
+            yield series, name, value
 
 
-def _angles(found: Measured) -> Iterable[Entry]:
-    for series in (DIFFVIT, BARE, NORMAL[DIFFVIT]):
-        for name, column in (("‖g_1‖₂", "positive"), ("‖g_2‖₂", "negative")):
-            yield series, name, _geometric(np.log(np.maximum(found.of(series, column), TINY)))
-        yield series, "cosθ", mean_of(found.cosines(series))
-        yield series, "κ", _geometric(np.log(found.gains(series)))
+def checks(rows: RowsByTable) -> Checks:
+    """Check each cause: the paper's explanation, and the alternatives to it."""
+    measured = Measured(rows)
 
+    def at_each_eps(words: str, values: Callable[[float], Matrix]) -> list[Check]:
+        return [
+            Check(f"{words} at {eps_label(eps)}", mean_of(values(eps)) if measured.seeds else None)
+            for eps in _SMALL
+        ]
 
-def claims(rows: RowsByTable) -> list[Claim]:
-    """Claims about each cause: the paper's explanation, and the alternatives to it."""
-    return each_data(rows["attack"], lambda attacks: _claims(Measured(rows, attacks["data"][0])))
-
-
-def _claims(found: Measured) -> list[Claim]:
-    def at_each_eps(what: str, values: Callable[[float], np.ndarray]) -> list[Check]:
-        def estimate(eps: float) -> Estimate | None:
-            return mean_of(values(eps)) if found.seeds else None
-
-        return [Check(f"{what} at {eps_label(eps)}", estimate(eps)) for eps in _SMALL]
-
-    def above(first: str, second: str) -> list[Check]:
-        def values(eps: float) -> np.ndarray:
-            return found.broken(first, eps).astype(float) - found.broken(second, eps)
-
-        return at_each_eps(f"ASR({first}) − ASR({second})", values)
+    def higher(first: str, second: str) -> list[Check]:
+        words = f"ASR({first}) − ASR({second})"
+        return at_each_eps(words, lambda eps: measured.broken(first, eps) - measured.broken(second, eps))
 
     def part(name: str) -> list[Check]:
-        return at_each_eps(f"part: {name},", lambda eps: found.parts(eps)[name])
+        return at_each_eps(f"part: {name},", lambda eps: measured.parts(eps)[name])
 
     def remains(name: str) -> list[Check]:
-        return at_each_eps(f"ASR(DiffViT) − ASR(ViT), {name},", lambda eps: found.differences(eps)[name])
+        words = f"ASR(DiffViT) − ASR(ViT), {name},"
+        return at_each_eps(words, lambda eps: measured.differences(eps)[name])
 
     without_a2, without_a1, _ = STOPPED
-    statements = {
-        "subtraction-raises-asr": (
-            "Section 4.1",
-            "Between models with the same norm, factor and heads, the subtraction raises the ASR.",
-            above(DIFFVIT, ZERO),
-        ),
-        "subtraction-raises-asr-bare": (
-            "Section 4.1",
-            "Between models without norm and factor, too, the subtraction raises the ASR.",
-            above(BARE, BARE_ZERO),
-        ),
-        "fragile-at-equal-margins": (
-            NOT_IN_PAPER,
-            "At equal clean margins, the subtraction raises the ASR.",
-            part(SUBTRACTION),
-        ),
-        "angle-raises-asr": (
-            "Section 4.1, Theorem 1",
-            "Opposed gradients of the two maps, the paper's explanation, raise the ASR of DiffViT.",
-            part(ANGLE),
-        ),
-        "gradient-of-a2": (
-            "Section 4.1",
-            "Without the gradient through A2 the attacker succeeds less often than without that through A1.",
-            above(without_a1, without_a2),
-        ),
-        "margins-raise-asr": (
-            NOT_IN_PAPER,
-            "Smaller clean margins are part of DiffViT's higher ASR.",
-            part(MARGINS),
-        ),
-        "remains-at-equal-margins": (
-            NOT_IN_PAPER,
-            "At equal clean margins, DiffViT has a higher ASR than ViT.",
-            remains(AT_MARGINS),
-        ),
-        "remains-at-equal-loss": (
-            NOT_IN_PAPER,
-            "At equal training loss, DiffViT has a higher ASR than ViT.",
-            remains(AT_LOSS),
-        ),
-        "norm-raises-asr": (
-            NOT_IN_PAPER,
-            "The normalisation of each head and its factor 1 − λ_init alone raise the ASR of ViT.",
-            above(NORMED, VIT),
-        ),
-        "parameters-raise-asr": (
-            NOT_IN_PAPER,
-            "A ViT with DiffViT's number of parameters has a higher ASR than ViT.",
-            above(WIDER, VIT),
-        ),
-        "other-initial-weights": (
-            NOT_IN_PAPER,
-            "With blocks that start from N(0, 0.02), too, DiffViT has a higher ASR than ViT.",
-            above(NORMAL[DIFFVIT], NORMAL[VIT]),
-        ),
+    return {
+        "subtraction-raises-asr": higher(DIFFVIT, ZERO),
+        "subtraction-raises-asr-bare": higher(BARE, BARE_ZERO),
+        "fragile-at-equal-margins": part(SUBTRACTION),
+        "angle-raises-asr": part(ANGLE),
+        "gradient-of-a2": higher(without_a1, without_a2),
+        "margins-raise-asr": part(MARGINS),
+        "remains-at-equal-margins": remains(AT_MARGINS),
+        "remains-at-equal-loss": remains(AT_LOSS),
+        "norm-raises-asr": higher(NORMED, VIT),
+        "parameters-raise-asr": higher(WIDER, VIT),
+        "other-initial-weights": higher(NORMAL[DIFFVIT], NORMAL[VIT]),
     }
-    return [
-        Claim(name, source, words, checks, paper="robustness" if source != NOT_IN_PAPER else "")
-        for name, (source, words, checks) in statements.items()
-    ]
 
 
-CAUSES = Study(
-    "causes",
-    "own",
-    "Causes",
-    "Where the higher ASR of DiffViT comes from",
-    """How much of DiffViT's higher ASR comes from the subtraction, and how much from its company.
-
-The paper attributes it to the subtraction: the gradients of the two maps point in opposite directions (Section 4).
-DiffViT differs from ViT in more than that. Each head passes an RMSNorm and the factor 1 − λ_init. Heads are merged in
-pairs: half as many heads with values twice as wide, and with λ = 0 one narrow map each. Training ends at another loss
-with other clean margins, and smaller margins alone raise the ASR. Three comparisons:
-
-- interventions on trained DiffViTs: λ times 0 to 1.25; A2 replaced by its mean over 1,000 training images or by uniform
-  attention; an attacker whose gradient passes A1 or A2 by;
-- trained controls: λ frozen at 0, no norm or factor, ViT with norm and factor, one more hidden unit for ViT (+129
-  weights on the laptop, where DiffViT has +96 of 50,000), and blocks that start from N(0, 0.02), like timm's, instead
-  of uniform within ±1/√fan_in;
-- standardisation: ASR at one distribution of clean margins, and at one training loss.
-
-The least perturbation d of an image is that of FAB-T (20 steps, 3 classes). With m the clean margin and g its gradient
-by the image, d = c·m / ‖g‖₁, and c = 1 for a linear model.
-""",
-    cells,
-    draw,
-    claims,
-    settings,
-)
+CAUSES = PAPER.study("causes", cells, draw, checks, settings, by_data=True)

@@ -1,39 +1,43 @@
 """Models, data sets and protocols shared by the studies of the DiffCLIP paper, for each profile.
 
-``paper``: CC3M (about 2.3 million pairs) and CC12M (7.9 million) as img2dataset's shards, named as it names them, below
-the data folder; ViT-B/16 and the recipe of Section 4.1: 40 epochs of batches of 4,096, AdamW at 5e-4, weight decay .5,
-one epoch of warm-up; nine probe sets, three of retrieval, ImageNet and four shifts of it, MMVP-VLM. The paper trains
-each model once; this trains three seeds, about 10 A100-days each on CC12M (Section 5.2). With ``--models`` trained
-checkpoints are measured instead, such as the authors' pair (``--models released``).
-
-``laptop``: OpenMoji's drawings with their names, models of 192 × 4 layers (``TRAINING_PRESETS["openmoji"]``). Test
-images show concepts that no training image shows. Noto's emoji of the same concepts, by another artist, stand for a
-shift of distribution, ``emoji-mmvp`` for MMVP-VLM. ``smoke``: a tiny model of 32 pairs, for tests.
+With ``--models`` trained checkpoints are measured in place of trainings, such as the authors' pair (``--models
+released``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS
-from antiphase.data.shards import CC3M, CC12M, TITLES
+from antiphase.data.shards import TITLES
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.cells.training import TrainClip
-from antiphase.studies.claims import Claim
-from antiphase.studies.figures import Artefact
-from antiphase.studies.papers.diffclip.released import given_models, listed
+from antiphase.studies.papers.declarations import Paper, listed
+from antiphase.studies.papers.diffclip.released import given_models, models_in_words
 from antiphase.studies.scale import IN_SHORT, clips_in_short
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.studies.spec import Cell, Profile
 
 TWINS = ("clip", "diffclip")
 VARIANTS = ("clip", "diffclip", "diffclip-depth", "diffclip-vision")
+PAPER = Paper("diffclip", Path(__file__).parent)
 
 
 @dataclass(frozen=True)
 class DiffclipBench:
-    """The scale of all studies of the paper."""
+    """The scale of all studies of the paper; what differs by profile is in ``profiles.toml``.
+
+    Attributes:
+        home: set of zero-shot classification; ``shifted`` are sets of its classes under a shift.
+        alike: set of pairs that look alike.
+        looks: number of images that are looked at, with the fields ``looked_at`` of :class:`Relevance`.
+        asked: the two queries of Figure 2.
+        correlated: number of images on which the two maps are correlated.
+        learned: number of training images of probes and of few-shot learning.
+        given: models that the profile names.
+    """
 
     trained_on: tuple[str, ...]
     main: str
@@ -46,6 +50,7 @@ class DiffclipBench:
     looked_at: Mapping[str, Any]
     looks: int
     asked: tuple[str, str]
+    correlated: int
     recipe: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
     pairs: int | None = None
@@ -86,128 +91,43 @@ class DiffclipBench:
         ]
 
 
-_BENCHES = {
-    "paper": DiffclipBench(
-        trained_on=(CC3M, CC12M),
-        main=CC12M,
-        preset="diffclip",
-        recipe={"precision": "bf16"},
-        probed=PROBE_SETS,
-        retrieved=("flickr30k", "flickr8k", "coco-karpathy"),
-        home=IMAGENET_SETS[0],
-        shifted=IMAGENET_SETS[1:],
-        alike="mmvp",
-        looks=200,
-        looked_at={"data": "coco-objects", "prompt": "a photo of {}"},
-        asked=("dog", "potted plant"),
-    ),
-    "laptop": DiffclipBench(
-        trained_on=("openmoji",),
-        main="openmoji",
-        preset="openmoji",
-        recipe={"precision": "bf16"},
-        probed=("openmoji", "noto-emoji"),
-        retrieved=("openmoji", "noto-emoji"),
-        home="openmoji",
-        shifted=("noto-emoji",),
-        alike="emoji-mmvp",
-        looked_at={"data": "emoji-scenes"},
-        looks=200,
-        seeds=8,
-        asked=("black heart", "flag: Libya"),
-        protocols={
-            "retrieval": {"captions": "first"},
-            "probe": {"iterations": 200},
-            "few-shot": {"episodes": 2000},
-        },
-    ),
-    "smoke": DiffclipBench(
-        trained_on=("openmoji",),
-        main="openmoji",
-        preset="openmoji",
-        pairs=32,
-        recipe={"epochs": 1, "batch_size": 16, "warmup_epochs": 0.0},
-        sizes={
-            "vision": {"dim": 16, "depth": 1, "num_heads": 2, "patch_size": 16},
-            "text": {"dim": 16, "depth": 1, "num_heads": 2},
-            "embed_dim": 16,
-        },
-        probed=("openmoji",),
-        retrieved=("openmoji",),
-        home="openmoji",
-        shifted=("digits",),
-        alike="emoji-mmvp",
-        looked_at={"data": "emoji-scenes"},
-        looks=3,
-        seeds=1,
-        asked=("black heart", "flag: Libya"),
-        images=120,
-        learned=400,
-        protocols={
-            "zero-shot": {"templates": ("1",)},
-            "probe": {"iterations": 2, "seeds": 2},
-            "few-shot": {"episodes": 10, "seeds": 2},
-        },
-    ),
-}
-
-SHIFTED = frozenset(name for bench in _BENCHES.values() for name in bench.shifted)
+BENCHES = PAPER.benches(DiffclipBench)
+SHIFTED = frozenset(name for bench in BENCHES.values() for name in bench.shifted)
 """Sets on which classes are told apart under a shift, under any profile."""
 
 
 def bench(profile: Profile) -> DiffclipBench:
     """Return the bench of a profile, with the models that the profile names."""
-    return replace(_BENCHES[profile.name], given=tuple(given_models(profile)))
+    return replace(BENCHES[profile.name], given=tuple(given_models(profile)))
 
 
 def models(
     profile: Profile, variants: Sequence[str] = TWINS, sets: Sequence[str] | None = None
 ) -> list[TrainClip | Given]:
     """Return the models by training set, variant and seed, or those that the profile names."""
-    own = bench(profile)
-    every = own.trained_on if sets is None else sets
-    seeds = profile.seeds_or(own.seeds)
-    trained = [own.train(variant, seed, one) for one in every for variant in variants for seed in seeds]
-    return list(own.given) or list(trained)
+    sizes = bench(profile)
+    every = sizes.trained_on if sets is None else sets
+    seeds = profile.seeds_or(sizes.seeds)
+    trained = [sizes.train(variant, seed, one) for one in every for variant in variants for seed in seeds]
+    return list(sizes.given) or list(trained)
+
+
+def measured(
+    profile: Profile, asked: Sequence[tuple[str, str]], models: Sequence[TrainClip | Given]
+) -> list[Cell]:
+    """Return pairs of a task and a data set for every model."""
+    return [bench(profile).evaluate(model, task, data) for model in models for task, data in asked]
 
 
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the pages."""
-    own = bench(profile)
-    size = {
-        "diffclip": "ViT-B/16, text 12 × 512",
-        "openmoji": "192 wide, image 4 layers of patches of 8, text 3",
-    }
-    trained = {
-        "trained on": ", ".join(TITLES.get(name, name) for name in own.trained_on),
-        "model": size[own.preset] if not own.sizes else "tiny",
-        "training": ", ".join(
-            f"{name} {value}" for name, value in {"preset": own.preset, **own.recipe}.items()
-        ),
-        IN_SHORT: clips_in_short([own.train("clip", 0, data) for data in own.trained_on]),
-    }
-    shown = {
-        **({"models": listed(own.given)} if own.given else trained),
-        "zero-shot": f"{own.home}; shifted: {', '.join(own.shifted)}",
-        "probe and few-shot": ", ".join(own.probed),
-        "retrieval": f"{', '.join(own.retrieved)}, R@5",
-        "features of probes": "before the projection",
-    }
-    for task, fields in own.protocols.items():
-        shown[f"protocol of {task}"] = ", ".join(f"{name} {value}" for name, value in fields.items())
-    return shown
+    sizes = bench(profile)
+    short = clips_in_short([sizes.train("clip", 0, data) for data in sizes.trained_on])
+    sets = ", ".join(TITLES.get(name, name) for name in sizes.trained_on)
+    trained = PAPER.settings("trained", bench=sizes, sets=sets) | {IN_SHORT: short}
+    models = {"models": models_in_words(sizes.given)} if sizes.given else trained
+    protocols = {f"protocol of {task}": listed(fields) for task, fields in sizes.protocols.items()}
+    return models | PAPER.settings("tasks", bench=sizes) | protocols
 
 
-def diffclip_study(
-    label: str,
-    title: str,
-    text: str,
-    cells: Callable[[Profile], Sequence[Cell]],
-    draw: Callable[[RowsByTable], Artefact],
-    claims: Callable[[RowsByTable], Sequence[Claim]],
-    settings: Callable[[Profile], Mapping[str, str]] = settings,
-    **more: Any,
-) -> Study:
-    """Return a study of the paper under the name of its table or figure."""
-    name = f"diffclip-{label.lower().replace(' ', '-')}"
-    return Study(name, "diffclip", label, title, text, cells, draw, claims, settings, **more)
+clip_study = partial(PAPER.study, settings=settings)

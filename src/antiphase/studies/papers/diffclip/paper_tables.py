@@ -1,17 +1,16 @@
 """The numbers of the DiffCLIP paper, and ours beside them: tables, bars and gains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import polars as pl
 
 from antiphase.data.shards import TITLES
 from antiphase.evaluation.metrics import CLASSES_ALIKE
-from antiphase.statistics.intervals import Estimate
-from antiphase.studies import figures
 from antiphase.studies.claims import Check
-from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, over
-from antiphase.studies.figures import BY_SEED, Panel, Table, panels
+from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
+from antiphase.studies.figures import BY_SEED, Panel, Table, panels, tables
 from antiphase.studies.paper_settings import printed_numbers
 
 VALUE = pl.col("value")
@@ -22,11 +21,8 @@ KEYS = ["task", "pretraining", "series", "data"]
 
 def published(study: str) -> pl.DataFrame:
     """Return the paper's numbers of a study: ``KEYS`` (the data are the head of a column), ``value`` and ``sd``."""
-    return (
-        printed_numbers("diffclip", f"diffclip-{study}")
-        .rename({"column": "data"})
-        .select(*KEYS, "value", "sd")
-    )
+    numbers = printed_numbers("diffclip", f"diffclip-{study}").rename({"column": "data"})
+    return numbers.select(*KEYS, "value", "sd")
 
 
 def estimated(observed: pl.DataFrame) -> pl.DataFrame:
@@ -44,9 +40,8 @@ def model_table(
 ) -> list[Table]:
     """Return a table with models down and data sets across, the paper's numbers beside ours."""
     row = pl.format("{}, {}", "series", "pretraining")
-    return figures.tables(
-        means, title, name, row, column, index="model, trained on", paper=paper, digits=digits
-    )
+    style = {"index": "model, trained on", "digits": digits}
+    return tables(means, title, name, row, column, paper=paper, **style)
 
 
 def bars(
@@ -74,14 +69,14 @@ def gains(
     Training sets that only one of the two was trained on are left out, unless there is no other.
     """
     sets = compared(observed, first, second) or observed["pretraining"].unique(maintain_order=True)
-    return [
-        Check(
-            f"{task}: {first} − {second}, trained on {name}" + (f", {data}" if told else ""),
-            apart(observed, {"pretraining": name, "task": task, "data": data}, first, second),
+    checks = []
+    for name, task in product(sets, tasks):
+        one, two = (
+            {"pretraining": name, "task": task, "data": data, "series": series} for series in (first, second)
         )
-        for name in sets
-        for task in tasks
-    ]
+        words = f"{task}: {first} − {second}, trained on {name}" + f", {data}" * told
+        checks.append(Check(words, difference(observed, one, two, VALUE)))
+    return checks
 
 
 def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLIP") -> list[str]:
@@ -89,18 +84,6 @@ def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLI
     own = observed.filter(pl.col("series").is_in([first, second]))
     both = own.filter(pl.col("series").n_unique().over("pretraining") == 2)
     return both["pretraining"].unique(maintain_order=True).to_list()
-
-
-def apart(observed: pl.DataFrame, where: Mapping[str, str], first: str, second: str) -> Estimate | None:
-    """Return mean(first series) − mean(second series) over the training seeds that both have; None without any."""
-    rows = observed.filter(**where)
-    seeds = [set(rows.filter(series=name)[SEED]) for name in (first, second)]
-    return difference(rows, {"series": first}, {"series": second}, VALUE) if seeds[0] & seeds[1] else None
-
-
-def caption(what: str, means: pl.DataFrame, samples: str) -> str:
-    """Return a caption that says what intervals are over."""
-    return f"{what} Intervals: 95 % over {over(means, samples=samples)}; dashed: the paper."
 
 
 _MODEL = ["pretraining", "series", SEED]
@@ -118,48 +101,37 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     Returns:
         Columns ``pretraining, series, training_seed, task, data, seed, sample, group, pattern, value``.
     """
-    task, setting = pl.col("task"), pl.col("setting")
-    first = setting.first().over([*_MODEL, "task", "data"])
-    hit = pl.col("rank") < pl.when(task == "retrieval").then(_TOP).otherwise(1)
-    sample = (
-        pl.when(task == "few-shot")
-        .then(pl.format("{}/{}", "seed", "unit"))
-        .when(task == "retrieval")
-        .then(pl.col("group").cast(pl.String))
-        .otherwise(pl.col("unit").cast(pl.String))
-    )
-    named = (
-        pl.when(task == "retrieval")
-        .then(pl.format("{} retrieval", setting))
-        .when(setting != first)
-        .then(pl.format("{}, {}", task, setting))
-        .otherwise(task)
-    )
+    task, setting, unit = pl.col("task"), pl.col("setting"), pl.col("unit").cast(pl.String)
+    among = [*_MODEL, "task", "data"]
+    retrieved = task == "retrieval"
+    named = pl.when(setting != setting.first().over(among)).then(pl.format("{}, {}", task, setting))
+    episode = pl.when(task == "few-shot").then(pl.format("{}/{}", "seed", "unit"))
+    image = pl.when(retrieved).then(pl.col("group").cast(pl.String))
+    hit = (pl.col("rank") < pl.when(retrieved).then(_TOP).otherwise(1)).cast(pl.Float64)
     if "pattern" not in rows.columns:
         rows = rows.with_columns(pattern=pl.lit(None, pl.String))
-    found = rows.with_columns(pretraining=pl.col("trained_on").fill_null("released").replace(TITLES)).select(
+    observed = rows.with_columns(pretraining=pretraining()).select(
         *_MODEL,
-        "data",
-        "seed",
-        "group",
-        "pattern",
-        sample.alias(SAMPLE),
-        task=named,
-        kind=task,
-        value=pl.coalesce("score", hit.cast(pl.Float64)),
+        *("data", "seed", "group", "pattern"),
+        image.otherwise(episode.otherwise(unit)).alias(SAMPLE),
+        task=pl.when(retrieved).then(pl.format("{} retrieval", setting)).otherwise(named.otherwise(task)),
+        value=pl.coalesce("score", hit),
+        classes=task.is_in(["zero-shot", "probe"]) & pl.col("data").is_in(list(CLASSES_ALIKE)),
     )
-    among = [*_MODEL, "task", "data"]
-    kind = pl.col("kind")
-    classes = kind.is_in(["zero-shot", "probe"]) & pl.col("data").is_in(list(CLASSES_ALIKE))
+    order = observed.select(among).unique(maintain_order=True).with_row_index("order")
     captions = pl.col("task") == "image retrieval"
     parts = (
-        alike(found.filter(classes), among, "group"),
-        clustered(found.filter(captions), among),
-        found.filter(~classes & ~captions),
+        alike(observed.filter("classes"), among, "group"),
+        clustered(observed.filter(captions), among),
+        observed.filter(~pl.col("classes") & ~captions),
     )
-    order = found.select(among).unique(maintain_order=True).with_row_index("_at")
     together = pl.concat(parts).join(order, on=among, maintain_order="left")
-    return together.sort("_at", maintain_order=True).drop("_at", "kind")
+    return together.sort("order", maintain_order=True).drop("order", "classes")
+
+
+def pretraining() -> pl.Expr:
+    """Return what the models of rows were trained on, as the paper calls it."""
+    return pl.col("trained_on").fill_null("released").replace(TITLES)
 
 
 def alike(observed: pl.DataFrame, among: Sequence[str], strata: str) -> pl.DataFrame:
@@ -183,16 +155,14 @@ def averaged(observed: pl.DataFrame, over: str = "data", name: str = AVERAGE) ->
     A model that was not measured on all that the others were measured on is left out, so that no means over different
     sets are compared.
     """
-    among = [each for each in (*_MODEL, "task", "data") if each != over]
-    every = [each for each in among if each not in ("series", SEED)]
+    among = [column for column in (*_MODEL, "task", "data") if column != over]
+    every = [column for column in among if column not in ("series", SEED)]
     count = pl.col(over).n_unique()
     whole = observed.filter(count.over(among) == count.over(every))
-    one = whole.group_by(
-        [*among, over, SAMPLE], maintain_order=True
-    )  # a sample may have rows of several seeds
-    told = one.agg(pl.first("seed", "group", "pattern"), pl.mean("value")).select(observed.columns)
-    told = told.with_columns(pl.format("{} {}", over, SAMPLE).alias(SAMPLE))
-    return alike(told, among, over).with_columns(pl.lit(name).alias(over))
+    samples = whole.group_by([*among, over, SAMPLE], maintain_order=True)  # may have rows of several seeds
+    means = samples.agg(pl.first("seed", "group", "pattern"), pl.mean("value")).select(observed.columns)
+    means = means.with_columns(pl.format("{} {}", over, SAMPLE).alias(SAMPLE))
+    return alike(means, among, over).with_columns(pl.lit(name).alias(over))
 
 
 def with_average(observed: pl.DataFrame) -> pl.DataFrame:

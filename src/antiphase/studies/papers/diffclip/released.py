@@ -64,7 +64,7 @@ def given_models(profile: Profile) -> list[Given]:
     return found
 
 
-def listed(models: Sequence[Given]) -> str:
+def models_in_words(models: Sequence[Given]) -> str:
     """Return the models for a reader, with what is to know about each."""
     parts = []
     for one in models:
@@ -81,35 +81,29 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
         return given(spec, series or base, seed, note, trained_on=tag)
     path, _, setting = name.partition("#")
     lambda_init = read_lambda_init(spec, setting) if setting else None
-    schedule = "depth" if lambda_init == "depth" else "constant"
-    file, depth = local_checkpoint(path), 12
-    image, text = bool(setting), bool(setting)  # whether the tower has differential attention
+    by_depth = lambda_init == "depth"
+    towers: tuple[bool, ...] = (bool(setting), bool(setting))  # whether each has differential attention
+    depth = 12
+    file = local_checkpoint(path)
     if file is not None:
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
-        tower = config.vision
-        image, text = (attention_spec(one.attention).differential for one in (tower, config.text))
-        depth = tower.depth
-    variant = {
+        towers = tuple(attention_spec(one.attention).differential for one in (config.vision, config.text))
+        depth = config.vision.depth
+    both = "diffclip-depth" if by_depth else "diffclip"
+    variants: dict[tuple[bool, ...], str] = {
         (False, False): "clip",
         (True, False): "diffclip-vision",
         (False, True): "diffclip-text",
-        (True, True): "diffclip-depth" if schedule == "depth" else "diffclip",
-    }[image, text]
+    }
     facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
-    if image or text:
-        facts |= {
-            "lambda_init": 0.8 if isinstance(lambda_init, str) else lambda_init,
-            "lambda_schedule": schedule,
-        }
+    if any(towers):
+        facts["lambda_init"] = 0.8 if by_depth else lambda_init
+        facts["lambda_schedule"] = "depth" if by_depth else "constant"
         note = _ASSUMED
-    return given(spec, series or find_clip(variant).label, seed, note, **facts)
+    return given(spec, series or find_clip(variants.get(towers, both)).label, seed, note, **facts)
 
 
 @lru_cache
 def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
     """Return the sizes and towers of a checkpoint, read once for each modification time."""
-    constant = None if isinstance(lambda_init, str) else lambda_init
-    schedule = "depth" if lambda_init == "depth" else "constant"
-    return stored_config(file) or config_of(
-        read_released(file), str(file), lambda_init=constant, schedule=schedule
-    )
+    return stored_config(file) or config_of(read_released(file), str(file), lambda_init)

@@ -1,15 +1,18 @@
 """Section 4: what makes a layer of DiffViT more sensitive than the same layer of ViT, and what cancels."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
 
 from antiphase.statistics.intervals import mean_over_seeds
-from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim, above, apart, each_data
-from antiphase.studies.estimation import SAMPLE, SEED, Kind, estimates, over, trend
-from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, panels, tables
-from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.studies.claims import Check, above, apart
+from antiphase.studies.estimation import SAMPLE, SEED, Kind, estimates, trend
+from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table, panels, tables
+from antiphase.studies.papers.declarations import Checks
+from antiphase.studies.papers.robustness.bench import PAPER, all_cells, bench, twins, vit_study
+from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 LAYER = ["data", "depth", SEED, "layer"]
 PLACE = ["data", "depth", "layer", "quantity"]
@@ -20,15 +23,18 @@ PARTS = ("A1 alone, γ", "size of A2, ρ", "angle, cosθ")
 FACTORS = ("λ", "ρ", "cosθ", "γ")
 ESTIMATORS = ("sampled maximum", "sampled mean", "power iteration", "gradient ascent")
 PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
-MARGIN = 0.05  # of a ratio or its logarithm: 5 %
 
 
 def cells(profile: Profile) -> list[Cell]:
     """Alignment and Lipschitz constants of both models of every depth, perturbations of DiffViT."""
-    own = bench(profile)
+    sizes = bench(profile)
     return all_cells(
-        [own.sense_of(model, part) for model in twins(profile, None) for part in ("alignment", "lipschitz")],
-        [own.sense_of(model, "depth") for model in twins(profile, None, ["diffvit"])],
+        [
+            sizes.sense_of(model, part)
+            for model in twins(profile, None)
+            for part in ("alignment", "lipschitz")
+        ],
+        [sizes.sense_of(model, "depth") for model in twins(profile, None, ["diffvit"])],
     )
 
 
@@ -95,14 +101,14 @@ def lambdas(aligned: pl.DataFrame) -> pl.DataFrame:
     """Return λ by layer; it is the same for every image, so its interval is over the training seeds alone."""
     differential = aligned.filter(pl.col("series").is_in(["DiffViT", "DiffCLIP"]))
     seeds = differential.group_by(*LAYER, maintain_order=True).agg(pl.mean("lam"))
-    found: list[tuple[Any, ...]] = []
+    means: list[tuple[Any, ...]] = []
     for key, block in seeds.group_by(PLACE[:3], maintain_order=True):
         lam = block["lam"].to_list()
         one = mean_over_seeds(lam) if len(lam) > 1 else None
-        found.append((*key, "λ", block["lam"].mean(), one and one.low, one and one.high, None, len(lam), lam))
+        means.append((*key, "λ", block["lam"].mean(), one and one.low, one and one.high, None, len(lam), lam))
     schema: dict[str, Any] = {name: aligned.schema[name] for name in PLACE[:3]}
     schema |= {"quantity": pl.String} | ESTIMATES | {BY_SEED: pl.List(pl.Float64)}
-    return pl.DataFrame(found, schema, orient="row")
+    return pl.DataFrame(means, schema, orient="row")
 
 
 def _lipschitz(rows: pl.DataFrame) -> pl.DataFrame:
@@ -129,63 +135,37 @@ def draw(rows: RowsByTable) -> Artefact:
     """Draw the quantities of Theorem 2, the parts of the ratio, the ratio as predicted and measured, cancellation."""
     means = pl.concat([lambdas(rows["alignment"]), _estimated(values(rows))])
     means = means.sort("depth", "layer", maintain_order=True)
-    moves, log = tuple(PERTURBATIONS.values()), "ln(DiffViT / ViT)"
-    bands = f"95 % over {over(means)}"
+    moves, log, number = tuple(PERTURBATIONS.values()), "ln(DiffViT / ViT)", pl.col("layer") + 1
 
-    def bars(name: str, quantities: tuple[str, ...], axis: str, caption: str, **style: Any) -> Plot:
+    def chosen(quantities: Sequence[str]) -> pl.DataFrame:
+        return pl.concat([means.filter(quantity=quantity) for quantity in quantities])
+
+    def bars(name: str, quantities: Sequence[str], axis: str, less: float = 0.0, **style: Any) -> Plot:
         """Return a panel for each data set and depth: bars of each quantity, layer by layer."""
-        shown = _chosen(means, quantities).with_columns(series="quantity")
-        if axis != log:
-            shown = shown.with_columns(pl.col("value", "low", "high") - 1.0)
-        labels, style = ("layer", axis), {"kind": "bar", "level": 0.0, **style}
-        drawn = panels(shown, "depth {depth}, {data}", pl.col("layer") + 1, labels, **style)
-        return Plot(name, f"{caption} Whiskers: {bands}.", drawn)
+        shown = chosen(quantities).with_columns(pl.col("value", "low", "high") - less, series="quantity")
+        title, labels = "depth {depth}, {data}", ("layer", axis)
+        return PAPER.plot(name, panels(shown, title, number, labels, kind="bar", level=0.0, **style))
 
-    def listed(name: str, quantities: tuple[str, ...], title: str) -> Any:
-        shown = _chosen(means, quantities)
-        place = pl.format("depth {}, {}", "depth", LAYER_NAME)
+    def listed(name: str, quantities: Sequence[str], title: str) -> list[Table]:
+        shown, place = chosen(quantities), pl.format("depth {}, {}", "depth", LAYER_NAME)
         if shown["data"].n_unique() > 1:
             place = pl.format("{}, {}", "data", place)
         return tables(shown, title, name, place, "quantity", index="layer", percent=False, digits=3)
 
-    lines = _chosen(means, FACTORS)
-    lines = lines.with_columns(series=pl.format("DiffViT, depth {}", "depth"))
+    lines = chosen(FACTORS).with_columns(series=pl.format("DiffViT, depth {}", "depth"))
     drawn = [
         panel
         for data in lines["data"].unique(maintain_order=True)
         for name in FACTORS
         for panel in panels(
-            lines.filter(data=data, quantity=name), "{quantity}, {data}", pl.col("layer") + 1, ("layer", name)
+            lines.filter(data=data, quantity=name), "{quantity}, {data}", number, ("layer", name)
         )
     ]
-    caption = (
-        "λ, ρ = ‖J2‖ / ‖J1‖, cosθ between J1 and J2, and γ = ‖J1‖ / ‖J_base‖, J by the pixels. "
-        f"Bands: {bands}; λ is the same for every image."
-    )
     plots = [
-        Plot("layer-factors", caption, tuple(drawn)),
-        bars(
-            "layer-parts",
-            (RATIO, *PARTS),
-            log,
-            "The logarithm of ‖J_DA‖ / ‖J_base‖ by Theorem 2 and its three parts, which add up to it, layer by layer. "
-            "Above 0, DiffViT's map is the more sensitive one.",
-        ),
-        bars(
-            "layer-prediction",
-            (RATIO, *ESTIMATORS),
-            log,
-            "The ratio of gradients (Theorem 2) and the ratios of local Lipschitz estimates of the same maps. Lemma 2 "
-            "says that the first bounds the others from above.",
-        ),
-        bars(
-            "layer-cancellation",
-            moves,
-            "cancellation − 1",
-            "How much further A1 − λ·A2 moves under a perturbation of ε = 1/255 than two maps that move independently. "
-            "Below 0 the subtraction cancels, above 0 it adds up.",
-            percent=True,
-        ),
+        PAPER.plot("layer-factors", drawn),
+        bars("layer-parts", (RATIO, *PARTS), log),
+        bars("layer-prediction", (RATIO, *ESTIMATORS), log),
+        bars("layer-cancellation", moves, "cancellation − 1", less=1.0, percent=True),
     ]
     shown = [
         *listed("layer-factors", FACTORS, "λ, ρ, cosθ and γ by layer"),
@@ -195,107 +175,41 @@ def draw(rows: RowsByTable) -> Artefact:
     return Artefact([plot for plot in plots if plot.panels], shown)
 
 
-def _chosen(means: pl.DataFrame, quantities: tuple[str, ...]) -> pl.DataFrame:
-    return pl.concat([means.filter(quantity=quantity) for quantity in quantities])
-
-
 def _estimated(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the mean of every quantity, with its interval within the quantity's range."""
-    sizes, cosine = rows["quantity"].is_in(["ρ", "γ", *PERTURBATIONS.values()]), rows["quantity"] == "cosθ"
-    kinds: list[tuple[pl.Series, Kind]] = [
-        (sizes, "size"),
-        (cosine, "difference"),
-        (~sizes & ~cosine, "number"),
-    ]
-    return pl.concat([estimates(rows.filter(which), PLACE, VALUE, kind) for which, kind in kinds])
+    kinds: dict[str, Kind] = {"cosθ": "difference"}
+    kinds |= dict.fromkeys(("ρ", "γ", *PERTURBATIONS.values()), "size")
+    blocks: dict[Kind, list[pl.DataFrame]] = {"size": [], "difference": [], "number": []}
+    for block in rows.partition_by("quantity", maintain_order=True):
+        blocks[kinds.get(block["quantity"][0], "number")].append(block)
+    return pl.concat(estimates(pl.concat(some), PLACE, VALUE, kind) for kind, some in blocks.items() if some)
 
 
-def claims(rows: RowsByTable) -> list[Claim]:
-    """Claims of Section 4 about a layer, and consequences."""
-    return each_data(values(rows), _claims)
+def checks(rows: RowsByTable) -> Checks:
+    """Check the claims of Section 4 about a layer, and consequences."""
+    layers = values(rows)
+    depths, moves = sorted(layers["depth"].unique()), PERTURBATIONS.values()
 
+    def over_zero(quantity: str, words: str, value: pl.Expr = VALUE) -> list[Check]:
+        return above(layers.filter(quantity=quantity), words, value, depth=depths)
 
-def _claims(rows: pl.DataFrame) -> list[Claim]:
-    depths, moves = sorted(rows["depth"].unique()), PERTURBATIONS.values()
-
-    def over_zero(quantity: str, what: str, value: pl.Expr = VALUE) -> list[Check]:
-        return above(rows.filter(quantity=quantity), what, value, depth=depths)
-
-    def larger(first: str, second: str, what: str) -> list[Check]:
-        return apart(rows, "quantity", first, second, VALUE, what, depth=depths)
-
-    falls = [
-        Check(
-            f"fitted fall of what is left over log2 depth, {depths[0]} to {depths[-1]}, {name}",
-            trend(rows, "depth", {"quantity": name}, -VALUE, scale="log2"),
-            "",
-        )
-        for name in moves
-    ]
-    statements = {
-        "gradient-above-vit": (
-            "Section 4.1, Theorem 3",
-            "At every depth the maps of DiffViT's layers have larger gradients than those of ViT's.",
-            over_zero(RATIO, "ln(‖J_DA‖ / ‖J_base‖)"),
-        ),
-        "angle-amplifies": (
-            "Section 4.1, Theorem 1",
-            "At every depth the angle between the two gradients raises the sensitivity of DiffViT's layers.",
-            over_zero(PARTS[2], "the angle's part"),
-        ),
-        "angle-before-size": (
-            NOT_IN_PAPER,
-            "The angle adds more to the sensitivity of DiffViT's layers than the size of A2's gradient.",
-            larger(PARTS[2], PARTS[1], "the angle's part − the part of A2's size"),
-        ),
-        "lemma-2": (
-            "Section 4.1, Lemma 2",
-            "Averaged over layers, the ratio of gradients is an upper bound of that of local Lipschitz constants.",
-            larger(RATIO, "power iteration", "ln(‖J_DA‖ / ‖J_base‖) − ln(L_DA / L_base), power iteration"),
-        ),
-        "subtraction-cancels": (
-            "Section 4.2",
-            "At every depth the subtraction cancels part of what a perturbation of 1/255 does to the two maps.",
-            [check for name in moves for check in over_zero(name, f"1 − cancellation, {name}", 1.0 - VALUE)],
-        ),
-        "cancels-more-when-deep": (
-            "Section 4.2",
-            "The deeper the DiffViT, the more the subtraction cancels in its layers.",
-            falls,
-        ),
+    larger = partial(apart, layers, "quantity", value=VALUE, depth=depths)
+    fall = f"fitted fall of what is left over log2 depth, {depths[0]} to {depths[-1]}"
+    gradients = "ln(‖J_DA‖ / ‖J_base‖)"
+    lipschitz = f"{gradients} − ln(L_DA / L_base), power iteration"
+    return {
+        "gradient-above-vit": over_zero(RATIO, gradients),
+        "angle-amplifies": over_zero(PARTS[2], "the angle's part"),
+        "angle-before-size": larger(PARTS[2], PARTS[1], what="the angle's part − the part of A2's size"),
+        "lemma-2": larger(RATIO, "power iteration", what=lipschitz),
+        "subtraction-cancels": [
+            check for name in moves for check in over_zero(name, f"1 − cancellation, {name}", 1.0 - VALUE)
+        ],
+        "cancels-more-when-deep": [
+            Check(f"{fall}, {name}", trend(layers, "depth", {"quantity": name}, -VALUE, scale="log2"), "")
+            for name in moves
+        ],
     }
-    return [
-        Claim(name, source, words, checks, MARGIN) for name, (source, words, checks) in statements.items()
-    ]
 
 
-LAYER_SENSITIVITY = Study(
-    "layer-sensitivity",
-    "robustness",
-    "Section 4",
-    "What makes a layer sensitive, and what cancels",
-    """What makes a layer of DiffViT more sensitive than the same layer of ViT, and whether the subtraction cancels.
-
-The paper (Section 4) gives no numbers for this. It derives ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2),
-with ρ = ‖J2‖ / ‖J1‖ and γ = ‖J1‖ / ‖J_base‖, finds a ratio above 1 just where cosθ < (1 + λ²ρ² − γ⁻²) / (2λρ) (Theorem
-3), bounds the ratio of local Lipschitz constants by it (Lemma 2), and says that the subtraction attenuates
-perturbations, more so in deeper models (Section 4.2). J are Jacobians by the pixels; Lipschitz estimates are within
-8/255, cancellation is at 1/255.
-
-In logarithms the ratio is an exact sum of three parts: ln γ (the gradient of A1 alone), ½·ln(1 + λ²ρ²) (the size of A2)
-and the rest (the angle). Cancellation is ‖ΔA1 − λ·ΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 the two changes cancel, above 1
-they add up. All ratios are of root mean squares over images and heads.
-
-An earlier measurement to compare with (Fashion-MNIST, 96 wide, 6 heads, 8 epochs, 3 seeds, 64 images, ε = 1/255):
-
-| depth, layer | ln ratio | ln γ | by ρ | by cosθ | cancellation, noise | cancellation, PGD |
-|---|---|---|---|---|---|---|
-| 1, 1 | 0.046 [−0.054, 0.146] | −0.250 | 0.281 | 0.015 | 1.013 [0.998, 1.028] | 1.054 [1.002, 1.106] |
-| 2, 1 | −0.031 [−0.322, 0.260] | −0.362 | 0.291 | 0.040 | 1.041 [1.005, 1.076] | 1.071 [1.032, 1.110] |
-| 4, 4 | −0.183 [−0.413, 0.048] | −0.505 | 0.282 | 0.040 | 1.040 [1.027, 1.053] | 1.050 [1.002, 1.097] |
-""",
-    cells,
-    draw,
-    claims,
-    settings,
-)
+LAYER_SENSITIVITY = vit_study("layer-sensitivity", cells, draw, checks, by_data=True)

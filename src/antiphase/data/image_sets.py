@@ -1,0 +1,370 @@
+"""Published sets of labelled images: ImageNet and its variants, the linear probe's, and those that fit in memory."""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import re
+import tarfile
+import warnings
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from antiphase.data.folders import choose_split, class_folder, list_classes, refuse_missing, sub_folders
+from antiphase.data.images import ArrayImages, FileImages, array_set, file_set
+from antiphase.errors import UserError, one_line, shown
+
+CLASSES = 1000
+WNID = re.compile(r"n\d{8}")
+"""Pattern of a WordNet id."""
+
+
+_VARIANTS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
+
+
+def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -> Any:
+    """Return a data set of torchvision, which downloads what is missing; ``fix`` says how to get it otherwise."""
+    from torchvision import datasets
+
+    try:
+        return getattr(datasets, dataset)(root, download=True, **settings)
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, tarfile.TarError) as error:
+        fault = f"missing or incomplete in {root}, and the download failed ({one_line(error)})"
+        raise UserError(f"{name} is {fault}: {fix}, or set ANTIPHASE_DATA") from error
+
+
+def imagenet(split: str, root: Path) -> FileImages:
+    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``, with classes sorted by wnid.
+
+    Class names are open_clip's prompt names, or the wnid if there is none.
+
+    Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
+    """
+    folder = root if any(sub_folders(root / part) for part in ("train", "val")) else root / "imagenet"
+    if not sub_folders(folder / split):
+        fix = f"sign up at https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG"
+        raise UserError(f"imagenet has no class folders in {folder / split}: {fix}, or set ANTIPHASE_DATA")
+    images = class_folder("imagenet", folder, split)
+    names = prompt_names()
+    return images.altered(class_names=tuple(names.get(wnid, wnid) for wnid in images.class_names))
+
+
+def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], page: str) -> FileImages:
+    """List a test set of ImageNet's classes under distribution shift.
+
+    Its classes are the subset of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A
+    classifier bound to them chooses among these classes only, which is equivalent to masking the other logits.
+
+    Sources: "Do ImageNet Classifiers Generalize to ImageNet?", Recht et al., 2019 (V2); "Natural Adversarial
+    Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning
+    Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
+    """
+    split = choose_split(name, "test" if split == "val" else split, ("test",))
+    numbered = name == "imagenet-v2"  # its class folders are named by index in place of wnid
+    # not the archive's top folder; numbers may have leading zeros, and as text 10 would come before 2
+    pattern = re.compile(r"0*(\d+)" if numbered else r"(n\d+)")
+    for folder in (root / below for below in folders):
+        if entries := {match[1]: match[0] for match in map(pattern.fullmatch, sub_folders(folder)) if match}:
+            break
+    else:
+        fix = f"unpack {page} in {root}, or set ANTIPHASE_DATA"
+        raise UserError(f"{name} has no class folders in {root}: {', '.join(folders)}: {fix}")
+    wnids = variant_wnids(name)
+    labels = list(map(str, range(CLASSES))) if numbered else wnids
+    if odd := set(labels) ^ entries.keys():
+        raise UserError(
+            f"{name}: {folder} lacks the class {min(odd)}, or has a folder of no class: unpack {page} again"
+        )
+    names = [prompt_names()[wnid] for wnid in wnids]
+    return list_classes(name, split, folder, [entries[label] for label in labels], names)
+
+
+def tiny_imagenet(split: str, root: Path) -> FileImages:
+    """List Tiny ImageNet (200 classes, 64×64; 100,000 train, 10,000 val) from its unpacked archive.
+
+    Classes are sorted by wnid and named by their first synonym in ``words.txt``. The archive's ``test`` images have
+    no labels, so ``test`` means ``val``.
+    """
+    folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
+    try:
+        wnids = sorted((folder / "wnids.txt").read_text().split())
+        words = dict(line.split("\t") for line in (folder / "words.txt").read_text().splitlines())
+        notes = [line.split("\t") for line in (folder / "val/val_annotations.txt").read_text().splitlines()]
+        images, labels = [f"images/{note[0]}" for note in notes], [wnids.index(note[1]) for note in notes]
+    except (OSError, ValueError, IndexError) as error:
+        fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"
+        raise UserError(f"tiny-imagenet: {folder} is incomplete ({error}): {fix}") from error
+    class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
+    if split == "train":
+        return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
+    return file_set("tiny-imagenet", split, folder / "val", class_names, images, labels)
+
+
+def variant_wnids(name: str) -> tuple[str, ...]:
+    """Return the wnids of a variant's labels in order.
+
+    >>> len(variant_wnids("imagenet-r")), variant_wnids("imagenet-a")[0]
+    (200, 'n01498041')
+    """
+    if name not in ("imagenet-a", "imagenet-r"):
+        return _wnids()
+    return tuple((files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt").read_text().split())
+
+
+def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
+    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets."""
+    if name == "imagenet" and classes == CLASSES:
+        return _wnids()
+    return variant_wnids(name) if name in _VARIANTS else None
+
+
+def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
+    """Return class names as words of a text: names for WordNet ids, ImageNet's where it has one; underscores as spaces.
+
+    Names that are numbers, or ids that are not known, give a warning.
+
+    >>> class_words(["ice_cream", "hot-dog"])
+    ('ice cream', 'hot-dog')
+    """
+    known: dict[str, str] = {}
+    if wnids := [name for name in class_names if WNID.fullmatch(name)]:
+        from timm.data.imagenet_info import ImageNetInfo
+
+        synonyms = ImageNetInfo().label_name_to_description
+        for wnid in wnids:
+            with contextlib.suppress(KeyError):
+                known[wnid] = synonyms(wnid).partition(",")[0]
+        known |= prompt_names()
+    words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
+    odd = [word for word in words if WNID.fullmatch(word)]
+    if odd or not any(map(str.isalpha, "".join(words))):
+        reason = "are no words, but prompts are made of them; if they only number the classes, give names"
+        warnings.warn(f"class names {shown(', '.join(odd or words))} {reason}", stacklevel=3)
+    return words
+
+
+def prompt_names() -> dict[str, str]:
+    """Return open_clip's prompt name of each wnid, in the order of ImageNet's classes."""
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # seconds to import
+
+    return dict(zip(_wnids(), IMAGENET_CLASSNAMES, strict=True))
+
+
+@cache
+def _wnids() -> tuple[str, ...]:
+    """Return ImageNet's wnids in the order of its classes."""
+    from timm.data.imagenet_info import ImageNetInfo
+
+    return tuple(ImageNetInfo("imagenet-1k").label_names())
+
+
+_TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
+# class names used by CLIP's authors (data/prompts.md of openai/CLIP) where they differ from the folder names
+_NAMED = """
+BACKGROUND_Google=background, Faces=off-center face, Faces_easy=centered face, Leopards=leopard, Motorbikes=motorbike,
+airplanes=airplane, car_side=side of a car, cougar_body=body of a cougar cat, cougar_face=face of a cougar cat,
+crocodile_head=head of a crocodile, flamingo_head=head of a flamingo, snoopy=snoopy (cartoon beagle),
+yin_yang=yin and yang symbol"""
+_CALTECH_NAMES = dict(pair.strip().split("=") for pair in _NAMED.split(","))  # pyright: ignore
+_SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
+
+
+def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, archives: str) -> FileImages:
+    """List a set of the linear probe in the order of its published lists.
+
+    Sources: "Food-101", Bossard, Guillaumin, Van Gool, 2014; "SUN Database", Xiao et al., 2010;
+    "Fine-Grained Visual Classification of Aircraft", Maji et al., 2013 (its variants); "Describing Textures in
+    the Wild", Cimpoi et al., 2014 (partition 1); "Cats and Dogs", Parkhi et al., 2012 (``trainval`` is our
+    ``train``); "Automated Flower Classification over a Large Number of Classes", Nilsback and Zisserman, 2008.
+    """
+    place = root / folder
+    title, fix = f"{name} ({split})", f"unpack {archives} as {place}"
+    # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
+    theirs = {"sun397": {}, "pets": {"split": {"train": "trainval"}.get(split, split)}}.get(
+        name, {"split": split}
+    )
+    data = downloaded(title, dataset, root, fix, **theirs)
+    if name == "sun397":
+        files, labels = _sun397(place, split, data.classes)
+    else:
+        files, labels = data._images if name == "pets" else data._image_files, data._labels
+    files = [Path(file).relative_to(place).as_posix() for file in files]
+    if not files:
+        raise UserError(f"{title}: its list in {place} is empty: {fix}")
+    refuse_missing(title, place, files, fix)
+    spaces = str.maketrans("_/" if name == "sun397" else "_", "  " if name == "sun397" else " ", "?")
+    names = [" ".join(label.translate(spaces).split()) for label in data.classes]
+    return file_set(name, split, place, names, files, labels)
+
+
+def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], list[int]]:
+    """List the first of the ten published partitions, with 50 images per class in each half."""
+    name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
+    partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
+    if partition is None:
+        raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
+    files = [
+        line.strip().lstrip("/") for line in partition.read_text(encoding="utf-8").split("\n") if line.strip()
+    ]
+    numbers = {label: number for number, label in enumerate(classes)}
+    # a/abbey/sun_x.jpg: without the initial letter
+    labels = [numbers.get("/".join(Path(file).parts[1:-1]), -1) for file in files]
+    if -1 in labels:
+        odd = files[labels.index(-1)]
+        raise UserError(
+            f"sun397: {odd} of {partition} is of no class of ClassName.txt: unzip {_SUN_PARTITIONS} again"
+        )
+    return [folder / file for file in files], labels
+
+
+def caltech101(split: str, root: Path) -> FileImages:
+    """List Caltech-101 with its background class: 9,144 images of 102 classes, sorted by folder.
+
+    In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``. This
+    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list.
+
+    Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
+    """
+    folder = _caltech101_folder(root)
+    classes = sub_folders(folder)
+    names = [_CALTECH_NAMES.get(name, name.replace("_", " ").strip()) for name in classes]  # pyright: ignore
+    images = list_classes("caltech101", split, folder, classes, names)
+    splits = split_by_digest(images.files)
+    rows = [row for row, file in enumerate(images.files) if splits[file] == split]
+    return images.take(rows).altered(ids=torch.arange(len(rows)))
+
+
+def split_by_digest(files: Sequence[str]) -> dict[str, str]:
+    """Return ``train`` or ``test`` for each ``class/file``, independent of their order.
+
+    >>> split_by_digest(["ant/image_0001.jpg"])
+    {'ant/image_0001.jpg': 'train'}
+    """
+    members: dict[str, list[str]] = {}
+    for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest()):
+        members.setdefault(file.partition("/")[0], []).append(file)
+    train = {file for several in members.values() for file in several[:_TRAIN_IMAGES]}
+    return {file: "train" if file in train else "test" for file in files}
+
+
+def _caltech101_folder(root: Path) -> Path:
+    below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
+    places = [root / folder / "101_ObjectCategories" for folder in below]
+    folder = next(filter(sub_folders, places), None)
+    if folder is None:
+        archive = "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
+        fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {places[0]}"
+        downloaded("caltech101", "Caltech101", root, fix)
+    return folder or places[0]
+
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
+FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
+RANDOM_IMAGES = 1000
+SPECIMEN_FILE = "fashion-mnist-test-1000.png"
+SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
+
+
+def digits(split: str) -> ArrayImages:
+    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, 0..16 scaled to [0, 1].
+
+    They are published without a split: a fixed fifth of each class is ``test``.
+    """
+    from sklearn.datasets import load_digits  # seconds to import
+
+    values, labels = load_digits(return_X_y=True)
+    pixels = np.asarray(values, dtype=np.float32).reshape(-1, 1, 8, 8) / 16
+    held_out = np.zeros(len(labels), dtype=bool)
+    generator = np.random.default_rng(0)
+    for label in range(10):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        held_out[members[: round(len(members) / 5)]] = True
+    rows = np.flatnonzero(held_out == (split == "test"))
+    return array_set("digits", split, list(map(str, range(10))), pixels[rows], labels[rows])
+
+
+def fashion_mnist(split: str, root: Path) -> ArrayImages:
+    """Return Fashion-MNIST (28×28 grey; 60,000 train, 10,000 test) from Debian's package or a download.
+
+    Source: "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
+    Xiao, Rasul, Vollgraf, 2017. MIT licence.
+    """
+    prefix = {"train": "train", "test": "t10k"}[split]
+    names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")
+    folder = root / "FashionMNIST" / "raw"
+    if all((DEBIAN_FASHION_MNIST / name).is_file() for name in names):
+        folder = DEBIAN_FASHION_MNIST
+    elif not all((folder / name).is_file() for name in names):
+        fix = f"apt-get install dataset-fashion-mnist, for {DEBIAN_FASHION_MNIST}"
+        downloaded("fashion-mnist", "FashionMNIST", root, fix, train=split == "train")
+    try:
+        contents = [gzip.decompress((folder / name).read_bytes()) for name in names]
+        # IDX: a header of 4 bytes and 4 for each axis, then the bytes
+        images = np.frombuffer(contents[0], np.uint8, offset=16).reshape(-1, 1, 28, 28)
+        labels = np.frombuffer(contents[1], np.uint8, offset=8).reshape(len(images))
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        fix = f"delete {' and '.join(names)} in {folder}, and download them again"
+        raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
+    return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images.copy(), labels.copy())
+
+
+def specimens() -> ArrayImages:
+    """Return the 1,000 Fashion-MNIST test images in the package."""
+    with as_file(files("antiphase") / "specimens" / SPECIMEN_FILE) as path:
+        return specimen_images(path)
+
+
+def specimen_images(path: Path) -> ArrayImages:
+    """Return Fashion-MNIST test images of a file, 28×28 grey; ids are positions in the 10,000 of the test set."""
+    try:
+        with Image.open(path) as image:
+            notes = json.loads(image.info[SPECIMEN_CHUNK])
+            pixels = np.array(image).reshape(-1, 1, 28, 28)
+    except (OSError, SyntaxError, KeyError, ValueError) as error:
+        fault = f"is not a valid file of specimen images ({error})"
+        raise UserError(f"{path} {fault}: reinstall antiphase") from error
+    labels, ids = torch.tensor(notes["labels"]), torch.tensor(notes["ids"])
+    return array_set("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, pixels, labels, ids)
+
+
+def cifar(name: str, split: str, root: Path) -> ArrayImages:
+    """Return CIFAR-10 or CIFAR-100 (32×32 RGB; 50,000 train, 10,000 test), downloaded by torchvision.
+
+    Source: "Learning Multiple Layers of Features from Tiny Images", Krizhevsky, 2009.
+    """
+    fix = f"put its Python version from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
+    data = downloaded(name, name.upper(), root, fix, train=split == "train")
+    class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
+    pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
+    return array_set(name, split, class_names, pixels, torch.tensor(data.targets))
+
+
+def random_images(
+    split: str,
+    image_size: int | None,
+    channels: int | None,
+    num_classes: int | None,
+    limit: int | None,
+    seed: int | None,
+) -> ArrayImages:
+    """Return images of independent uniform 8-bit noise with uniform labels, for smoke tests.
+
+    The splits are different draws; a smaller ``limit`` (1,000 unless given) is a prefix of a larger one.
+    """
+    if image_size is None or channels is None or num_classes is None:
+        shape = f"image_size={image_size}, channels={channels}, num_classes={num_classes}"
+        raise UserError(f"data source 'random' has no default shape: expected all three of {shape}")
+    count, stream = limit or RANDOM_IMAGES, [seed or 0, ("train", "test").index(split)]
+    noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
+    pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)
+    labels = classes.integers(0, num_classes, size=count, dtype=np.int64)
+    return array_set("random", split, list(map(str, range(num_classes))), pixels, labels)

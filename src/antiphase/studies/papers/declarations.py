@@ -1,0 +1,140 @@
+"""Studies as declarations: their words are in ``studies.toml`` of a paper, their sizes in ``profiles.toml``."""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import polars as pl
+from jinja2 import Environment, StrictUndefined
+
+from antiphase.budgets import eps_label
+from antiphase.studies.claims import Check, Claim, each_data
+from antiphase.studies.estimation import over
+from antiphase.studies.figures import Artefact, Panel, Plot
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+
+Checks = Mapping[str, Sequence[Check] | Claim]
+"""The checks of claims by name; a claim whose words depend on the rows comes whole."""
+
+Bench = TypeVar("Bench")
+
+
+def listed(fields: Mapping[str, Any], before: str = "") -> str:
+    """Return fields as ``name value``, with commas between them and some words before them.
+
+    >>> listed({"steps": 20, "queries": 5}), listed({}, ", ")
+    ('steps 20, queries 5', '')
+    """
+    return before * bool(fields) + ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+_TEMPLATES = Environment(undefined=StrictUndefined, autoescape=False)  # plain text
+_TEMPLATES.filters |= {"eps": eps_label, "listed": listed}
+
+
+def filled(words: str, **values: Any) -> str:
+    """Return words with values in the places that double braces name."""
+    return _TEMPLATES.from_string(words).render(values)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The words of a paper's studies.
+
+    Attributes:
+        name: group of the studies, such as ``"robustness"``.
+        folder: where ``studies.toml`` and ``profiles.toml`` are.
+    """
+
+    name: str
+    folder: Path
+
+    @cached_property
+    def words(self) -> dict[str, Any]:
+        """What ``studies.toml`` holds."""
+        return tomllib.loads((self.folder / "studies.toml").read_text(encoding="utf-8"))
+
+    def benches(self, kind: type[Bench]) -> dict[str, Bench]:
+        """Return the sizes of every profile; lists are tuples."""
+        text = (self.folder / "profiles.toml").read_text(encoding="utf-8")
+        sizes = tomllib.loads(text)[kind.__name__]
+        return {name: kind(**_tupled(fields)) for name, fields in sizes.items()}
+
+    def study(
+        self,
+        name: str,
+        cells: Callable[[Profile], Sequence[Cell]],
+        draw: Callable[[RowsByTable], Artefact],
+        checks: Callable[[RowsByTable], Checks],
+        settings: Callable[[Profile], Mapping[str, str]],
+        by_data: bool = False,
+        fill: Callable[[RowsByTable], Mapping[str, Any]] = lambda rows: {},
+    ) -> Study:
+        """Return a study under its words.
+
+        Args:
+            checks: function from the rows to the checks of its claims.
+            by_data: whether it is called with the rows of each data set, on every one of which a claim has to hold.
+            fill: function from the rows to values in the statements of claims.
+        """
+        words = self.words[name]
+        shared: dict[str, Any] = {
+            field: words[field] for field in ("source", "margin", "paper") if field in words
+        }
+
+        def stated(checks: Checks, values: Mapping[str, Any]) -> Iterator[Claim]:
+            for key, some in checks.items():
+                if isinstance(some, Claim):
+                    yield some
+                    continue
+                own = words["claims"][key]
+                fields = shared | (own if isinstance(own, dict) else {"statement": own})
+                yield Claim(key, checks=some, **fields | {"statement": filled(fields["statement"], **values)})
+
+        def claims(rows: RowsByTable) -> list[Claim]:
+            values = fill(rows)
+            if not by_data:
+                return list(stated(checks(rows), values))
+            sets = pl.concat(frame.select("data") for frame in rows.values()).unique(maintain_order=True)
+
+            def of_one(one: pl.DataFrame) -> list[Claim]:
+                frames = {table: frame.filter(data=one["data"][0]) for table, frame in rows.items()}
+                return list(stated(checks(frames), values))
+
+            return each_data(sets, of_one)
+
+        about = (words["label"], words["title"], words["text"])
+        return Study(name, self.name, *about, cells, draw, claims, settings, words.get("meaningless", {}))
+
+    def plot(
+        self,
+        name: str,
+        drawn: Sequence[Panel],
+        columns: int = 2,
+        samples: str = "images",
+        caption: str = "",
+        **values: Any,
+    ) -> Plot:
+        """Return a figure under its caption, which may name what the intervals are ``over``."""
+        told = over(*(panel.points for panel in drawn), samples=samples) if drawn else ""
+        words = self.words["captions"][caption or name]
+        return Plot(name, filled(words, over=told, **values), tuple(drawn), columns)
+
+    def settings(self, *kinds: str, **values: Any) -> dict[str, str]:
+        """Return the settings of some kinds as a page shows them; those that come out empty are left out."""
+        templates = {name: words for kind in kinds for name, words in self.words["settings"][kind].items()}
+        shown = {name: filled(words, **values) for name, words in templates.items()}
+        return {name: value for name, value in shown.items() if value}
+
+
+def _tupled(value: Any) -> Any:
+    match value:
+        case list():
+            return tuple(map(_tupled, value))
+        case dict():
+            return {name: _tupled(one) for name, one in value.items()}
+        case _:
+            return value

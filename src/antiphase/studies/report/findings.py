@@ -1,0 +1,141 @@
+"""What the studies found, in Markdown: the page of findings, the block of a README, and the picture of all claims."""
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from antiphase.errors import UserError
+from antiphase.files import write_text
+from antiphase.report.page import environment
+from antiphase.studies.claims import RULE
+from antiphase.studies.report import forest
+from antiphase.studies.report.tables import (
+    claims_sheets,
+    counts_sheet,
+    escaped,
+    markdown,
+    models_tested,
+    panel_tables,
+    table_note,
+    table_sheet,
+)
+from antiphase.studies.report.words import FEW, estimates_line, is_tested, price
+from antiphase.studies.results import Result
+from antiphase.studies.scale import IN_SHORT
+
+QUESTIONS: list[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
+)["questions"]
+_PICTURES = {"claims.svg": False, "claims-narrow.svg": True}
+
+
+def summary(results: Sequence[Result], template: str, **values: Any) -> str:
+    """Fill in one of the templates in Markdown: the questions with their answers, counts, claims and tables."""
+    templates = environment().overlay(autoescape=False)
+    templates.filters |= {
+        "escaped": escaped,
+        "estimates": estimates_line,
+        "markdown": markdown,
+        "note": table_note,
+        "panel_tables": panel_tables,
+        "price": price,
+        "sheet": table_sheet,
+    }
+    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
+    begun = [result for result in results if result.done]
+    judged = {key.partition("/")[0] for key in tested}
+    text = templates.get_template(template).render(
+        claims=tested,
+        claims_sheets=claims_sheets(begun, [""] * len(begun)),
+        counts=counts_sheet(begun) if claims else None,
+        few=FEW,
+        models=models_tested(begun, IN_SHORT),
+        notes={
+            result.name: result.artefact.notes
+            for result in results
+            if result.artefact and result.name in judged
+        },
+        questions=QUESTIONS,
+        results=[result for result in begun if not unfinished(result)],
+        rule=RULE,
+        unfinished=[result for result in begun if unfinished(result)],
+        **values,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def unfinished(result: Result) -> bool:
+    """Whether cells are missing and nothing can be said yet: its numbers, if any, are those of other studies."""
+    unjudged = bool(result.claims) and all(claim.verdict == "not run" for claim in result.claims)
+    return result.done < result.total and (result.artefact is None or unjudged)
+
+
+def write_findings(results: Sequence[Result], path: Path) -> None:
+    """Write what the studies found as one Markdown page: a few questions, a picture of all claims, then the tables.
+
+    The picture is written next to the page, once for wide and once for narrow screens.
+    """
+    picture = _draw(results, path.parent)
+    write_text(path, summary(results, "findings.md", picture=picture))
+
+
+def _draw(results: Sequence[Result], folder: Path) -> bool:
+    """Draw all claims, unless the pictures there show the same data; return whether there is anything to draw.
+
+    A picture ends with a digest of what it shows and of the code that drew it. So its bytes, which may depend on the
+    processor and on the version of matplotlib, change only with its content.
+    """
+    lines = forest.forest_lines(results)
+    data = json.dumps([asdict(line) for line in lines], ensure_ascii=False)
+    code = Path(forest.__file__).read_text(encoding="utf-8")
+    mark = f"<!-- {hashlib.sha256((data + code).encode()).hexdigest()[:16]} -->"
+    for name, narrow in _PICTURES.items() if lines else ():
+        path = folder / name
+        if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
+            write_text(path, f"{forest.forest_svg(lines, narrow=narrow)}{mark}\n")
+    return bool(lines)
+
+
+def replace_claims(results: Sequence[Result], into: Path) -> None:
+    """Put the claims into a Markdown file between two marks.
+
+    Raises:
+        UserError: the file lacks the marks.
+    """
+    replace_marked(into, "claims", summary(results, "claims.md"))
+
+
+def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
+    """Put the picture of the claims and the answers into a Markdown file between two marks.
+
+    Args:
+        results: the results.
+        into: the file.
+        pictures: the folder of the pictures that ``write_findings`` wrote.
+
+    Raises:
+        UserError: the file lacks the marks.
+    """
+    folder = os.path.relpath(pictures, into.parent)
+    prefix = "" if folder == "." else f"{folder}/"
+    replace_marked(into, "findings", summary(results, "readme.md", prefix=prefix))
+
+
+def replace_marked(into: Path, mark: str, text: str) -> None:
+    """Replace what is between two marks of a file.
+
+    Raises:
+        UserError: the file lacks the marks.
+    """
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    content = into.read_text(encoding="utf-8") if into.exists() else ""
+    if begin not in content or end not in content:
+        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the {mark} are put")
+    write_text(into, f"{content.split(begin)[0]}{begin}\n{text}{end}{content.split(end)[1]}")
