@@ -9,21 +9,22 @@ from PIL import Image
 from antiphase.data.decoding import pil_to_tensor
 from antiphase.errors import UserError
 from antiphase.models import load_model, zero_shot_classifier
+from tests.models import tiny_open_clip  # noqa: F401
 
 NAMES = ["mug", "lamp", "dog", "flower", "small house"]
 
 
 @pytest.fixture(scope="module")
 def ours():
-    return load_model("open_clip:ViT-B-32", random_weights=True, seed=3)
+    return load_model("open_clip:tiny-vit", random_weights=True, seed=3)
 
 
 def test_zero_shot_logits_are_open_clips(ours):
     templates = open_clip.SIMPLE_IMAGENET_TEMPLATES
     theirs = open_clip.build_zero_shot_classifier(
-        ours.model, open_clip.get_tokenizer("ViT-B-32"), NAMES, templates, num_classes_per_batch=None
+        ours.model, open_clip.get_tokenizer("tiny-vit"), NAMES, templates, num_classes_per_batch=None
     )
-    images = torch.rand(3, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     mean, std = (
         torch.tensor(values).view(3, 1, 1)
         for values in (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD)
@@ -40,9 +41,7 @@ def test_preprocessing_is_open_clips(ours):
         0, 256, (241, 331, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )
     picture = Image.fromarray(pixels.numpy())
-    _, _, preprocess = open_clip.create_model_and_transforms(
-        "ViT-B-32", pretrained=None, force_image_size=224
-    )
+    _, _, preprocess = open_clip.create_model_and_transforms("tiny-vit", pretrained=None, force_image_size=32)
     expected = preprocess(picture)
     found = ours.normalize(ours.square(pil_to_tensor(picture)).float()[None] / 255)[0]
     torch.testing.assert_close(found, expected)
@@ -51,7 +50,7 @@ def test_preprocessing_is_open_clips(ours):
 def test_random_weights_depend_on_the_seed_alone(ours):
     torch.manual_seed(11)
     state = torch.get_rng_state()
-    again = load_model("open_clip:ViT-B-32", random_weights=True, seed=3)
+    again = load_model("open_clip:tiny-vit", random_weights=True, seed=3)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(again.model.visual.proj, ours.model.visual.proj)
 

@@ -113,11 +113,9 @@ def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequenc
 
 def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG document, the same bytes for the same figure."""
-    buffer = io.StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata=no_metadata)
-    return buffer.getvalue()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        return _saved(figure, format="svg", metadata=no_metadata).decode()
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
@@ -138,16 +136,18 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as PNG at 200 dots per inch, on white."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200)
-    return buffer.getvalue()
+    return _saved(figure, format="png", dpi=200)
 
 
 def as_pdf(figure: Figure) -> bytes:
     """Return the figure as PDF, without a date."""
-    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+        return _saved(figure, format="pdf", metadata={"CreationDate": None})
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **how)
     return buffer.getvalue()
 
 
