@@ -3,7 +3,8 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -232,3 +233,24 @@ def _broken(text: str) -> str:
         return text
     middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
     return f"{text[:middle]}\n{text[middle + 1 :]}"
+
+
+def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> None:
+    """Draw a legend of artists by label; labels are not read as formulas."""
+    legend = place.legend(list(entries.values()), ["label"] * len(entries), frameon=False, **how)
+    for text, label in zip(legend.get_texts(), entries, strict=True):
+        text.set(text=label, parse_math=False)
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure, in inches, whose artists get the style within the block."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def colors_of(groups: Sequence[Family]) -> dict[str, str]:
+    """Return the colour of each model."""
+    return {model: family.color for family in groups for model in family.models}
