@@ -79,7 +79,7 @@ def test_version_and_help(run_cli):
         ),
         (
             ["sense", "specimen:vit-0", "--parts", "lipschitz", "--samples", "1" + "0" * 12, "-q"],
-            "samples 1000000000000: expected an integer below",
+            "samples 1000000000000: expected an integer below 2147483648",
         ),
         (
             ["certify", "specimen:vit-0", "--samples", "1" + "0" * 14, "--limit", "1", "-q"],

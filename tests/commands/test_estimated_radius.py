@@ -112,7 +112,7 @@ def test_certify_estimates_radii_and_compares_them_with_equation_6(tmp_path, run
 def test_twins_that_equation_6_is_not_about_are_named(tmp_path, run_cli, pair):
     code, out, err = run_cli("certify", pair[1], "--against", pair[0], *QUICK, "--out", tmp_path)
     assert code == 0, err
-    assert "note: equation (6) is about a differential model against standard attention" in out
+    assert "Note: equation (6) is about a differential model against standard attention" in out
     assert "(6) corrected" not in out
     estimated = json.loads((tmp_path / "summary.json").read_text())["estimated"]
     assert {row["metric"] for row in estimated["ratios"]} == {"margin", "constant", "measured"}

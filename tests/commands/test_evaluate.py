@@ -74,7 +74,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
         "top-1, squared penalty",
         "5-way 5-shot",
         "mean of 7",
-        "Δ",
+        "p (McNemar)",
     ):
         assert words in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("report: ")) <= 80
@@ -183,7 +183,7 @@ def test_what_cannot_be_done_is_said_in_a_line(run_cli, models, cache, tmp_path,
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-def _write_table(folder):
+def write_table(folder):
     """Write four images with captions and labels, and return the table's name as data."""
     write_mmvp(folder, 2, ("a",))  # some images
     rows = [
@@ -195,7 +195,7 @@ def _write_table(folder):
 
 
 def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
-    table = _write_table(tmp_path / "set")
+    table = write_table(tmp_path / "set")
     code, _, err = run_cli(
         "evaluate",
         models["clip"],
@@ -217,7 +217,7 @@ def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
 
 
 def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
-    table = _write_table(tmp_path / "set")
+    table = write_table(tmp_path / "set")
     code, _, err = run_cli(
         "evaluate", models["clip"], "--data", table, "-q", "--out", tmp_path / "out", "--cache", cache
     )
@@ -230,7 +230,7 @@ def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_p
         "evaluate",
         models["clip"],
         "--data",
-        _write_table(tmp_path / "set"),
+        write_table(tmp_path / "set"),
         "--tasks",
         "zero-shot",
         "--templates",

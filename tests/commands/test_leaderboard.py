@@ -109,18 +109,19 @@ def test_a_model_has_one_row_of_its_worst_attack_and_controls_are_below(cards, m
             {**at, "attack": name} for name, rates in own[model["name"]].items() for at in rates
         ]
     path.write_text(json.dumps(told | {"differences": []}))
-    tables = {table.title: table for table in rate_tables(rows_of({path: read_card(path)}))}
-    table = tables[{"robust_accuracy": "Robust accuracy", "asr": "ASR"}[metric]]
+    tables = {table["title"]: table for table in rate_tables(rows_of({path: read_card(path)}))}
+    lines = tables[{"robust_accuracy": "Robust accuracy", "asr": "ASR"}[metric]]["lines"]
     worst = min if metric == "robust_accuracy" else max
-    assert len(table.rows) == len(own)
-    for row in table.rows:
-        (attack, _, _, smaller, larger) = row[1:]
-        assert attack.text == "PGD (L∞), Square (L∞)"
-        rates = [at[metric]["value"] for at in own[row[0].text]["pgd"]]
+    ranked, controls = ([line for line in lines if bool(line["control"]) == side] for side in (False, True))
+    assert len(ranked) == len(own)
+    for line in ranked:
+        assert line["attack"] == "PGD (L∞), Square (L∞)"
+        (smaller, first), (larger, second) = line["cells"]
+        rates = [at[metric]["value"] for at in own[line["model"].name]["pgd"]]
         assert (smaller.value, larger.value) == (worst(rates), worst(rates))
-        assert (smaller.notes[-1], larger.notes[-1]) == ("Square (L∞)", "PGD (L∞)")
-    assert sorted((row[0].text, row[1].text, row[1].notes) for row in table.controls) == [
-        (name, "Noise (L∞)", ("control",)) for name in own
-    ]
+        assert (first, second) == ("Square (L∞)", "PGD (L∞)")
+    assert {(line["model"].name, line["attack"]) for line in controls} == {
+        (name, "Noise (L∞)") for name in own
+    }
     page = write_leaderboard({path: read_card(path)}, [], cards / "page.html").read_text(encoding="utf-8")
     assert page.count('<tbody class="controls">') == page.count("<table") == 3

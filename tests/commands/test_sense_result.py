@@ -19,6 +19,7 @@ from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.models.vit import initialise
 from antiphase.report.figure import Family
 from antiphase.sensitivity import critical_cosine
 from antiphase.sensitivity.layer_estimates import places
@@ -43,32 +44,25 @@ def alignment_tables(out):
 
 @pytest.fixture(scope="module")
 def lineup(tmp_path_factory):
-    """Two seeds of a DiffViT and of its twin, at depths 1 and 2; untrained."""
+    """A DiffViT of one layer, two seeds of one of two layers, and their twins; untrained."""
     directory = tmp_path_factory.mktemp("lineup")
     models = {}
     for kind in (diffvit, vit):
-        for depth in (1, 2):
-            for seed in (0, 1):
-                model = kind(8, depth=depth, dim=16, num_heads=2)
-                name = f"{kind.__name__}-d{depth}-{seed}"
-                recipe = {"model": model.config.model_dump(mode="json"), "seed": seed, "data": "digits"}
-                with_seed(model, seed)
-                save(model, recipe, directory / name)
-                models[name] = load_model(str(directory / name))
+        for depth, seed in ((1, 0), (2, 0), (2, 1)):
+            model = kind(8, depth=depth, dim=16, num_heads=2)
+            name = f"{kind.__name__}-d{depth}-{seed}"
+            recipe = {"model": model.config.model_dump(mode="json"), "seed": seed, "data": "digits"}
+            initialise(model, seed)
+            save(model, recipe, directory / name)
+            models[name] = load_model(str(directory / name))
     ours = [model for name, model in models.items() if name.startswith("diffvit")]
     twins = [model for name, model in models.items() if name.startswith("vit")]
     return ours, twins
 
 
-def with_seed(model, seed):
-    from antiphase.models.vit import initialise
-
-    initialise(model, seed)
-
-
 @pytest.fixture(scope="module")
 def run(lineup, tmp_path_factory):
-    out, data = tmp_path_factory.mktemp("sense"), load_data("digits", limit=4)
+    out, data = tmp_path_factory.mktemp("sense"), load_data("digits", limit=3)
     sense_all(*lineup, data, out)
     return out
 
@@ -192,11 +186,8 @@ def test_several_seeds_are_spoken_of_together():
 
 
 def test_the_console_table_has_a_row_for_each_layer_and_site(run):
-    assert [len(table.rows) for table in alignment_tables(run)] == [
-        12,
-        12,
-        6,
-    ]  # standard attention has no cosθ there
+    # standard attention has no cosθ along the loss's gradient
+    assert [len(table.rows) for table in alignment_tables(run)] == [10, 10, 5]
 
 
 def test_the_console_tables_fit_80_characters_and_have_the_intervals_of_the_page(run):
@@ -232,7 +223,7 @@ def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
 def test_twins_of_other_depths_are_refused(lineup, tmp_path):
     data = load_data("digits", limit=1)
     with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
-        sense_all(lineup[0][:1], lineup[1][2:3], data, tmp_path, parts=["alignment"])
+        sense_all(lineup[0][:1], lineup[1][1:2], data, tmp_path, parts=["alignment"])
 
 
 def test_layer_figure_draws_a_panel_for_each_quantity_and_the_mean_of_a_family():

@@ -1,10 +1,12 @@
 """MMVP's format from held-out emoji."""
 
 import csv
+import shutil
 
 import pytest
 
 from antiphase.data import load_pairs
+from antiphase.data.folders import data_root
 from antiphase.data.mmvp import emoji_mmvp, load_mmvp
 
 
@@ -12,6 +14,8 @@ from antiphase.data.mmvp import emoji_mmvp, load_mmvp
 def made(tmp_path_factory):
     """The folder of the data sets, and the set that was made in it."""
     root = tmp_path_factory.mktemp("data")
+    load_pairs("openmoji", split="test", progress=False)  # drawn once for all tests
+    shutil.copytree(data_root() / "openmoji", root / "openmoji", ignore=shutil.ignore_patterns("mmvp-*"))
     return root, emoji_mmvp(root, progress=False)
 
 

@@ -5,16 +5,17 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
-from antiphase.data import load_pairs
 from antiphase.data.conversations import ASK_CAPTION, load_conversations
-from antiphase.data.emoji import OBJECTS, theme_of
+from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of
+from antiphase.data.folders import data_root
 
 
 @pytest.fixture(scope="module")
 def told():
     """The scenes, the conversations of stage 2, and the first 1,500."""
     whole = load_conversations("emoji-objects", stage=2)
-    return load_pairs("emoji-objects", progress=False), whole, [whole[at] for at in range(1500)]
+    scenes = emoji_objects("train", data_root(), progress=False)  # as the conversations do, so drawn once
+    return scenes, whole, [whole[at] for at in range(1500)]
 
 
 def _thing(question):
@@ -46,7 +47,7 @@ def test_neither_name_nor_theme_tells_of_an_answer_and_the_first_little_of_the_s
     scenes, whole, _ = told
     asked = [
         (at, [(_thing(question.rpartition("\n")[2]), answer == "Yes") for question, answer in turns])
-        for at, turns in enumerate(whole.turns)
+        for at, turns in ((at, whole.look(at)[1]) for at in range(len(whole)))
         if turns[0][0] != ASK_CAPTION
     ]
     every = [turns for _, turns in asked]

@@ -243,7 +243,7 @@ def test_without_unreadable_leaves_out_bad_files_and_keeps_the_ids_of_the_others
 
 
 def test_progress_is_shown_on_stderr_only(file_images, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     file_images.without_unreadable(progress=True)
     out, err = capsys.readouterr()
     assert out == ""

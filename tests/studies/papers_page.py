@@ -14,8 +14,8 @@ PLACES = {
     "given": "models.load_model",
     "clip": "training/recipe.py",
     "look": "studies/cells/relevance.py",
-    "align": "vlm/recipe.py",
-    "tune": "vlm/recipe.py",
+    "align": "vlm/checkpoint.py",
+    "tune": "vlm/checkpoint.py",
     "answers": "commands/audit/answers.py",
 }
 _HEAD = "| in the paper | here | study | status |\n|---|---|---|---|"

@@ -72,7 +72,7 @@ def resolve(objective: Any, targets: int | None = None) -> TargetedObjective:
     known = _TARGETED if targets else _TARGETED | {"cosine": own_prompt}
     if isinstance(objective, str) and objective not in known:
         raise UserError(f"objective {objective!r}: expected one of {', '.join(known)}, or a callable")
-    loss = known[objective] if isinstance(objective, str) else objective
+    loss: Any = known[objective] if isinstance(objective, str) else objective
     return loss if targets else lambda logits, labels, targets: loss(logits, labels)
 
 

@@ -1,6 +1,7 @@
 """Attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
 
 import contextlib
+import importlib
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -103,8 +104,7 @@ def run_foolbox(
     Args:
         attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
     """
-    import foolbox
-
+    foolbox: Any = importlib.import_module("foolbox")
     if not isinstance(attack, foolbox.Attack):
         raise UserError(f"attack of type {type(attack).__name__}: expected an attack of foolbox")
     norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")

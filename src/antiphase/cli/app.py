@@ -1,6 +1,7 @@
 """The command line, made from ``commands/``: a mistake is one line and exit code 2; a traceback is our defect."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import logging
@@ -32,12 +33,8 @@ if TYPE_CHECKING:
     from antiphase.commands.command import Command
     from antiphase.commands.options import Typed
 
-_NO_PATH = (
-    FileNotFoundError,
-    ConnectionError,
-    TimeoutError,
-    ChildProcessError,
-)  # errors that no other path mends
+# errors that no other path mends
+_NO_PATH = (FileNotFoundError, ConnectionError, TimeoutError, ChildProcessError)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -51,13 +48,8 @@ class HelpGroup(TyperGroup):
 class _Commands(Mapping[str, Any]):
     """The commands by name, each built when it is asked for."""
 
-    def __init__(self) -> None:
-        self.built: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self.built:
-            self.built[name] = _build(name)
-        return self.built[name]
+        return _build(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -86,6 +78,7 @@ class LazyGroup(HelpGroup):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
+@functools.cache
 def _build(name: str) -> Any:
     """Return typer's command, or the group of commands whose names begin with this one."""
     module, line = COMMANDS[name]

@@ -34,7 +34,8 @@ def load_models(
             have them.
     """
     from antiphase.models.zeroshot import is_dual_encoder
-    from antiphase.models.zoo import scheme_of
+    from antiphase.models.zoo import load_model, scheme_of
+    from antiphase.modules import differentiable
     from antiphase.vlm.answers import answers_questions
 
     names = [spec.strip() for spec in specs]
@@ -45,34 +46,26 @@ def load_models(
             "leave it out"
         )
     _warn_of_code(names)
-    loaded = [
-        _placed(name, random_weights and random, place) for name, random in zip(names, able, strict=True)
-    ]
+    loaded = []
+    for name, random in zip(names, able, strict=True):
+        model = live_object(name)
+        if model is None:
+            model = load_model(name, random_weights=random_weights and random)
+        loaded.append(with_kind_found(differentiable(model)).to(place))
     for name, model in zip(names, loaded, strict=True):
-        if answers_questions(model):
-            if not answering:
-                raise UserError(
-                    f"{name}: a vision-language model, which answers questions; give --data pope or emoji-pope to "
-                    "antiphase evaluate, audit or attack"
-                )
-            continue
         card = getattr(model, "card", None)
-        if card is not None and not card.num_classes and not is_dual_encoder(model):
+        if answers_questions(model) and not answering:
+            raise UserError(
+                f"{name}: a vision-language model, which answers questions; give --data pope or emoji-pope to "
+                "antiphase evaluate, audit or attack"
+            )
+        classifies = answers_questions(model) or card is None or card.num_classes or is_dual_encoder(model)
+        if not classifies:
             raise UserError(
                 f"{name}: neither classifies images nor encodes images and texts; in Python, "
                 "antiphase.sensitivity.attention_maps shows the attention of such a model"
             )
     return loaded
-
-
-def _placed(name: str, random: bool, place: "torch.device") -> "nn.Module":
-    from antiphase.models.zoo import load_model
-    from antiphase.modules import differentiable
-
-    model = live_object(name)
-    if model is None:
-        model = load_model(name, random_weights=random)
-    return with_kind_found(differentiable(model)).to(place)
 
 
 def with_kind_found(model: "nn.Module") -> "nn.Module":
@@ -98,23 +91,13 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
 
 
 def check_code(options: Options, allowed: bool, whose: str) -> None:
-    """Refuse stored options that run code, unless that was allowed.
-
-    Args:
-        options: read from a file.
-        allowed: whether ``--run-code`` was given.
-        whose: the file, for the message.
-
-    Raises:
-        UserError: naming the code.
-    """
-    values = options.model_dump(mode="json").values()
-    words = [
-        str(word).strip() for value in values for word in (value if isinstance(value, list) else [value])
-    ]
-    code = next((word for word in words if word.startswith("python:")), None)
-    if code is not None and not allowed:
-        raise UserError(f"{whose}: {code} runs code; read that code, then add --run-code")
+    """Refuse options of a file that run code, unless that was allowed with ``--run-code``."""
+    for value in options.model_dump(mode="json").values():
+        for word in value if isinstance(value, list) else [value]:
+            if str(word).strip().startswith("python:") and not allowed:
+                raise UserError(
+                    f"{whose}: {str(word).strip()} runs code; read that code, then add --run-code"
+                )
 
 
 _said: set[str] = set()
@@ -130,11 +113,7 @@ def _warn_of_code(specs: Sequence[str]) -> None:
 
 
 def check_compiler(place: "torch.device") -> None:
-    """Refuse torch.compile on a CPU without the C++ compiler that it calls.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Refuse torch.compile on a CPU without the C++ compiler that it calls."""
     compiler = os.environ.get("CXX", "g++")
     if place.type == "cpu" and shutil.which(compiler) is None:
         raise UserError(
@@ -143,11 +122,7 @@ def check_compiler(place: "torch.device") -> None:
 
 
 def check_twins(models: Sized, twins: Sized) -> None:
-    """Refuse twins that are not one for each model, unless there are none.
-
-    Raises:
-        UserError: their number differs.
-    """
+    """Refuse twins that are not one for each model, unless there are none."""
     if twins and len(twins) != len(models):
         raise UserError(
             f"against: {len(twins)} twins for models: {len(models)}; give one twin for each, in the models' order"
@@ -155,11 +130,7 @@ def check_twins(models: Sized, twins: Sized) -> None:
 
 
 def find_device(name: str) -> "torch.device":
-    """Return the device of a name; auto takes a GPU where there is one.
-
-    Raises:
-        UserError: if it cannot be used.
-    """
+    """Return the device of a name, which can be used; auto takes a GPU where there is one."""
     import torch
 
     if name == "auto":

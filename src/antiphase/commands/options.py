@@ -40,13 +40,13 @@ _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset()) 
 class Options(BaseModel):
     """The options of a command: its command line, its Python function and its stored record read this model.
 
-    A field's description is its help text, its bounds are checked in all three.
+    A field's docstring is its help text, its bounds are checked in all three.
 
     Raises:
         UserError: an unknown option, a missing one, or a value that is not valid.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
 
     @classmethod
@@ -68,7 +68,11 @@ class Options(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _first_mistake(error, type(self)) from None
+            mistake = error.errors(include_url=False)[0]
+            if mistake["type"] != "extra_forbidden":
+                raise invalid(error) from None
+            known = ", ".join(type(self).model_fields)
+            raise UserError(f"option {mistake['loc'][0]!r}: expected one of {known}") from None
 
     @field_validator("*")
     @classmethod
@@ -90,13 +94,6 @@ class Options(BaseModel):
         return self.model_dump(mode="json")
 
 
-def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
-    found = error.errors(include_url=False)[0]
-    if found["type"] == "extra_forbidden":
-        return UserError(f"option {found['loc'][0]!r}: expected one of {', '.join(options.model_fields)}")
-    return invalid(error)
-
-
 _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
@@ -104,10 +101,7 @@ _SETTING = re.compile(r"\w+\s*=")
 
 
 def parse_eps(text: str, name: str = "eps") -> tuple[float, ...]:
-    """Return the numbers of a comma-separated list; ``1/255`` is a number.
-
-    Raises:
-        UserError: naming the option and the part that is not a finite number.
+    """Return the numbers of a comma-separated list, which are finite; ``1/255`` is a number.
 
     >>> parse_eps("0.5/255, 0.25")
     (0.00196078431372549, 0.25)
@@ -138,11 +132,7 @@ def read_eps(value: Any, info: ValidationInfo) -> Any:
 
 
 def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-    """Return the numbers.
-
-    Raises:
-        UserError: one of them is given twice.
-    """
+    """Refuse a number that is given twice."""
     for at, number in enumerate(numbers):
         if number in numbers[:at]:
             raise UserError(f"{info.field_name} {eps_text(number)}: given twice; give each number once")
@@ -150,11 +140,7 @@ def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, 
 
 
 def read_one_eps(value: Any, info: ValidationInfo) -> Any:
-    """Read one number from text; leave a number as it is.
-
-    Raises:
-        ValueError: the text is a list of numbers.
-    """
+    """Read one number from text, which is no list; leave a number as it is."""
     if not isinstance(value, str):
         return value
     numbers = parse_eps(value, info.field_name or "eps")
@@ -209,22 +195,14 @@ def as_tuple(value: Any) -> Any:
 
 
 def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Refuse an empty list."""
     if not words:
         raise ValueError("expected at least one")
     return words
 
 
 def directory(value: str | Path) -> Path:
-    """Return the path of a directory, whether it exists or not.
-
-    Raises:
-        ValueError: it is no path, or a file.
-    """
+    """Return the path of a directory, whether it exists or not; refuse what is no path, or a file."""
     if not isinstance(value, str | Path):
         raise ValueError("expected the path of a directory")
     if not str(value).strip() or "\0" in str(value):
@@ -235,11 +213,7 @@ def directory(value: str | Path) -> Path:
 
 
 def in_unicode(text: str) -> str:
-    """Return the text.
-
-    Raises:
-        ValueError: it has bytes that are not UTF-8.
-    """
+    """Refuse text with bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -249,9 +223,6 @@ def in_unicode(text: str) -> str:
 
 def read_settings(value: Any) -> Any:
     """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types.
-
-    Raises:
-        UserError: a text has no ``=``, or a name is given twice.
 
     >>> read_settings(["momentum=0.9"]), read_settings({"momentum": 0.9})
     ({'momentum': '0.9'}, {'momentum': 0.9})

@@ -118,19 +118,22 @@ def query_settings(query: str) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
+Turns = tuple[tuple[str, str], ...]
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class ListedConversations:
-    """Conversations whose turns are in memory, and whose images are read on demand.
+    """Conversations of a list.
 
     Attributes:
-        images: what ``read`` makes the pixels of; None for a conversation without an image.
+        look: returns what is known of a position without its pixels: what ``read`` makes them of, or None for a
+            conversation without an image, and the turns.
         identity: returns the fingerprint.
     """
 
     ids: Sequence[str]
-    images: Sequence[Any]
-    turns: Sequence[tuple[tuple[str, str], ...]]
+    look: Callable[[int], tuple[Any, Turns]]
     read: Callable[[Any], UInt8[Tensor, "3 height width"]]
     identity: Callable[[], str]
 
@@ -138,35 +141,38 @@ class ListedConversations:
         return len(self.ids)
 
     def __getitem__(self, position: int) -> Conversation:
-        image = self.read(self.images[position]).float() / 255 if self.has_image(position) else None
-        return Conversation(self.ids[position], image, self.turns[position])
+        image, turns = self.look(position)
+        pixels = None if image is None else self.read(image).float() / 255
+        return Conversation(self.ids[position], pixels, turns)
 
     def has_image(self, position: int) -> bool:
-        return self.images[position] is not None
+        return self.look(position)[0] is not None
 
     def fingerprint(self) -> str:
         return self.identity()
 
     def part(self, positions: Sequence[int]) -> "ListedConversations":
         """Return the conversations at some positions."""
-        chosen = (
-            [values[position] for position in positions] for values in (self.ids, self.images, self.turns)
+        return ListedConversations(
+            [self.ids[position] for position in positions],
+            lambda position: self.look(positions[position]),
+            self.read,
+            lambda: digest(self.fingerprint(), repr(tuple(positions))),
         )
-        part = repr(tuple(positions))
-        return ListedConversations(*chosen, self.read, lambda: digest(self.fingerprint(), part))
 
 
 def _llava(records: Sequence[dict[str, Any]], folder: Path) -> ListedConversations:
     """Return records of LLaVA's layout, with paths relative to a folder. The fingerprint is without pixels."""
-    turns = []
-    for record in records:
-        mark = "" if "image" in record else _PLACE  # without an image it is a word like any other
-        texts = [part["value"].replace(_PLACE, mark).strip() for part in _answered(record["conversations"])]
-        turns.append(tuple(zip(texts[::2], texts[1::2], strict=True)))
+
+    def look(position: int) -> tuple[str | None, Turns]:
+        image, messages = records[position].get("image"), _answered(records[position]["conversations"])
+        mark = "" if image else _PLACE  # without an image it is a word like any other
+        texts = [message["value"].replace(_PLACE, mark).strip() for message in messages]
+        return image, tuple(zip(texts[::2], texts[1::2], strict=True))
+
     return ListedConversations(
         [str(record["id"]) for record in records],
-        [record.get("image") for record in records],
-        turns,
+        look,
         lambda file: decode_whole(folder / file),
         cache(lambda: digest("llava", *(repr(sorted(record.items())) for record in records))),
     )
@@ -291,26 +297,27 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversation
     def uniform(*what: int | str) -> float:
         return (key(seed, "emoji questions", *what) % 2**53) / 2**53
 
-    images: list[int | None] = []
-    turns: list[tuple[tuple[str, str], ...]] = []
-    for row, (names, theme, (caption,)) in enumerate(zip(objects, themes, scenes.captions, strict=True)):
+    @cache
+    def look(row: int) -> tuple[int | None, Turns]:
+        names, (caption,) = objects[row], scenes.captions[row]
         kind = uniform(row, "kind") if stage == 2 else 0
         questions: list[tuple[str, str]] = []
         for name in OBJECTS if kind >= _CAPTIONS else ():
             # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
-            share = seen[theme, name] / counts[theme]
+            share = seen[themes[row], name] / counts[themes[row]]
             share = 1 - share if name in names else share
             if uniform(row, "ask", name) * (1 - share) < share:
                 questions.append((ASK.format(with_article(name)), "Yes" if name in names else "No"))
-        questions.sort(key=lambda turn: uniform(row, "order", turn[0]))
-        if in_words := bool(questions) and kind < _CAPTIONS + _TEXTS:
-            questions[0] = (f"The image shows {caption}.\n{questions[0][0]}", questions[0][1])
-        images.append(None if in_words else row)
-        turns.append(tuple(questions) or ((ASK_CAPTION, caption),))
+        if not questions:
+            return row, ((ASK_CAPTION, caption),)
+        (first, answer), *rest = sorted(questions, key=lambda turn: uniform(row, "order", turn[0]))
+        if kind < _CAPTIONS + _TEXTS:
+            return None, ((f"The image shows {caption}.\n{first}", answer), *rest)
+        return row, ((first, answer), *rest)
+
     return ListedConversations(
         [f"{scenes.name}-{number}" for number in scenes.ids.tolist()],
-        images,
-        turns,
+        look,
         scenes.pixels,
         # the number rises when the same scene and seed give other turns
         cache(lambda: digest("emoji conversations", "2", scenes.fingerprint(), str(stage), str(seed))),

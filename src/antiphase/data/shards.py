@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 from urllib.parse import urlparse
 
 import torch
@@ -289,7 +289,7 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files of a shard up to damaged data, whose reason is added to ``damage``."""
     try:
         path = Path(shard.place)
-        stream = path.open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
+        stream: Any = path.open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
         with (
             contextlib.closing(stream),  # raises if a command failed
             tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive,
@@ -297,7 +297,7 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
             for member in archive:
                 if member.isreg() and base_plus_ext(member.name)[0] is not None:
                     yield member.name, archive.extractfile(member).read()  # pyright: ignore
-                archive.members = []
+                archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
             for rest in iter(partial(archive.fileobj.read, _READ_BYTES), b""):  # pyright: ignore
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("a header is damaged")

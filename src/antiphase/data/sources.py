@@ -52,7 +52,7 @@ class Source:
     channels: int = 3
     classes: int | None = None
     train_images: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ RETRIEVAL_SETS = tuple(_LISTED["suites"]["retrieval"])
 
 def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
     """Return pairs that have labels as labelled images."""
-    values = vars(pairs) | {"name": name}
+    values: dict[str, Any] = dict(vars(pairs), name=name)
     del values["captions"], values["objects"]
     if isinstance(pairs, ArrayPairs):
         return ArrayImages(pixels=values.pop("array"), **values)

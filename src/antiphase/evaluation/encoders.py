@@ -28,10 +28,8 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
     texts, owners = chosen_captions(pairs, captions)
     pixels = (model_images(pairs, batch, encoder.square).to(device) for batch in _batches(len(pairs)))
     words = (texts[batch.start : batch.stop] for batch in _batches(len(texts)))
-    vectors = [
-        F.normalize(torch.cat([encode(batch).float().cpu() for batch in batches]), dim=-1)
-        for encode, batches in ((encoder.encode_image, pixels), (encoder.encode_text, words))
-    ]
+    encoded = map(encoder.encode_image, pixels), map(encoder.encode_text, words)
+    vectors = [F.normalize(torch.cat([part.float().cpu() for part in parts]), dim=-1) for parts in encoded]
     rows = retrieval_rows(*vectors, owners, pairs.ids)  # pyright: ignore[reportCallIssue]
     metrics = {f"{metric.setting} {metric.name}": metric for metric in task_metrics("retrieval", rows)}
     if pairs.labels is not None:

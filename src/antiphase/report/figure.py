@@ -3,7 +3,8 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -113,11 +114,9 @@ def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequenc
 
 def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG document, the same bytes for the same figure."""
-    buffer = io.StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata=no_metadata)
-    return buffer.getvalue()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        return _saved(figure, format="svg", metadata=no_metadata).decode()
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
@@ -138,16 +137,18 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as PNG at 200 dots per inch, on white."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200)
-    return buffer.getvalue()
+    return _saved(figure, format="png", dpi=200)
 
 
 def as_pdf(figure: Figure) -> bytes:
     """Return the figure as PDF, without a date."""
-    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+        return _saved(figure, format="pdf", metadata={"CreationDate": None})
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **how)
     return buffer.getvalue()
 
 
@@ -232,3 +233,24 @@ def _broken(text: str) -> str:
         return text
     middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
     return f"{text[:middle]}\n{text[middle + 1 :]}"
+
+
+def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> None:
+    """Draw a legend of artists by label; labels are not read as formulas."""
+    legend = place.legend(list(entries.values()), ["label"] * len(entries), frameon=False, **how)
+    for text, label in zip(legend.get_texts(), entries, strict=True):
+        text.set(text=label, parse_math=False)
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure, in inches, whose artists get the style within the block."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def colors_of(groups: Sequence[Family]) -> dict[str, str]:
+    """Return the colour of each model."""
+    return {model: family.color for family in groups for model in family.models}

@@ -66,14 +66,11 @@ def read_gallery(path: Path) -> AttackGallery:
         with safe_open(path, framework="numpy") as file:
             header = {name: parse_json(value) for name, value in file.metadata().items()}
             count = range(len(header["models"]))
-            by_model = {name: tuple(file.get_tensor(f"m{m}.{name}") for m in count) for name in _BY_MODEL}
-            return AttackGallery(
-                header["eps"],
-                tuple(header["models"]),
-                tuple(header["class_names"]),
-                **{name: file.get_tensor(name) for name in _SHARED},
-                **by_model,
-            )
+            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in _SHARED}
+            for name in _BY_MODEL:
+                arrays[name] = tuple(file.get_tensor(f"m{m}.{name}") for m in count)
+            models, class_names = tuple(header["models"]), tuple(header["class_names"])
+            return AttackGallery(header["eps"], models, class_names, **arrays)
     except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): expected a run's gallery; delete it or run again"
@@ -89,50 +86,47 @@ def magnification(gallery: AttackGallery) -> int:
     return max(int(0.5 / largest + 1e-3), 1) if largest else 1
 
 
-def gallery_cards(gallery: AttackGallery) -> list[dict[str, Any]]:
-    """Return one card for each sample, with a tile for each model; perturbations are magnified and centred on grey.
-
-    A card has ``title`` and ``note``; a tile has ``model``, the images ``clean``, ``perturbation`` and ``adversarial``
-    as data URIs, ``clean_prediction``, ``prediction`` and ``flipped``.
-    """
-    factor, names = magnification(gallery), dict(enumerate(gallery.class_names))
-    cards = []
-    for s, (sample, label) in enumerate(zip(gallery.sample.tolist(), gallery.label.tolist(), strict=True)):
-        tiles = []
-        for m, model in enumerate(gallery.models):
-            before, after = int(gallery.clean_prediction[m][s]), int(gallery.prediction[m][s])
-            images = {"clean": gallery.clean[s], "adversarial": gallery.adversarial[m][s]}
-            images["perturbation"] = 0.5 + factor * (images["adversarial"] - images["clean"])
-            words = {
-                "clean_prediction": names.get(before, str(before)),
-                "prediction": names.get(after, str(after)),
-            }
-            uris = {name: data_uri(image) for name, image in images.items()}
-            tiles.append({"model": model, "flipped": before != after, **words, **uris})
-        cards.append({"title": names.get(label, str(label)), "note": f"sample {sample}", "tiles": tiles})
-    return cards
-
-
 def gallery_markup(
     gallery: AttackGallery,
     colors: Mapping[str, str],
-    cards: Sequence[Mapping[str, Any]] | None = None,
+    titles: Sequence[str] | None = None,
+    answers: Mapping[str, Sequence[Sequence[str]]] | None = None,
     words: str = "",
-    answer: str = "predicted",
 ) -> Markup:
-    """Draw a gallery for a page.
+    """Draw a gallery for a page; perturbations are magnified and centred on grey.
 
     Args:
         gallery: the images.
         colors: of the models.
-        cards: those of :func:`gallery_cards`, if they were changed.
+        titles: of the samples; their classes where not given.
+        answers: of each model, for each sample what it says without and with the perturbation; the names of the
+            predicted classes where not given.
         words: said above the images in addition.
-        answer: what a model's output is, in words for screen readers.
     """
-    values = {"colors": colors, "words": words, "answer": answer, "eps": gallery.eps}
-    values |= {"cards": cards or gallery_cards(gallery), "magnification": magnification(gallery)}
-    values["hard_pixels"] = max(gallery.clean.shape[-2:]) <= _SMALL
-    return Markup(environment().get_template("gallery.html").render(values))
+    names = dict(enumerate(gallery.class_names))
+    predictions = zip(gallery.clean_prediction, gallery.prediction, strict=True)
+    named = {
+        model: [
+            [names.get(label, str(label)) for label in both]
+            for both in zip(*(array.tolist() for array in pair), strict=True)
+        ]
+        for model, pair in zip(gallery.models, predictions, strict=True)
+    }
+    return Markup(
+        environment()
+        .get_template("gallery.html")
+        .render(
+            gallery=gallery,
+            colors=colors,
+            labels=[names.get(label, str(label)) for label in gallery.label.tolist()],
+            titles=titles,
+            answers=answers or named,
+            words=words,
+            magnification=magnification(gallery),
+            hard_pixels=max(gallery.clean.shape[-2:]) <= _SMALL,
+            data_uri=data_uri,
+        )
+    )
 
 
 def data_uri(image: Float[np.ndarray, "channels height width"]) -> str:

@@ -143,9 +143,10 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line}
-    templates.filters |= {"eps": eps_label, "attack": words.attack_label}
-    templates.filters |= {name: getattr(words, name) for name in ("percent", "points", "p_text")}
+    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line, "eps": eps_label}
+    templates.filters |= {"attack": words.attack_label, "lambda_range": words.lambda_range}
+    formats = ("percent", "percent_range", "points", "points_range", "points_interval", "p_text")
+    templates.filters |= {name: getattr(words, name) for name in formats}
     return templates
 
 

@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
+from antiphase.report.words import ends
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -98,6 +100,13 @@ def spread(
         fields = {entry[by]: field(entry) for entry in block.iter_rows(named=True)}
         lines.append((first, *(fields.get(value, Field("–")) for value in values)))
     return Table(name, title, ("model", *map(label, values)), tuple(lines), frame.write_csv())
+
+
+def estimate_field(
+    value: float | None, low: float | None, high: float | None, text: Callable[[float], str]
+) -> Field:
+    """Return a number with its interval below it; a dash for None."""
+    return Field("–") if value is None else Field(text(value), (ends(low, high, text, " to "),))
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = False) -> str:

@@ -38,7 +38,7 @@ class Panel:
         scale: scale of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.
         ticks: names of the positions 0, 1, 2, …; empty for numbers.
         percent: whether values are fractions in [0, 1], shown in percent.
-        paper: the paper's numbers, columns ``series, x, value``, drawn with hollow markers and dashed lines.
+        paper: the paper's numbers, columns ``series, x, value``, drawn with hollow markers.
         level: a horizontal reference line, such as 0 for differences.
     """
 
@@ -91,7 +91,7 @@ class Table:
         cells: columns ``row`` (String), ``column`` (String), ``ESTIMATES`` and ``paper`` (Float64, the paper's number
             in the same unit, or null); rows and columns are in the order of their first cell.
         percent: whether values are fractions in [0, 1], shown in percent.
-        digits: number of decimals.
+        digits: number of decimals; None for as many as each interval supports.
         brackets: what stands in brackets.
     """
 
@@ -100,7 +100,7 @@ class Table:
     index: str
     cells: pl.DataFrame
     percent: bool = True
-    digits: int = 1
+    digits: int | None = 1
     brackets: str = INTERVALS
 
 

@@ -96,7 +96,7 @@ class StudyResult(Result):
             return results_of(StudyOptions(**choice, rows=folder))
 
     def line(self) -> str:
-        names = ", ".join(study.name for study in self.studies)
+        names = ", ".join(study.name for study in self.studies[:3]) + " …" * (len(self.studies) > 3)
         done, total = (sum(getattr(study, name) for study in self.studies) for name in ("done", "total"))
         claims = tally([claim for study in self.studies for claim in study.claims])
         return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells; claims: {claims or '–'}"

@@ -177,7 +177,7 @@ class _Work:
         if "exact" in self.main.batch:
             leaving = self.main.remove(self.main.batch["exact"])
             self.exact.waiting = Rows.stack([self.exact.waiting, leaving])
-        rows = {lane: len(lane) + self.schedule.waiting(lane.repeats) for lane in (self.exact, self.main)}
+        rows = {lane: len(lane) + self.schedule.waiting[lane.repeats] for lane in (self.exact, self.main)}
         for lane in sorted(rows, key=lambda lane: -min(rows[lane], lane.size)):
             item, position = lane.next(self.schedule, len(self.exact) + len(self.main))
             if len(item):

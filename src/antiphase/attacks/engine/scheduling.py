@@ -30,10 +30,11 @@ class Schedule:
         self.turn = torch.zeros(len(undecided), dtype=torch.int64)  # the first item that has not ended
         self.last = torch.full_like(self.turn, 2 * items)  # no later item can count
         self.ended = self.succeeded = 0
+        self._count()
 
-    def waiting(self, repeats: bool) -> int:
-        """Return how many items, or repeats, have not begun."""
-        return int((self.state.split(self.items, 1)[repeats] == _WAITING).sum())
+    def _count(self) -> None:
+        """Count the items and the repeats that have not begun."""
+        self.waiting = [int((part == _WAITING).sum()) for part in self.state.split(self.items, 1)]
 
     def next(self, repeats: bool, room: int, spare: int, running: int) -> Int64[Tensor, "2 new"]:
         """Return item and position of at most ``room`` items to start; ``running`` rows are at work already.
@@ -41,7 +42,7 @@ class Schedule:
         If too few samples have none at work, items ahead of their turn fill ``spare`` rows in any case, and all rows
         while they are at least as likely as not to count.
         """
-        if not room or not self.waiting(repeats):
+        if not room or not self.waiting[repeats]:
             return torch.empty(2, 0, dtype=torch.int64)
         # samples that have begun come first, so that results arrive steadily
         samples = self.undecided.nonzero().flatten()[: room + running]
@@ -56,6 +57,7 @@ class Schedule:
         order = order[fits & (ahead < 2 * self.items)][:room]
         item, position = item[order], samples[row[order]]
         self.state[position, item] = _RUNNING
+        self._count()
         return torch.stack([item, position])
 
     def end(self, rows: Rows) -> Int64[Tensor, " decided"]:
@@ -78,6 +80,7 @@ class Schedule:
         over = (state > _RUNNING).all(1)
         self.turn[samples] = torch.where(over, 2 * self.items, (state <= _RUNNING).int().argmax(1))
         self.undecided[samples] = ~over
+        self._count()
         return samples[over]
 
 

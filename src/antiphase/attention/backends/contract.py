@@ -1,7 +1,7 @@
 """What a backend is given, and how gradients are written to their place in the projection's."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +13,7 @@ from antiphase.attention.modes import plain_forward
 Branches = Sequence[Tensor] | Tensor  # a tensor for each branch, in one tensor where they lie in one
 Parts = tuple[Branches, Branches, Tensor]  # queries, keys, values: (batch, heads, tokens, width)
 
-
-class View(Protocol):
-    """Returns parts that are views of some tensors, by operations of one result each."""
-
-    def __call__(self, *sources: Tensor) -> Parts: ...
+View = Callable[..., Parts]  # from tensors to parts that are views of them, by operations of one result each
 
 
 class Call(NamedTuple):

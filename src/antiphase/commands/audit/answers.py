@@ -34,10 +34,10 @@ from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.report.figure import families, rate_figure
-from antiphase.report.gallery import AttackGallery, gallery_cards, gallery_markup, read_gallery, write_gallery
+from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, spread
-from antiphase.report.words import attack_name, percent, percent_range, points, points_interval, points_range
+from antiphase.report.words import attack_name, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
@@ -234,13 +234,7 @@ class AnswersResult(Result):
         with self.unpacked() as folder:
             gallery = read_gallery(folder / "gallery.safetensors")
         words = self.read_json("questions.json", ("questions", "answers"))
-        cards = gallery_cards(gallery)
-        for place, card in enumerate(cards):
-            card |= {"title": words["questions"][place], "note": f"truth: {card['title']}"}
-            for tile in card["tiles"]:
-                clean, attacked = words["answers"][tile["model"]][place]
-                tile |= {"clean_prediction": clean, "prediction": attacked}
-        return gallery_markup(gallery, colors, cards, _words("gallery"), "answer")
+        return gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
@@ -256,10 +250,12 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
         shown = _only(answers["results"], first)
         return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
     row = moves[0]
-    ends = (-math.inf if row["low"] is None else row["low"], math.inf if row["high"] is None else row["high"])
-    (sign,) = decide([Estimate(row["value"], *ends, row["n"])], seeds=row["seeds"])
-    difference = points_interval(row["value"], row["low"], row["high"])
-    values = {**row, "sign": sign, "difference": difference, "least_seeds": LEAST_SEEDS}
+    low, high = (
+        -math.inf if row["low"] is None else row["low"],
+        math.inf if row["high"] is None else row["high"],
+    )
+    (sign,) = decide([Estimate(row["value"], low, high, row["n"])], seeds=row["seeds"])
+    values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
     return Headline(_words("title", **values), _words("lead", **values))
 
 

@@ -19,7 +19,6 @@ from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
 from antiphase.files import write_json, write_text
 from antiphase.report.page import environment
-from antiphase.report.words import lambda_range, points_interval
 from antiphase.statistics.intervals import proportion
 from antiphase.terminal import safe
 
@@ -368,8 +367,6 @@ def card_markdown(card: RobustnessCard) -> str:
             escaped=_escaped,
             code=_code,
             linked=_linked,
-            lambda_range=lambda_range,
-            points_interval=points_interval,
         )
     )
 

@@ -47,7 +47,6 @@ from antiphase.report.words import (
     percent,
     percent_range,
     points,
-    points_interval,
     points_range,
 )
 from antiphase.statistics.decisions import LEAST_SEEDS
@@ -180,9 +179,7 @@ class AuditResult(Result):
         self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame
     ) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
-        first = self._first(frame)
-        quoted = _quoted(first)
-        seeds = 0 if "p_value" in quoted else quoted["n"]
+        quoted = _quoted(self._first(frame))
         sides = list(zip(*pairs, strict=True))
         accuracy = dict(self.accuracy.select("model", "value").iter_rows())
         shown = tuple(self._rate(*side, quoted["eps"]) for side in zip(names, sides, strict=True))
@@ -190,24 +187,13 @@ class AuditResult(Result):
             "model": names[0],
             "against": names[1],
             "rates": shown,
-            "clean": [percent(fmean(accuracy[model] for model in models)) for models in sides],
-            "difference": points_interval(*(quoted[name] for name in ("difference", "low", "high"))),
-            "signs": [
-                (attack_label(*attack), len(block), _decided(block, 1), _decided(block, -1))
-                for attack, block in _attacks(frame)
-            ],
-            "above": _decided(first, 1),
-            "below": _decided(first, -1),
-            "count": len(first),
-            "seeds": seeds,
-            "undecided": 0 < seeds < LEAST_SEEDS,
+            "clean": [fmean(accuracy[model] for model in models) for models in sides],
+            "signs": [(*attack, len(rows), *_decided(rows)) for attack, rows in _attacks(frame)],
+            "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
-            "n": self.accuracy["n"].max() if seeds else quoted["n"],
+            "images": self.accuracy["n"].max(),
             "condition": attack_condition(*self._attack, _steps(self.record["settings"], self._attack[0])),
         }
-        if seeds:
-            over_images = (quoted["difference"], quoted["image_low"], quoted["image_high"])
-            values["over_images"] = points_interval(*over_images)
         return Headline(_words("title", **values), _words("lead", **values), shown, _what(quoted["eps"]))
 
     def _headline_alone(self) -> Headline:
@@ -215,10 +201,8 @@ class AuditResult(Result):
         frame = self._first(self.rates.filter(model=model, metric="asr")).sort("eps")
         middle = frame.row((len(frame) - 1) // 2, named=True)
         rate = self._rate(model, (model,), middle["eps"])
-        values = middle | {"attack": attack_label(*self._attack), "rate": rate}
-        return Headline(
-            _words("title_alone", **values), _words("lead_alone", **values), (rate,), _what(middle["eps"])
-        )
+        title, lead = (_words(part, **middle, rate=rate) for part in ("title_alone", "lead_alone"))
+        return Headline(title, lead, (rate,), _what(middle["eps"]))
 
     def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
         """Return the attack success rate of a model, or its mean over the models of a family."""
@@ -426,8 +410,10 @@ def _what(eps: float) -> str:
     return f"attack success rate at ε = {eps_label(eps)}"
 
 
-def _decided(frame: pl.DataFrame, sign: int) -> list[float]:
-    return frame.filter(decided=sign)["eps"].sort().to_list()
+def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
+    """Return the ε at which the difference is decided to be above zero, and below."""
+    above, below = (frame.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1))
+    return above, below
 
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
-from antiphase.attacks.engine.oracle import Oracle
+from antiphase.attacks.engine.oracle import logits_of
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
@@ -180,10 +180,10 @@ def _alignment(
     if not options.sense_limit:
         return None, []
     how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}
-    sensing = SenseOptions(model=("audit",), parts=("alignment",), **how)
+    sensing, limit = SenseOptions(model=("audit",), parts=("alignment",), **how), options.sense_limit
     try:
         frames = [
-            sense(name, model, data, sensing, options.out, limit=options.sense_limit)["alignment"]
+            sense(name, model, data, sensing, options.out, limit=limit)["alignment"]
             for name, model in models.items()
         ]
     except UserError as error:
@@ -196,7 +196,9 @@ def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOpti
     chosen: dict[int, int] = {}
     for positions in torch.arange(len(data)).split(64):
         images, labels = data.images(positions), data.labels[positions]
-        right = torch.stack([_predict(model, images) == labels for model in models.values()]).all(0)
+        right = torch.stack([logits_of(model, images).argmax(1) == labels for model in models.values()]).all(
+            0
+        )
         for label, position in zip(labels[right].tolist(), positions[right].tolist(), strict=True):
             chosen.setdefault(label, position)
         if len(chosen) >= _GALLERY_SIZE:
@@ -231,20 +233,15 @@ def attack_gallery(
     )
 
 
-def _predict(model: nn.Module, images: Tensor) -> Tensor:
-    oracle = Oracle(model)
-    return oracle.predict(images.to(oracle.device)).cpu()
-
-
 def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:
     """Return the ε at which each model's ASR reaches 50, 95 and 100 %; None stands for infinity."""
-    levels = []
+    about = {"attack": options.attack, "norm": options.norm}
     largest = rows.filter(attack=options.attack, eps=max(options.eps))
+    norms = []
     for (model,), block in largest.group_by(["model"], maintain_order=True):
         broken = (block["prediction"] != block["clean_prediction"]).to_numpy()
         for level in eps_at(block["distance"].to_numpy(), broken):
-            numbers = {"eps": level.eps, "low": level.low, "high": level.high}
-            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-            about = {"model": model, "attack": options.attack, "norm": options.norm, "level": level.level}
-            levels.append(about | finite | {"n": level.n})
-    return levels
+            ends = {name: getattr(level, name) for name in ("eps", "low", "high")}
+            finite = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+            norms.append({"model": model, **about, "level": level.level, **finite, "n": level.n})
+    return norms

@@ -167,10 +167,11 @@ def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
         "radius": estimated_radius(margin, constant, of="logits"),
         "nearest": estimated_radius(margin, slope, of="margin"),
     }
-    means = {}
-    for name, value in values.items():
-        estimate = as_size(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
-        means[name] = {
-            key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()
-        }  # JSON has no infinity
-    return means
+    means = {
+        name: as_size(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
+        for name, value in values.items()
+    }
+    return {
+        name: {key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()}
+        for name, estimate in means.items()
+    }  # JSON has no infinity

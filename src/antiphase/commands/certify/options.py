@@ -43,39 +43,30 @@ class CertifyOptions(Options):
     """
 
     model: OneModel
-    against: Single | None = Field(
-        None, description="Model to compare with, such as the twin with standard attention."
-    )
+    against: Single | None = None
+    """Model to compare with, such as the twin with standard attention."""
     data: Data = None
     classes: Classes = None
     split: Split = "test"
     limit: Limit = 500
-    sigma: Number = Field(
-        0.25, description="Standard deviation of the noise, in units of the [0, 1] pixel range."
-    )
-    samples: int = Field(
-        100_000, description="Noisy copies of each image that bound the radius; 100,000 is customary."
-    )
-    select: int = Field(100, description="Noisy copies of each image that choose the class.")
-    alpha: float = Field(0.001, description="Probability that the radius of an image is too large.")
-    estimated: int = Field(
-        64,
-        ge=0,
-        description="At most this many images whose radius is also estimated, as margin over Lipschitz constant; "
-        "0: none. Estimates certify nothing.",
-    )
-    precision: Precision = Field(
-        "float32", description="Precision of the smoothed model; bf16 is faster, but certifies another model."
-    )
+    sigma: Number = 0.25
+    """Standard deviation of the noise, in units of the [0, 1] pixel range."""
+    samples: int = 100000
+    """Noisy copies of each image that bound the radius; 100,000 is customary."""
+    select: int = 100
+    """Noisy copies of each image that choose the class."""
+    alpha: float = 0.001
+    """Probability that the radius of an image is too large."""
+    estimated: int = Field(64, ge=0)
+    """At most this many images whose radius is also estimated, as margin over Lipschitz constant; 0: none. Estimates
+    certify nothing."""
+    precision: Precision = "float32"
+    """Precision of the smoothed model; bf16 is faster, but certifies another model."""
     seed: Seed = 0
     out: Out = Path("antiphase-certify")
     random_weights: RandomWeights = False
     prompt: Prompt = None
-    batch_size: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_AT_ONCE,
-        description="Noisy copies per batch; affects no result. If not given: chosen to fit the device.",
-    )
+    batch_size: int | None = Field(None, ge=1, le=MOST_AT_ONCE)
+    """Noisy copies per batch; affects no result. If not given: chosen to fit the device."""
     device: Device = "auto"
     quiet: Quiet = False

@@ -1,28 +1,23 @@
 """The result of ``antiphase certify``: accuracy over the certified radius, and radii that are only estimated."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-import matplotlib
 import numpy as np
 import polars as pl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.text import Text
 
-from antiphase.commands.certify.run import curve
+from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
-from antiphase.report.figure import STYLE, Family, dress, families, legend_label
+from antiphase.report.figure import Family, add_legend, colors_of, dress, families, legend_label, new_figure
 from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import ends, number, percent, percent_range, points, points_range
+from antiphase.report.table import Field, Table, estimate_field
+from antiphase.report.words import number, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import decide
-from antiphase.statistics.intervals import Estimate, paired_difference
+from antiphase.statistics.intervals import Estimate
 
-_CURVE_POINTS = 257
-_CONSOLE_RADII = 4  # that fit next to a name in 80 characters
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 _RATIOS = {
     "margin": "Δm",
@@ -39,6 +34,11 @@ _ESTIMATES = (
     "Margin over Lipschitz constant of the models themselves (robustness paper, Appendix B). They certify nothing: the "
     "constant is a lower bound."
 )
+_LEAD = (
+    "95 % interval {interval} %. The mean certified L2 radius is {radius}, in units of the [0, 1] pixel range; it is 0 "
+    "where the smoothed model abstains or is wrong. The certificate is one of the smoothed model (Cohen et al., "
+    "2019), and the radius of one image is too large with probability α = {alpha:g} at most."
+)
 
 
 class CertifyResult(Result):
@@ -50,46 +50,32 @@ class CertifyResult(Result):
 
     def headlines(self) -> list[Headline]:
         models, smoothing = self.summary["models"], self.summary["smoothing"]
-        rate = models[0]["smoothed_accuracy"]
-        return [
-            Headline(
-                f"{listed(models)} smoothed with σ = {smoothing['sigma']:g}: {models[0]['name']} is right and "
-                f"certified on {percent(rate['value'])} % of {rate['n']:,} images",
-                f"95 % interval {percent_range(rate['low'], rate['high'])} %. The mean certified L2 radius is "
-                f"{number(models[0]['mean_radius'], 3)}, in units of the [0, 1] pixel range; it is 0 where the "
-                "smoothed model abstains or is wrong. The certificate is one of the smoothed model (randomised "
-                "smoothing, Cohen et al., 2019), and the radius of one image is too large with probability α = "
-                f"{smoothing['alpha']:g} at most.",
-            )
-        ]
+        rate, radius = models[0]["smoothed_accuracy"], number(models[0]["mean_radius"], 3)
+        title = (
+            f"{listed(models)} smoothed with σ = {smoothing['sigma']:g}: {models[0]['name']} is right and certified on "
+            f"{percent(rate['value'])} % of {rate['n']:,} images"
+        )
+        interval = percent_range(rate["low"], rate["high"])
+        return [Headline(title, _LEAD.format(interval=interval, radius=radius, alpha=smoothing["alpha"]))]
 
     def sections(self) -> list[Section]:
         figure = curve_figure(self.frame("rows"), self.summary)
         plot = Plot("curve", figure, _CAPTION, beside=True)
         tables = [_certified(self.summary)]
-        if self.summary["comparisons"]:
-            tables.append(_difference(self.summary["comparisons"]))
+        if comparisons := self.summary["comparisons"]:
+            tables.append(_difference(comparisons))
         sections = [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
         if estimated := self.summary.get("estimated"):
-            note = f" Note: {estimated['note']}." if "note" in estimated else ""
-            section = Section("estimated", "Estimated radii", _ESTIMATES + note, tables=_estimated(estimated))
-            sections.append(section)
+            words = " ".join([_ESTIMATES, *self._notes()])
+            sections.append(Section("estimated", "Estimated radii", words, tables=_estimated(estimated)))
         return sections
 
     def console(self) -> list[Any]:
-        first, *others = self.all_tables()
-        radii = first.columns[4:]
-        shown = radii[:: -(-len(radii) // _CONSOLE_RADII)]
-        note = self.summary.get("estimated", {}).get("note")
-        return [
-            *super().console()[:1],
-            first.console(("model", "mean R", *shown)),
-            *(
-                table.console((table.columns[0], *shown) if table.name == "difference" else None)
-                for table in others
-            ),
-            *([Text(f"note: {note}")] if note else []),
-        ]
+        return [*super().console(), *map(Text, self._notes())]
+
+    def _notes(self) -> list[str]:
+        estimated = self.summary.get("estimated", {})
+        return [f"Note: {estimated['note']}."] if "note" in estimated else []
 
     def differences(self, other: "CertifyResult") -> pl.DataFrame:
         """Return the differences of certified accuracy at each radius, with Newcombe's interval."""
@@ -97,17 +83,8 @@ class CertifyResult(Result):
             raise UserError(
                 "compare: smoothed differently; expected the same sigma, samples, alpha and seed in both"
             )
-        rows, pairs = combined_rows(self, other)
-        differences = []
-        for model, against in pairs:
-            blocks = [rows.filter(model=name).sort("sample") for name in (model, against)]
-            for radius in (rate["radius"] for rate in self.summary["models"][0]["certified_accuracy"]):
-                held = [
-                    ((block["prediction"] == block["label"]) & (block["radius"] >= radius)).to_numpy()
-                    for block in blocks
-                ]
-                numbers = asdict(paired_difference(*held))
-                differences.append({"model": model, "against": against, "radius": radius, **numbers})
+        radii = [rate["radius"] for rate in self.summary["models"][0]["certified_accuracy"]]
+        differences = paired_differences(*combined_rows(self, other), radii)
         return pl.DataFrame(differences).rename({"value": "difference"})
 
 
@@ -116,52 +93,49 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
 
     The axis ends at the largest radius that the number of noise samples can certify.
     """
-    smoothing = summary["smoothing"]
-    colors = {name: family.color for family in families(summary["models"]) for name in family.models}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.0, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+    smoothing, drawn = summary["smoothing"], {}
+    colors = colors_of(families(summary["models"]))
+    with new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
         for model, dashes in zip(summary["models"], ("-", (0, (5, 1.5))), strict=False):
             name, color = model["name"], colors[model["name"]]
             block = rows.filter(model=name)
             correct = (block["prediction"] == block["label"]).to_numpy()
-            radii = np.linspace(0, smoothing["reach"], _CURVE_POINTS)
-            held = curve(block["radius"].to_numpy(), correct, radii)
+            held = curve(block["radius"].to_numpy(), correct, np.linspace(0, smoothing["reach"], 257))
             label = legend_label(Family(name, color, (name,)))
             label += f" (unsmoothed: {percent(model['clean_accuracy']['value'])} %)"
-            axes.plot(held["radius"], 100 * held["value"], color=color, lw=1.9, ls=dashes, label=label)
+            (drawn[label],) = axes.plot(held["radius"], 100 * held["value"], color=color, lw=1.9, ls=dashes)
             band = (100 * held["low"], 100 * held["high"])
             axes.fill_between(held["radius"], *band, color=color, alpha=0.16, lw=0)
-        axes.set_title(
-            f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}",
-            loc="left",
-            fontsize=9.5,
-        )
+        title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
+        axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("certified L2 radius, in units of the pixel range")
         axes.set_ylabel("certified accuracy (%)")
         axes.set_xlim(0, smoothing["reach"])
         axes.set_ylim(0, 100)
         dress(axes)
-        for text in axes.legend(frameon=False, loc="best", fontsize=8.5).get_texts():
-            text.set_parse_math(False)
+        add_legend(axes, drawn, loc="best", fontsize=8.5)
     return figure
 
 
 def _certified(summary: Mapping[str, Any]) -> Table:
-    colors = {name: family.color for family in families(summary["models"]) for name in family.models}
-    rows, numbers = [], []
-    for model in summary["models"]:
-        rates = model["certified_accuracy"]
-        accuracy, abstentions = (model[name] for name in ("clean_accuracy", "abstentions"))
-        fields = [_rate(accuracy), _rate(abstentions), Field(number(model["mean_radius"], 3))]
-        name = Field(model["name"], color=colors[model["name"]], kind="name")
-        rows.append((name, *fields, *map(_rate, rates)))
-        numbers += [{"model": model["name"], **rate} for rate in rates]
-    radii = (f"{rate['radius']:g}" for rate in summary["models"][0]["certified_accuracy"])
+    models = summary["models"]
+    colors = colors_of(families(models))
+    rows = tuple(
+        (
+            Field(model["name"], color=colors[model["name"]], kind="name"),
+            _rate(model["clean_accuracy"]),
+            _rate(model["abstentions"]),
+            Field(number(model["mean_radius"], 3)),
+            *map(_rate, model["certified_accuracy"]),
+        )
+        for model in models
+    )
+    numbers = [{"model": model["name"], **rate} for model in models for rate in model["certified_accuracy"]]
+    radii = (f"{rate['radius']:g}" for rate in models[0]["certified_accuracy"])
     columns = ("model", "unsmoothed", "abstains", "mean R", *radii)
-    title = f"Certified accuracy at L2 radius, % of {summary['models'][0]['clean_accuracy']['n']:,} images"
-    return Table("certified", title, columns, tuple(rows), pl.DataFrame(numbers).write_csv())
+    title = f"Certified accuracy at L2 radius, % of {models[0]['clean_accuracy']['n']:,} images"
+    return Table("certified", title, columns, rows, pl.DataFrame(numbers).write_csv())
 
 
 def _rate(rate: Mapping[str, Any]) -> Field:
@@ -170,10 +144,11 @@ def _rate(rate: Mapping[str, Any]) -> Field:
 
 def _difference(comparisons: Sequence[Mapping[str, Any]]) -> Table:
     signs = decide([Estimate(row["value"], row["low"], row["high"], row["n"]) for row in comparisons])
-    kinds = ["" if sign else "undecided" for sign in signs]
     fields = (
-        Field(points(row["value"]), (points_range(row["low"], row["high"]),), kind=kind)
-        for row, kind in zip(comparisons, kinds, strict=True)
+        Field(
+            points(row["value"]), (points_range(row["low"], row["high"]),), kind="" if sign else "undecided"
+        )
+        for row, sign in zip(comparisons, signs, strict=True)
     )
     pair = Field(f"{comparisons[0]['model']} − {comparisons[0]['against']}", kind="name")
     columns = ("same images", *(f"{row['radius']:g}" for row in comparisons))
@@ -183,47 +158,42 @@ def _difference(comparisons: Sequence[Mapping[str, Any]]) -> Table:
 
 def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
     """Tabulate margin over Lipschitz constant, and the ratio that equation (6) predicts."""
-    rows = {model["name"]: model for model in estimated["models"]}
+    models, ratios = estimated["models"], estimated.get("ratios", [])
+    means = [
+        {"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED
+    ]
     title = f"Estimated L2 radius, not certified, mean of {estimated['settings']['images']} images"
-    tables = [_estimates("estimated", title, "model", rows, _ESTIMATED)]
-    if ratios := estimated.get("ratios"):
-        one, two = rows
-        shown = {
-            name: words for name, words in _RATIOS.items() if any(row["metric"] == name for row in ratios)
-        }
-        layers: dict[str, dict[str, Any]] = {}
-        for row in ratios:
-            layer = f"layer {row['layer'] + 1}" if "corrected" in shown else "measured"
-            layers.setdefault(layer, {})[row["metric"]] = row
+    tables = [_estimates("estimated", title, "model", means, _ESTIMATED)]
+    if ratios:
+        one, two = (model["name"] for model in models)
+        numbers = ("value", "low", "high")
+        rows = [
+            {"layer": f"layer {row['layer'] + 1}", "quantity": row["metric"]}
+            | {key: row[key] for key in numbers}
+            for row in ratios
+        ]
         title = f"{one} / {two}, geometric means; R is predicted by equation (6)"
-        tables.append(_estimates("ratios", title, "", layers, shown))
+        tables.append(_estimates("ratios", title, "layer", rows, _RATIOS))
     return tables
 
 
 def _estimates(
-    name: str,
-    title: str,
-    head: str,
-    rows: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    columns: Mapping[str, str],
+    name: str, title: str, head: str, entries: Sequence[Mapping[str, Any]], heads: Mapping[str, str]
 ) -> Table:
-    fields = tuple(
-        (Field(row, kind="name"), *(_estimate(estimates[column]) for column in columns))
-        for row, estimates in rows.items()
+    """Tabulate estimates: models or layers down, quantities across."""
+    fields: dict[str, dict[str, Field]] = {}
+    for entry in entries:
+        fields.setdefault(entry[head], {})[entry["quantity"]] = _estimate(entry)
+    quantities = [quantity for quantity in heads if any(quantity in line for line in fields.values())]
+    rows = (
+        (Field(place, kind="name"), *(line[quantity] for quantity in quantities))
+        for place, line in fields.items()
     )
-    numbers = [
-        {head or "layer": row, "quantity": column}
-        | {key: estimates[column][key] for key in ("value", "low", "high")}
-        for row, estimates in rows.items()
-        for column in columns
-    ]
-    csv = pl.DataFrame(numbers, infer_schema_length=None).write_csv()
-    return Table(name, title, (head, *columns.values()), fields, csv)
+    csv = pl.DataFrame(entries, infer_schema_length=None).write_csv()
+    return Table(name, title, (head, *(heads[quantity] for quantity in quantities)), tuple(rows), csv)
 
 
 def _estimate(estimate: Mapping[str, Any]) -> Field:
     value, low, high = (estimate[key] for key in ("value", "low", "high"))
-    if value is None:
-        return Field("–")
-    digits = 3 if abs(value) < 10 else 1
-    return Field(number(value, digits), (ends(low, high, lambda end: number(end, digits), " to "),))
+    digits = 3 if value is None or abs(value) < 10 else 1
+    return estimate_field(value, low, high, lambda end: number(end, digits))

@@ -180,11 +180,10 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
     images with Newcombe's interval.
     """
     radii = round_radii(smoothing)
-    models, certified = [], []
+    models = []
     for (name,), block in rows.group_by(["model"], maintain_order=True):
         block = block.sort("sample")
         radius, correct = block["radius"].to_numpy(), (block["prediction"] == block["label"]).to_numpy()
-        certified.append((name, radius, correct))
         rates = {
             "clean_accuracy": (block["clean_prediction"] == block["label"]).sum(),
             "smoothed_accuracy": int(correct.sum()),
@@ -196,11 +195,24 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
             | {"mean_radius": float(np.mean(np.where(correct, radius, 0.0)))}
             | {"certified_accuracy": curve(radius, correct, radii).to_dicts()}
         )
-    (first, *twins), comparisons = certified, []
-    for twin in twins:
-        for r in radii:
-            held = [correct & (radius >= r) for _, radius, correct in (first, twin)]
-            difference = asdict(paired_difference(*held))
-            comparisons.append({"model": first[0], "against": twin[0], "radius": r, **difference})
+    first, *twins = (model["name"] for model in models)
+    comparisons = paired_differences(rows, [(first, twin) for twin in twins], radii)
     settings = asdict(smoothing) | {"reach": smoothing.reach}
     return {"smoothing": settings, "norm": "l2", "models": models, "comparisons": comparisons}
+
+
+def paired_differences(
+    rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], radii: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Return the difference of certified accuracy of each pair at each radius, on the same images."""
+    differences = []
+    for model, against in pairs:
+        blocks = [rows.filter(model=name).sort("sample") for name in (model, against)]
+        for radius in radii:
+            held = [
+                ((block["prediction"] == block["label"]) & (block["radius"] >= radius)).to_numpy()
+                for block in blocks
+            ]
+            numbers = asdict(paired_difference(*held))
+            differences.append({"model": model, "against": against, "radius": radius, **numbers})
+    return differences

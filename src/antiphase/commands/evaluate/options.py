@@ -25,6 +25,13 @@ from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS
 
+Objectives = Annotated[
+    tuple[Literal["norm", "squared"], ...],
+    BeforeValidator(read_words),
+    AfterValidator(at_least_one),
+    Typed(text=",".join),
+]
+
 
 class EvaluateOptions(Options):
     """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
@@ -55,70 +62,48 @@ class EvaluateOptions(Options):
         description=f"Tasks, separated by commas: {', '.join(TASKS)}. probe:DATA restricts "
         "a task to one data set. If not given: all tasks that the models and the data allow.",
     )
-    data: Words = Field(
-        (),
-        description="Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, "
-        "imagenet-v2, flickr30k, coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, "
-        "emoji-pope, and more in docs/data.md; paper stands for the DiffCLIP paper's data sets of each task. If "
-        "not given: openmoji.",
-    )
+    data: Words = ()
+    """Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, imagenet-v2, flickr30k,
+    coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, emoji-pope, and more in docs/data.md; paper
+    stands for the DiffCLIP paper's data sets of each task. If not given: openmoji."""
     split: Split = "test"
     limit: Limit = None
-    train_limit: Annotated[
-        int | None,
-        Typed(metavar="N"),
-        Field(ge=1, description="Use at most N images to train the probe and to support few-shot."),
-    ] = None
-    templates: Words = Field(
-        (),
-        description="Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come "
-        "with the data), or a file with one template per line. If not given: own where the data have prompts, "
-        "else 80 and 7.",
-    )
-    prompt: tuple[Unicode, ...] = Field(
-        (),
-        description="Prompt template of your own, with {} for the class name; repeat to average over several.",
-    )
-    captions: Literal["all", "first"] = Field(
-        "all",
-        description="Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first.",
-    )
-    features: Literal["raw", "projected"] = Field(
-        "raw", description="Features of the probe and of few-shot: before the projection (raw) or after it."
-    )
-    objective: Annotated[
-        tuple[Literal["norm", "squared"], ...],
-        BeforeValidator(read_words),
-        AfterValidator(at_least_one),
-        Typed(text=",".join),
-        Field(
-            description="Penalty of the probe: norm (not squared, as in DiffCLIP's code), squared (as in "
-            "scikit-learn), or both, separated by commas."
-        ),
-    ] = ("norm",)
-    seeds: int = Field(3, ge=1, description="Number of random seeds of the probe and of few-shot.")
-    episodes: int = Field(5000, ge=1, description="Few-shot episodes per seed.")
-    ways: int = Field(5, ge=2, description="Classes per episode.")
-    shots: int = Field(5, ge=1, description="Support images per class of an episode.")
-    queries: int = Field(
-        6, ge=1, description="Query images per class of an episode; fewer if the class has fewer."
-    )
+    train_limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
+    """Use at most N images to train the probe and to support few-shot."""
+    templates: Words = ()
+    """Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come with the data), or a
+    file with one template per line. If not given: own where the data have prompts, else 80 and 7."""
+    prompt: tuple[Unicode, ...] = ()
+    """Prompt template of your own, with {} for the class name; repeat to average over several."""
+    captions: Literal["all", "first"] = "all"
+    """Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first."""
+    features: Literal["raw", "projected"] = "raw"
+    """Features of the probe and of few-shot: before the projection (raw) or after it."""
+    objective: Objectives = ("norm",)
+    """Penalty of the probe: norm (not squared, as in DiffCLIP's code), squared (as in scikit-learn), or both, separated
+    by commas."""
+    seeds: int = Field(3, ge=1)
+    """Number of random seeds of the probe and of few-shot."""
+    episodes: int = Field(5000, ge=1)
+    """Few-shot episodes per seed."""
+    ways: int = Field(5, ge=2)
+    """Classes per episode."""
+    shots: int = Field(5, ge=1)
+    """Support images per class of an episode."""
+    queries: int = Field(6, ge=1)
+    """Query images per class of an episode; fewer if the class has fewer."""
     suffix: Suffix = ""
-    iterations: int = Field(1000, ge=1, description="Maximum number of L-BFGS iterations of the probe.")
+    iterations: int = Field(1000, ge=1)
+    """Maximum number of L-BFGS iterations of the probe."""
     out: Out = Path("antiphase-evaluate")
-    cache: Directory | None = Field(
-        None,
-        description="Directory in which features are kept for later runs. If not given: features/ in the data "
-        "directory.",
-    )
+    cache: Directory | None = None
+    """Directory in which features are kept for later runs. If not given: features/ in the data directory."""
     random_weights: RandomWeights = False
     skip_bad: SkipBad = False
-    batch_size: int = Field(
-        256, ge=1, le=MOST_AT_ONCE, description="Images per batch; affects results by rounding only."
-    )
-    precision: Precision = Field(
-        "float32", description="Precision of the features; bf16 is faster. Questions are answered in float32."
-    )
+    batch_size: int = Field(256, ge=1, le=MOST_AT_ONCE)
+    """Images per batch; affects results by rounding only."""
+    precision: Precision = "float32"
+    """Precision of the features; bf16 is faster. Questions are answered in float32."""
     device: Device = "auto"
     quiet: Quiet = False
 

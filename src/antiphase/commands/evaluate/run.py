@@ -79,6 +79,82 @@ def run(options: EvaluateOptions, command: str = "") -> None:
     evaluate(models, twins, sources, options, tasks=tasks, doubts=doubts, command=command)
 
 
+def evaluate(
+    models: Sequence[nn.Module],
+    twins: Sequence[nn.Module],
+    sources: Sequence[Source],
+    options: EvaluateOptions,
+    *,
+    tasks: Tasks | None = None,
+    doubts: Sequence[str] = (),
+    command: str = "",
+) -> dict[str, Any]:
+    """Measure every task of every model on every data set and write the run directory; return the summary.
+
+    It then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
+    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
+    on a data set. Without ``tasks`` it is every task that models and data allow.
+
+    Raises:
+        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
+            fails; the cells that are done are kept.
+    """
+    began, protocol = time.monotonic(), protocol_of(options)
+    test: Any = sources[0].test
+    lineup = Lineup(models, twins, test)
+    titles = [source.name for source in sources]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
+    cells = list(_cells(lineup, sources, tasks, protocol, options))
+    _check_tasks(cells, tasks, sources)
+    _measure(cells, protocol, options)
+    rows = pl.concat([cell.named_rows() for cell in cells])
+    patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
+    summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
+    said = [
+        *doubts,
+        *_at_chance(summary["results"], sources),
+        *(
+            f"{name}: its features are taken behind its projection, before which it cannot be cut"
+            for name, model in lineup.by_name.items()
+            if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
+        ),
+    ]
+    if this_process().first:
+        write_frame(options.out / "rows.parquet", rows)
+        precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
+        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
+            "precision": ", ".join(precisions),
+        }
+        tests = [source.test for source in sources]
+        record = lineup.record(options, settings, said, command, time.monotonic() - began) | {
+            "data": titles,
+            "n": [len(test) for test in tests],
+            "against": [twin for _, twin in lineup.pairs],
+            "data_fingerprint": [test.fingerprint() for test in tests],
+        }
+        write_json(options.out / "run.json", record)
+        write_json(options.out / "summary.json", summary)
+    return summary
+
+
+def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOptions) -> None:
+    """Measure the cells that are not on disk; under torchrun the processes share features' parts, then the cells."""
+    process, progress = this_process(), not options.quiet
+    todo = missing(cells, lambda cell: cell.rows() is not None, process)
+    todo.sort(key=lambda cell: cell.task.name)  # so that each process has its share of the probes
+    features = options.cache or data_root() / "features"
+    store = FeatureStore(features, options.batch_size, options.precision, progress, process)
+    if process.count > 1:
+        for cell in todo:  # every process makes its parts of the features
+            warm(cell.task, cell.model, cell.source, protocol, store)
+    alone = dataclasses.replace(store, process=Process(), progress=progress and process.first)
+    for cell in process.share(todo):
+        write_cell(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
+    process.wait()
+
+
 def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
     """Refuse options that were typed and have no effect."""
     used = {field for task in tasks for field in (*task.fields, *task.resolves)}
@@ -131,86 +207,6 @@ class _Cell:
         assert rows is not None
         about = {"model": self.name, "attention": attention, "task": self.task.name, "data": self.source.name}
         return rows.select(*(pl.lit(value).alias(column) for column, value in about.items()), pl.all())
-
-
-def evaluate(
-    models: Sequence[nn.Module],
-    twins: Sequence[nn.Module],
-    sources: Sequence[Source],
-    options: EvaluateOptions,
-    *,
-    tasks: Tasks | None = None,
-    doubts: Sequence[str] = (),
-    command: str = "",
-) -> dict[str, Any]:
-    """Measure every task of every model on every data set and write the run directory; return the summary.
-
-    It then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
-    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
-    on a data set. Under torchrun the processes share the features' parts first and then the cells.
-
-    Args:
-        models: loaded models, with their cards.
-        twins: one for each, or none.
-        sources: data sets.
-        options: how they are measured, and where rows and features lie.
-        tasks: every task that models and data allow where not given.
-        doubts: warnings for the record, such as how many images were left out.
-        command: for the record.
-
-    Raises:
-        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
-            fails; the cells that are done are kept.
-    """
-    began, protocol, process = time.monotonic(), protocol_of(options), this_process()
-    data: Any = sources[0].test
-    lineup = Lineup(models, twins, data)
-    titles = [source.name for source in sources]
-    if len(set(titles)) < len(titles):
-        raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
-    cells = list(_cells(lineup, sources, tasks, protocol, options))
-    _check_tasks(cells, tasks, sources)
-    todo = missing(cells, lambda cell: cell.rows() is not None, process)
-    todo.sort(key=lambda cell: cell.task.name)  # so that each process has its share of the probes
-    store = FeatureStore(
-        options.cache or data_root() / "features",
-        options.batch_size,
-        options.precision,
-        not options.quiet,
-        process,
-    )
-    if process.count > 1:
-        for cell in todo:  # every process makes its parts of the features
-            warm(cell.task, cell.model, cell.source, protocol, store)
-    alone = dataclasses.replace(store, process=Process(), progress=store.progress and process.first)
-    for cell in process.share(todo):
-        write_cell(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
-    process.wait()
-    rows = pl.concat([cell.named_rows() for cell in cells])
-    patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
-    summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
-    at_chance = _at_chance(summary["results"], sources)
-    behind = [
-        f"{name}: its features are taken behind its projection, before which it cannot be cut"
-        for name, model in lineup.by_name.items()
-        if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
-    ]
-    if process.first:
-        write_frame(options.out / "rows.parquet", rows)
-        precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
-        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
-            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
-            "precision": ", ".join(precisions),
-        }
-        said = [*doubts, *behind, *at_chance]
-        record = lineup.record(options, settings, said, command, time.monotonic() - began)
-        tests = [source.test for source in sources]
-        record |= {"data": titles, "n": [len(test) for test in tests]}
-        record |= {"against": [twin for _, twin in lineup.pairs]}
-        record |= {"data_fingerprint": [test.fingerprint() for test in tests]}
-        write_json(options.out / "run.json", record)
-        write_json(options.out / "summary.json", summary)
-    return summary
 
 
 def warm(
@@ -289,14 +285,11 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
 
 
 def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
-    lines: list[str] = []
-    for source in sources:
-        rows = [
-            {**row, "model": f"{row['model']}, zero-shot on {source.name} ({row['setting']})"}
-            for row in results
-            if (row["task"], row["data"], row["metric"]) == ("zero-shot", source.name, "top-1")
-        ]
-        if rows and isinstance(source.test, ImageSet | PairSet):
-            classes = len(source.test.class_names)
-            lines += not_above_chance(pl.DataFrame(rows), {row["model"]: classes for row in rows})
-    return lines
+    tests: dict[str, Any] = {source.name: source.test for source in sources}
+    rows = [
+        {**row, "model": f"{row['model']}, zero-shot on {row['data']} ({row['setting']})"}
+        for row in results
+        if (row["task"], row["metric"]) == ("zero-shot", "top-1")
+    ]
+    classes = {row["model"]: len(tests[row["data"]].class_names) for row in rows}
+    return not_above_chance(pl.DataFrame(rows, infer_schema_length=None), classes) if rows else []

@@ -75,8 +75,7 @@ def load_source(
         split: that is measured.
         limit: at most this many of it: images of POPE with all their questions; MMVP is always whole.
         train_limit: at most this many images to learn from.
-        learned: whether images to learn from are needed; None takes them where they can be had, and says so on
-            stderr where they cannot.
+        learned: whether images to learn from are needed; None: where they can be had, else a line on stderr.
         skip_bad: whether unreadable images are left out.
         progress: whether to show progress.
 
@@ -132,8 +131,8 @@ def load_source(
 def left_out(source: Source) -> list[str]:
     """Return a line for each part of a data set that something was left out of."""
     parts = {"": source.test, " (train)": source.train, " (val)": source.validation}
-    skipped = {part: names for part, data in parts.items() if (names := getattr(data, "skipped", ()))}
     return [
         f"{source.name}{part}: {len(names):,} left out, the first: {names[0]}"
-        for part, names in skipped.items()
+        for part, data in parts.items()
+        if (names := getattr(data, "skipped", ()))
     ]

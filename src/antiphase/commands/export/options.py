@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from antiphase.commands.fields import Directory
 from antiphase.commands.options import Options, Typed
@@ -21,17 +21,16 @@ class ExportOptions(Options):
     antiphase export runs/diffclip --push somebody/diffclip-openmoji
     """
 
-    model: Annotated[
-        str,
-        Typed(argument=True),
-        Field(description="Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."),
-    ]
-    out: Directory | None = Field(None, description="Directory to write. Either this or --push is needed.")
-    layout: Literal["antiphase", "released"] = Field(
-        "antiphase", description="Names of the weights: ours, or those of DiffCLIP's released code."
-    )
-    push: str | None = Field(None, description="Hub repository, USER/NAME, to write to in our layout.")
-    public: bool = Field(False, description="Make a new repository public.")
+    model: Annotated[str, Typed(argument=True)]
+    """Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."""
+    out: Directory | None = None
+    """Directory to write. Either this or --push is needed."""
+    layout: Literal["antiphase", "released"] = "antiphase"
+    """Names of the weights: ours, or those of DiffCLIP's released code."""
+    push: str | None = None
+    """Hub repository, USER/NAME, to write to in our layout."""
+    public: bool = False
+    """Make a new repository public."""
 
     @model_validator(mode="after")
     def _check(self) -> "ExportOptions":

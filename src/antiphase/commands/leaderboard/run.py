@@ -10,24 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.budgets import eps_label
-from antiphase.commands.audit.card import (
-    CARD,
-    Difference,
-    MeanDifference,
-    Model,
-    Rate,
-    Rates,
-    RobustnessCard,
-    read_card,
-)
+from antiphase.commands.audit.card import CARD, Model, Rates, RobustnessCard, read_card
 from antiphase.commands.command import Answer
 from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
-from antiphase.report.words import attack_label, p_text, percent, percent_range, points, points_range
+from antiphase.report.words import attack_label
 from antiphase.terminal import say
 
 # metric: (title, definition, sign that makes the worst rate the largest)
@@ -38,27 +28,6 @@ _METRICS = {
 }
 _DIFFERENCE = ("Difference from the twin", "ASR of the model minus ASR of its twin, same images, in points")
 _NORMS = {"linf": "L∞", "l2": "L2"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: what it shows and what it is sorted by."""
-
-    text: str
-    value: str | float = ""
-    notes: tuple[str, ...] = ()
-    link: str | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table of a section; ``controls`` are its rows below the ranking."""
-
-    title: str
-    formula: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Cell, ...]]
-    controls: list[tuple[Cell, ...]]
 
 
 @dataclass(frozen=True)
@@ -129,19 +98,11 @@ def _entry(row: Row) -> dict[str, Any]:
     differences = (one for one in card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
     difference = next(differences, None)
     return {
-        "name": model.name,
-        "role": model.role,
-        "attention": model.attention,
-        "architecture": model.architecture,
-        "seed": model.seed,
-        "dataset": card.data.dataset,
-        "split": card.data.split,
-        "n": card.data.n,
-        "attack": rates.attack,
+        **model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
+        **card.data.model_dump(include={"dataset", "split", "n"}),
+        **rates.model_dump(include={"attack", "norm", "eps"}),
         "autoattack": card.attack.autoattack and rates.attack == card.attack.name,
         "control": _is_control(rates.attack),
-        "norm": rates.norm,
-        "eps": rates.eps,
         "clean_accuracy": model.clean_accuracy.value,
         "asr": rates.asr.value,
         "asr_correct": rates.asr_correct and rates.asr_correct.value,
@@ -169,8 +130,8 @@ def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[s
     return out
 
 
-def rate_tables(rows: Sequence[Row]) -> list[Table]:
-    """Tabulate every rate of the models on one data set under one norm, the most robust first."""
+def rate_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return for every rate the lines of the models on one data set under one norm, the most robust first."""
     budgets = sorted({row.rates.eps for row in rows})
     by_model: dict[Any, list[Row]] = {}
     for row in rows:
@@ -178,71 +139,39 @@ def rate_tables(rows: Sequence[Row]) -> list[Table]:
         by_model.setdefault((row.model.weights, row.card.data.fingerprint, control), []).append(row)
     tables = []
     for metric, (title, formula, sign) in _METRICS.items():
-        lines = {}
+        lines = []
         for (*_, control), same in by_model.items():
-            worst = [_worst(same, metric, eps, sign) for eps in budgets]
-            order = tuple(2.0 if cell.value == "" else sign * float(cell.value) for cell in worst)
-            line = (*_described(same, control), _rate(same[0].model.clean_accuracy), *worst)
-            lines[bool(control), order, len(lines)] = line
-        columns = ("Model", "Attack", "Images", "Clean", *map(eps_label, budgets))
-        ranked, controls = ([lines[key] for key in sorted(lines) if key[0] == side] for side in (False, True))
-        tables.append(Table(title, formula, columns, ranked, controls))
+            attacks = dict.fromkeys(row.label for row in same)
+            cells = []
+            for eps in budgets:
+                measured = [row for row in same if row.rates.eps == eps and getattr(row.rates, metric)]
+                worst = max(measured, key=lambda row: sign * getattr(row.rates, metric).value, default=None)
+                cells.append(
+                    worst and (getattr(worst.rates, metric), worst.label if len(attacks) > 1 else "")
+                )
+            values = {"control": control, "attack": ", ".join(attacks), "cells": cells}
+            lines.append({"model": same[0].model, "n": same[0].card.data.n, **values})
+        lines.sort(key=lambda line: [sign * cell[0].value if cell else 2 for cell in line["cells"]])
+        tables.append({"title": title, "formula": formula, "budgets": budgets, "lines": lines})
     return tables
 
 
-def difference_tables(rows: Sequence[Row]) -> list[Table]:
-    """Tabulate the differences from twins, if there are any."""
+def difference_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the lines of the differences from twins, if there are any."""
     budgets, norms = sorted({row.rates.eps for row in rows}), {row.rates.norm for row in rows}
-    ranked: list[tuple[Cell, ...]] = []
-    controls: list[tuple[Cell, ...]] = []
-    for card in {row.path: row.card for row in rows}.values():
-        lines: dict[tuple[str, str, str], dict[float, Cell]] = {}
-        for mean in card.mean_differences:
-            key = (f"{mean.family} − {mean.against_family}", f"mean of {mean.seeds} seeds", mean.attack)
-            lines.setdefault(key, {})[mean.eps] = _difference(mean)
-        for one in card.differences:
-            if one.norm in norms:
-                key = (f"{one.model} − {one.against}", "", one.attack)
-                lines.setdefault(key, {})[one.eps] = _difference(one, p_text(one.p_value))
-        for (title, note, attack), cells in lines.items():
-            label = attack_label(attack, card.attack.norm)
-            head = (Cell(title, title, (note,)), Cell(label, label), Cell(f"{card.data.n:,}", card.data.n))
-            line = (*head, *(cells.get(eps, Cell("–")) for eps in budgets))
-            (controls if _is_control(attack) else ranked).append(line)
-    columns = ("Model − twin", "Attack", "Images", *map(eps_label, budgets))
-    return [Table(*_DIFFERENCE, columns, ranked, controls)] if ranked or controls else []
+    lines: dict[Any, dict[str, Any]] = {}
+    for path, card in {row.path: row.card for row in rows}.items():
+        named = [(f"{row.family} − {row.against_family}", row) for row in card.mean_differences]
+        named += [(f"{row.model} − {row.against}", row) for row in card.differences]
+        for pair, row in named:
+            if row.norm in norms:
+                attack = attack_label(row.attack, row.norm)
+                line = {"pair": pair, "attack": attack, "control": _is_control(row.attack), "n": card.data.n}
+                line |= {"seeds": getattr(row, "seeds", 0), "cells": [None] * len(budgets)}
+                lines.setdefault((path, pair, attack), line)["cells"][budgets.index(row.eps)] = row
+    table = {"title": _DIFFERENCE[0], "formula": _DIFFERENCE[1], "budgets": budgets}
+    return [table | {"lines": list(lines.values())}] if lines else []
 
 
 def _is_control(attack: str) -> bool:
     return attack in ATTACKS and find(ATTACKS, attack, "attack").control is None
-
-
-def _worst(same: Sequence[Row], metric: str, eps: float, sign: int) -> Cell:
-    """Return the worst rate of a model over its attacks, named if there are several."""
-    rates = [
-        (rate, row.label) for row in same if row.rates.eps == eps and (rate := getattr(row.rates, metric))
-    ]
-    if not rates:
-        return Cell("–")
-    rate, label = max(rates, key=lambda pair: sign * pair[0].value)
-    return _rate(rate, *([label] if len({row.label for row in same}) > 1 else []))
-
-
-def _described(same: Sequence[Row], control: str) -> tuple[Cell, ...]:
-    """Return the cells of the model, its attacks and the number of images."""
-    model, n = same[0].model, same[0].card.data.n
-    notes = [model.attention, "twin" if model.role == "twin" else "", model.venue or ""]
-    labels = ", ".join(dict.fromkeys(row.label for row in same))
-    return (
-        Cell(model.name, model.name, (", ".join(filter(None, notes)),), model.link),
-        Cell(labels, labels, ("control",) if control else ()),
-        Cell(f"{n:,}", n),
-    )
-
-
-def _rate(rate: Rate, *notes: str) -> Cell:
-    return Cell(percent(rate.value), rate.value, (percent_range(rate.low, rate.high), *notes))
-
-
-def _difference(row: Difference | MeanDifference, *notes: str) -> Cell:
-    return Cell(points(row.difference), row.difference, (points_range(row.low, row.high), *notes))

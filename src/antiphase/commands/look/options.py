@@ -31,43 +31,24 @@ class LookOptions(Options):
         description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
         "diffclip:PATH."
     )
-    images: Annotated[
-        Files, Typed(argument=True, metavar="IMAGE"), Field(description="One or more image files.")
-    ]
-    text: Annotated[
-        tuple[Unicode, ...],
-        BeforeValidator(as_tuple),
-        Field(description="Text to look for; repeat for several texts."),
-    ]
-    against: Models = Field(
-        (),
-        description="Model to show next to it, such as the twin with standard attention; several separated by "
-        "commas.",
-    )
-    method: Annotated[
-        Words,
-        AfterValidator(at_least_one),
-        Field(
-            description="Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last "
-            "(last layer only), relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the "
-            "same for every text), positive (A1), negative (A2)."
-        ),
-    ] = ("relevance", "attention")
-    layer: int | None = Field(
-        None,
-        description="Layer of attention, positive and negative, counted from 0. If not given: the last "
-        "layer, -1.",
-    )
-    mask: Files = Field(
-        (), description="Image with the object in white, to measure the maps against; repeat, once per IMAGE."
-    )
-    prompt: Unicode = Field(
-        "a photo of {}", description="Sentence around the text, with {} in the place of the text."
-    )
-    out: Path = Field(
-        Path("look.png"),
-        description="Figure to write, .png or .pdf; the maps are written next to it as .json.",
-    )
+    images: Annotated[Files, Typed(argument=True, metavar="IMAGE")]
+    """One or more image files."""
+    text: Annotated[tuple[Unicode, ...], BeforeValidator(as_tuple)]
+    """Text to look for; repeat for several texts."""
+    against: Models = ()
+    """Model to show next to it, such as the twin with standard attention; several separated by commas."""
+    method: Annotated[Words, AfterValidator(at_least_one)] = ("relevance", "attention")
+    """Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last (last layer only),
+    relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the same for every text), positive
+    (A1), negative (A2)."""
+    layer: int | None = None
+    """Layer of attention, positive and negative, counted from 0. If not given: the last layer, -1."""
+    mask: Files = ()
+    """Image with the object in white, to measure the maps against; repeat, once per IMAGE."""
+    prompt: Unicode = "a photo of {}"
+    """Sentence around the text, with {} in the place of the text."""
+    out: Path = Path("look.png")
+    """Figure to write, .png or .pdf; the maps are written next to it as .json."""
     random_weights: RandomWeights = False
     device: Device = "auto"
     quiet: Quiet = False

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from antiphase.commands.result import Result, listed
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_json
 from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import ends
+from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS
-from antiphase.statistics.intervals import clipped, jackknife, paired_difference, proportion
+from antiphase.statistics.intervals import Estimate, clipped, jackknife, paired_difference, proportion
 
 _PLACE = ["method", "image", "text"]
 
@@ -59,17 +59,15 @@ class LookResult(Result):
         return self.read_json("maps.json")
 
     def headlines(self) -> list[Headline]:
-        count, texts = len(self.stored["images"]), ", ".join(self.stored["texts"][:3])
-        names = listed(self.stored["models"])
-        return [Headline(f"{names} on {count} image{'s' * (count > 1)} for {texts}")]
+        names, texts = listed(self.stored["models"]), ", ".join(self.stored["texts"][:3])
+        return [Headline(f"{names} on images: {len(self.stored['images'])}, for {texts}")]
 
     def sections(self) -> list[Section]:
-        metrics = self.stored["metrics"]
-        tables = [_mask_table(pl.DataFrame(metrics))] if metrics else []
-        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=tables)]
+        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=self.all_tables())]
 
     def all_tables(self) -> list[Table]:
-        return list(self.drawn[0].tables)
+        metrics = self.stored["metrics"]
+        return [_mask_table(pl.DataFrame(metrics))] if metrics else []
 
     def figure(self) -> Figure:
         """Draw the maps: methods under their names in words, objects as outlines."""
@@ -80,11 +78,14 @@ class LookResult(Result):
         maps: dict[tuple[str, str], list[Any]] = {}
         for row in self.stored["maps"]:
             maps.setdefault((row["model"], row["method"]), []).append(row["map"])
-        columns = []
-        for (model, method), values in maps.items():
-            array = np.array(values)
-            array = array.reshape(len(texts), len(images), *array.shape[1:])
-            columns.append(MapColumn(model, METHODS[method].label, array))
+        columns = [
+            MapColumn(
+                model,
+                METHODS[method].label,
+                np.array(values).reshape(len(texts), len(images), *np.shape(values[0])),
+            )
+            for (model, method), values in maps.items()
+        ]
         blind = [METHODS[method].label for method in methods if not METHODS[method].asks]
         note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
         return look_figure(images, texts, columns, masks=masks or None, note=note)
@@ -110,29 +111,33 @@ class LookResult(Result):
             raise UserError(
                 "compare: maps are compared by how they fit masks; expected look with mask= in both"
             )
-        names = [frame["model"].unique(maintain_order=True).to_list() for frame in frames]
-        if len(names[0]) != len(names[1]):
+        mine, theirs = (frame["model"].unique(maintain_order=True).to_list() for frame in frames)
+        if len(mine) != len(theirs):
             raise UserError(
-                f"compare: {len(names[0])} models and {len(names[1])}; expected as many in both results"
+                f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results"
             )
+        against = pl.DataFrame({"model": mine, "against": theirs})
+        others = frames[1].rename({"model": "against"})
+        both = frames[0].join(against, on="model", maintain_order="left")
+        both = both.join(others, on=["against", *_PLACE], suffix="_against", maintain_order="left")
+        apart = any(self.stored[name] != other.stored[name] for name in ("images", "texts", "methods"))
+        if apart or both["average_precision_against"].has_nulls():
+            raise UserError("compare: different images, texts or methods; expected the same in both")
         rows = []
-        for model, against in zip(*names, strict=True):
-            mine, theirs = frames[0].filter(model=model), frames[1].filter(model=against)
-            both = mine.join(theirs, on=_PLACE, suffix="_against", maintain_order="left")
-            same_images = self.stored["images"] == other.stored["images"]
-            if not same_images or not len(both) == len(mine) == len(theirs):
-                raise UserError("compare: different images, texts or methods; expected the same in both")
-            for (method, text), block in both.group_by("method", "text", maintain_order=True):
-                hits, others = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
-                apart = (block["average_precision"] - block["average_precision_against"]).to_numpy()
-                for metric, estimate in (
-                    ("pointing_game", paired_difference(hits, others)),
-                    ("average_precision", jackknife(apart[:, None], lambda means: means[..., 0])),
-                ):
-                    numbers = (estimate.value, estimate.low, estimate.high, estimate.n)
-                    rows.append((model, against, method, text, metric, *numbers))
+        for key, block in both.group_by("model", "against", "method", "text", maintain_order=True):
+            hits = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
+            precision = block["average_precision"] - block["average_precision_against"]
+            for metric, estimate in (
+                ("pointing_game", paired_difference(*hits)),
+                ("average_precision", _mean(precision)),
+            ):
+                rows.append((*key, metric, *asdict(estimate).values()))
         columns = ["model", "against", "method", "text", "metric", "difference", "low", "high", "n"]
         return pl.DataFrame(rows, columns, orient="row")
+
+
+def _mean(values: pl.Series) -> Estimate:
+    return jackknife(values.to_numpy()[:, None], lambda means: means[..., 0])
 
 
 def _mask_table(metrics: pl.DataFrame) -> Table:
@@ -140,13 +145,9 @@ def _mask_table(metrics: pl.DataFrame) -> Table:
     rows = []
     for key, block in metrics.group_by("model", "method", "text", maintain_order=True):
         hits = proportion(int(block["pointing_game"].sum()), len(block))
-        values = block["average_precision"].to_numpy()[:, None]
-        mean = jackknife(values, lambda means: means[..., 0])
+        mean = _mean(block["average_precision"])
         mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
-        rates = (
-            Field(f"{rate.value:.2f}", (ends(rate.low, rate.high, "{:.2f}".format, " to "),))
-            for rate in (hits, mean)
-        )
+        rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
         rows.append((*(Field(str(word), kind="name") for word in key), Field(str(len(block))), *rates))
     columns = ("model", "method", "text", "images", "pointing game", "average precision")
     title = "Maps against masks, 95 % intervals over the images"

@@ -1,5 +1,6 @@
 """Maps of where models look in images for texts: computed, measured against masks, drawn."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from antiphase.commands.lineup import short_names
 from antiphase.commands.loading import find_device, load_models
-from antiphase.commands.look.figure import MapColumn, check_rows, check_suffix
+from antiphase.commands.look.figure import check_rows, check_suffix
 from antiphase.commands.look.options import LookOptions
 from antiphase.commands.look.result import LookResult
 from antiphase.data.decoding import decode_whole
@@ -58,34 +59,33 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     models = dict(zip(short_names([model.card for model in loaded]), loaded, strict=True))
     prompts = [options.prompt.replace("{}", text) for text in texts]
     layer = -1 if options.layer is None else options.layer
-    columns: list[MapColumn] = []
-    left_out: list[dict[str, str]] = []
+    maps, metrics, left_out = [], [], []
     with progress_bar("maps", len(methods) * len(models), not options.quiet) as advance:
-        for method in methods:
-            for name, model in models.items():
-                try:
-                    columns.append(MapColumn(name, method, _maps(model, pictures, prompts, method, layer)))
-                except NoSecondMap as error:
-                    left_out.append({"model": name, "method": method, "why": str(error)})
-                advance(1)
-    if not columns:
-        raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
-    maps, metrics = [], []
-    for column in columns:
-        for text, of_text in zip(texts, column.maps, strict=True):
-            for image, values in enumerate(of_text):
-                place = {"model": column.model, "method": column.method, "image": image, "text": text}
+        for method, (name, model) in itertools.product(methods, models.items()):
+            about = {"model": name, "method": method}
+            advance(1)
+            try:
+                column = _maps(model, pictures, prompts, method, layer)
+            except NoSecondMap as error:
+                left_out.append(about | {"why": str(error)})
+                continue
+            for (text, of_text), image in itertools.product(
+                zip(texts, column, strict=True), range(len(images))
+            ):
+                place = about | {"image": image, "text": text}
+                values = of_text[image]
                 maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in values]})
                 if masks:
                     hit, precision = localise(values, masks[image])
-                    numbers = {"pointing_game": hit, "average_precision": float(f"{precision:.6g}")}
-                    metrics.append(place | numbers)
-    about = ("spec", "attention", "seed")
+                    precision = float(f"{precision:.6g}")
+                    metrics.append(place | {"pointing_game": hit, "average_precision": precision})
+    if not maps:
+        raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
     stored = {
         "command": command,
         "options": options.record(),
         "models": [
-            {"name": name} | {key: getattr(model.card, key) for key in about}
+            {"name": name} | {key: getattr(model.card, key) for key in ("spec", "attention", "seed")}
             for name, model in models.items()
         ],
         "images": [str(path) for path in images],

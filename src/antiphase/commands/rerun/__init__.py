@@ -2,8 +2,6 @@
 
 from typing import Annotated
 
-from pydantic import Field
-
 from antiphase.commands.command import Command
 from antiphase.commands.fields import Directory, Quiet
 from antiphase.commands.options import Options, Typed
@@ -22,20 +20,12 @@ class RerunOptions(Options):
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
 
-    run: Annotated[
-        Directory,
-        Typed(argument=True),
-        Field(
-            description="Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."
-        ),
-    ]
-    out: Directory | None = Field(
-        None,
-        description="Directory of the repetition. If not given: the name of the run with -again after it.",
-    )
-    run_code: bool = Field(
-        False, description="Run the code of python: models that the run names. Read it first."
-    )
+    run: Annotated[Directory, Typed(argument=True)]
+    """Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."""
+    out: Directory | None = None
+    """Directory of the repetition. If not given: the name of the run with -again after it."""
+    run_code: bool = False
+    """Run the code of python: models that the run names. Read it first."""
     quiet: Quiet = False
 
 

@@ -1,6 +1,5 @@
 """A run read back: the command and the options that it was made with, and whether another one has its numbers."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from antiphase.reading import read_json, read_json_lines, read_rows
 from antiphase.terminal import say
 
 RECORD = "run.json"
-_ROWS = "*.parquet"
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
@@ -51,19 +49,12 @@ def answer(options: RerunOptions, typed: str) -> Answer:
         report(command.function()(repeated, typed))
     files = compared(options.run, out)
     for one in files:
-        say(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
+        differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
+        verdict = "equal" if one["equal"] else f"differs: {', '.join(differing) or 'length or schema'}"
+        say(f"{one['file']}: {verdict}")
     equal = all(one["equal"] for one in files)
     say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
     return {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": files}
-
-
-def _difference(one: dict[str, Any]) -> str:
-    parts = [
-        f"{column} in {at['rows']} of {one['rows'][0]} rows"
-        + ("" if at["largest_difference"] is None else f" (by at most {at['largest_difference']:.3g})")
-        for column, at in one["columns"].items()
-    ]
-    return f"differs: {', '.join(parts)}" if parts else "differs"
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:
@@ -92,37 +83,31 @@ def compared(run: Path, again: Path) -> list[dict[str, Any]]:
         for each file ``file`` and ``equal``; where rows differ, ``columns`` with the number of rows that differ and
         the largest difference of each.
     """
-    found = [
-        _frames(one.name, read_rows(one, _FINISHED), read_rows(again / one.name, _FINISHED))
-        if (again / one.name).is_file()
-        else {"file": one.name, "equal": False, "columns": {}}
-        for one in sorted(run.glob(_ROWS))
-    ]
+    files = []
+    for one in sorted(run.glob("*.parquet")):
+        again_too = (again / one.name).is_file()
+        rows = [read_rows(folder / one.name, _FINISHED) for folder in (run, again)] if again_too else []
+        files.append({"file": one.name} | (_difference(*rows) if rows else {"equal": False, "columns": {}}))
     if (run / _METRICS).is_file():
-        found.append(_frames(_METRICS, *(pl.DataFrame(_metrics(each / _METRICS)) for each in (run, again))))
+        metrics = (pl.DataFrame(read_json_lines(folder / _METRICS, _FINISHED)) for folder in (run, again))
+        files.append(
+            {"file": _METRICS} | _difference(*(frame.drop(_SPEED, strict=False) for frame in metrics))
+        )
     if (run / _WEIGHTS).is_file():
-        one, other = (hashlib.sha256((each / _WEIGHTS).read_bytes()).digest() for each in (run, again))
-        found.append({"file": _WEIGHTS, "equal": one == other, "columns": {}})
-    return found
+        one, other = ((folder / _WEIGHTS).read_bytes() for folder in (run, again))
+        files.append({"file": _WEIGHTS, "equal": one == other, "columns": {}})
+    return files
 
 
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    lines = read_json_lines(path, _FINISHED)
-    return [{key: value for key, value in line.items() if key != _SPEED} for line in lines]
-
-
-def _frames(name: str, one: pl.DataFrame, other: pl.DataFrame) -> dict[str, Any]:
+def _difference(one: pl.DataFrame, other: pl.DataFrame) -> dict[str, Any]:
+    about: dict[str, Any] = {"equal": False, "columns": {}, "rows": [len(one), len(other)]}
     if one.schema != other.schema or len(one) != len(other):
-        return {"file": name, "equal": False, "columns": {}, "rows": [len(one), len(other)]}
-    columns = {}
-    for column in one.columns:
-        unequal = one[column].ne_missing(other[column])
-        if count := int(unequal.sum()):
-            numeric = one.schema[column].is_numeric()
-            largest = (
-                (one[column].cast(pl.Float64) - other[column].cast(pl.Float64)).abs().max()
-                if numeric
-                else None
-            )
-            columns[column] = {"rows": count, "largest_difference": largest}
-    return {"file": name, "equal": not columns, "columns": columns, "rows": [len(one), len(other)]}
+        return about
+    for column, kind in one.schema.items():
+        count = int(one[column].ne_missing(other[column]).sum())
+        if count:
+            apart = None
+            if kind.is_numeric():
+                apart = (one[column].cast(pl.Float64) - other[column].cast(pl.Float64)).abs().max()
+            about["columns"][column] = {"rows": count, "largest_difference": apart}
+    return about | {"equal": not about["columns"]}

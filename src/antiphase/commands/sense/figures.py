@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.evaluation.rates import over_seeds
-from antiphase.report.figure import MARKERS, STYLE, Family, dress, legend_label
+from antiphase.report.figure import MARKERS, Family, add_legend, dress, legend_label, new_figure
 from antiphase.report.words import number
 from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.intervals import Estimate, as_size
@@ -48,10 +46,7 @@ def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Fi
     thick one for their mean, with Student's t interval over the seeds.
     """
     columns = max(map(len, rows))
-    with matplotlib.rc_context(STYLE):
-        size = (max(5.0, 3.0 * columns), 0.5 + 2.2 * len(rows))
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
+    with new_figure(max(5.0, 3.0 * columns), 0.5 + 2.2 * len(rows)) as figure:
         drawn: dict[str, Any] = {}
         for row, panels in enumerate(rows):
             for column, panel in enumerate(panels):
@@ -65,16 +60,7 @@ def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Fi
                         marker = MARKERS[place % len(MARKERS)]
                         drawn[legend_label(family)] = _draw(axes, panel, own, family, marker, aside)
                 _dress(axes, panel)
-        legend = figure.legend(
-            list(drawn.values()),
-            ["family"] * len(drawn),
-            frameon=False,
-            loc="outside upper left",
-            fontsize=8.0,
-            ncols=columns,
-        )
-        for text, label in zip(legend.get_texts(), drawn, strict=True):
-            text.set(text=label, parse_math=False)
+        add_legend(figure, drawn, loc="outside upper left", fontsize=8.0, ncols=columns)
     return figure
 
 
@@ -128,9 +114,7 @@ def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
     columns = min(2, len(layers))
     rows = -(-len(layers) // columns)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.0, 0.6 + 2.2 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
+    with new_figure(5.0, 0.6 + 2.2 * rows) as figure:
         for place, layer in enumerate(layers, start=1):
             axes = figure.add_subplot(rows, columns, place)
             _draw_plane(axes, own.filter(layer=layer), family, reach)

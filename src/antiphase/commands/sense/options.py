@@ -66,32 +66,20 @@ class SenseOptions(Options):
             description=f"Measurements, separated by commas: {', '.join(PARTS)} (a few hundred passes per layer)."
         ),
     ] = ("alignment", "depth")
-    probes: int = Field(32, ge=2, lt=2**31, description="Random directions in pixel space.")
-    radius: Number = Field(
-        8 / 255,
-        gt=0,
-        le=1,
-        description="Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range.",
-    )
-    samples: int = Field(
-        100, ge=1, lt=2**31, description="Uniform samples in the ball, for the robustness paper's estimator."
-    )
-    steps: int = Field(
-        10, ge=1, lt=2**31, description="Steps of gradient ascent; power iteration takes twice as many."
-    )
-    points: int = Field(
-        2,
-        ge=1,
-        lt=2**31,
-        description="Random starting points of the search for the largest slope in the ball.",
-    )
-    lipschitz_limit: int = Field(
-        16, ge=1, lt=2**31, description="Images on which Lipschitz constants are estimated."
-    )
-    eps: Numbers = Field(
-        (1 / 255, 4 / 255),
-        description="L∞ budgets ε of the perturbations that are followed through the layers, separated by commas.",
-    )
+    probes: int = Field(32, ge=2, lt=2**31)
+    """Random directions in pixel space."""
+    radius: Number = Field(8 / 255, gt=0, le=1)
+    """Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range."""
+    samples: int = Field(100, ge=1, lt=2**31)
+    """Uniform samples in the ball, for the robustness paper's estimator."""
+    steps: int = Field(10, ge=1, lt=2**31)
+    """Steps of gradient ascent; power iteration takes twice as many."""
+    points: int = Field(2, ge=1, lt=2**31)
+    """Random starting points of the search for the largest slope in the ball."""
+    lipschitz_limit: int = Field(16, ge=1, lt=2**31)
+    """Images on which Lipschitz constants are estimated."""
+    eps: Numbers = (1 / 255, 4 / 255)
+    """L∞ budgets ε of the perturbations that are followed through the layers, separated by commas."""
     seed: Seed = 0
     out: Out = Path("antiphase-sense")
     random_weights: RandomWeights = False

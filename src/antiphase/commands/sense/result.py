@@ -13,16 +13,16 @@ from antiphase.budgets import eps_label
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
 from antiphase.errors import UserError
-from antiphase.report.figure import Family, families, seed_counts
+from antiphase.report.figure import Family, colors_of, families, seed_counts
 from antiphase.report.page import Headline, Panel, Plot, Section
-from antiphase.report.table import Field, Table
+from antiphase.report.table import Field, Table, estimate_field
 from antiphase.report.words import ends, number
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate, mean_over_seeds
 
-_WORDS = tomllib.loads((files(__package__) / "words.toml").read_text(encoding="utf-8"))
+_WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
 _SCHEMAS = {
     "alignment": sensitivity.ALIGNMENT_SCHEMA,
     "lipschitz": sensitivity.LIPSCHITZ_SCHEMA,
@@ -242,8 +242,7 @@ def _table(
     place: str | None = "layer",
 ) -> Table:
     """Tabulate estimates: models and layers or stages down, metrics across."""
-    colors = {model: family.color for family in groups for model in family.models}
-    rows = []
+    colors, rows = colors_of(groups), []
     for key, block in frame.group_by(["model", place] if place else ["model"], maintain_order=True):
         estimates = {row["metric"]: row for row in block.iter_rows(named=True)}
         model, *places = key
@@ -255,14 +254,11 @@ def _table(
 
 
 def _cell(row: Mapping[str, Any] | None, scale: float) -> Field:
-    if row is None:
-        return Field("–")
-
     def text(end: float) -> str:
         size = scale * end
         return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
 
-    return Field(text(row["value"]), (ends(row["low"], row["high"], text, " to "),))
+    return Field("–") if row is None else estimate_field(row["value"], row["low"], row["high"], text)
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:

@@ -27,10 +27,10 @@ class TrainingOptions(Options):
 
     data: str
     out: Out
-    limit: int | None = Field(None, ge=1, description="Train on at most N images, pairs or conversations.")
-    precision: Literal["float32", "bf16", "auto"] = Field(
-        "auto", description="Precision of training; auto takes bf16 where the hardware supports it."
-    )
+    limit: int | None = Field(None, ge=1)
+    """Train on at most N images, pairs or conversations."""
+    precision: Literal["float32", "bf16", "auto"] = "auto"
+    """Precision of training; auto takes bf16 where the hardware supports it."""
     track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False
@@ -43,23 +43,17 @@ class TrainingOptions(Options):
 class PresetOptions(TrainingOptions):
     """What every training by a preset has."""
 
-    epochs: int | None = Field(None, ge=1, description="Passes over the data. If not given: the preset's.")
-    batch_size: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_AT_ONCE,
-        description="Pairs or conversations per step, over all processes. If not given: the preset's.",
-    )
-    part: int | None = Field(
-        None,
-        ge=1,
-        description="Pairs or conversations of a process that pass through the model at a time: less memory, same "
-        "gradient. If not given: all; on a processor, 4 conversations.",
-    )
-    learning_rate: float | None = Field(None, description="Peak learning rate. If not given: the preset's.")
-    checkpointing: bool = Field(
-        False, description="Compute each block again in the backward pass: slower, but uses less memory."
-    )
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the data. If not given: the preset's."""
+    batch_size: int | None = Field(None, ge=1, le=MOST_AT_ONCE)
+    """Pairs or conversations per step, over all processes. If not given: the preset's."""
+    part: int | None = Field(None, ge=1)
+    """Pairs or conversations of a process that pass through the model at a time: less memory, same gradient. If not
+    given: all; on a processor, 4 conversations."""
+    learning_rate: float | None = None
+    """Peak learning rate. If not given: the preset's."""
+    checkpointing: bool = False
+    """Compute each block again in the backward pass: slower, but uses less memory."""
 
 
 class TrainOptions(TrainingOptions):
@@ -80,75 +74,61 @@ class TrainOptions(TrainingOptions):
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
 
-    model: Annotated[
-        str,
-        Typed(choices=VITS),
-        Field(
-            description="Kind of model: standard attention, differential attention, or standard attention with a "
-            "DiffViT's norm after each head (vit-norm)."
-        ),
-    ]
-    data: str = Field(
-        description="Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; "
-        "docs/data.md has all."
-    )
-    epochs: int = Field(100, ge=1, description="Passes over the data.")
-    depth: int | None = Field(None, ge=1, description="Number of blocks. If not given: by the image size.")
-    dim: int | None = Field(None, ge=1, description="Width of the tokens. If not given: by the image size.")
-    heads: int | None = Field(
-        None, ge=1, description="Heads of the standard twin; a DiffViT has half as many."
-    )
-    patch_size: int | None = Field(
-        None, ge=1, description="Side of a patch in pixels. If not given: by the image size."
-    )
-    lambda_init: float | None = Field(None, description="DiffViT: initial λ. If not given: 0.8.")
-    lambda_schedule: Literal["constant", "depth"] | None = Field(
-        None,
-        description="DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: "
-        "constant.",
-    )
-    parameterisation: Annotated[
-        str | None,
-        Typed(choices=LAMBDAS),
-        Field(
-            description="DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers "
-            "a head (scalar), λ_init alone (fixed) or 0 (zero). If not given: vector."
-        ),
-    ] = None
-    image_size: int | None = Field(
-        None,
-        ge=1,
-        description="Side in pixels that image files are resized to. If not given: the source's own.",
-    )
-    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE, description="Images per step, over all processes.")
-    optimizer: Literal["adam", "adamw"] = Field("adam", description="Optimizer.")
-    learning_rate: float = Field(5e-4, description="Peak learning rate.")
-    weight_decay: float = Field(0.0, description="Weight decay, applied to matrices only.")
-    schedule: Literal["constant", "cosine"] = Field("constant", description="Schedule of the learning rate.")
-    warmup_epochs: float = Field(0.0, description="Epochs of linear warm-up.")
-    augment: Literal["none", "flip-crop"] = Field("none", description="Augmentation of the images.")
-    adversarial: OptionalNumber = Field(
-        None,
-        description="Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such "
-        "as 1/255 are accepted.",
-    )
-    adversarial_variant: Literal["pgd", "fast", "free"] | None = Field(
-        None,
-        description="Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd.",
-    )
-    adversarial_steps: int | None = Field(None, ge=1, description="Steps of pgd. If not given: 3.")
-    adversarial_step_size: OptionalNumber = Field(
-        None,
-        description="Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, "
-        "1.25·ε for fast, ε for free.",
-    )
-    adversarial_warmup: float | None = Field(
-        None, ge=0, description="Epochs over which ε rises from 0. If not given: 1."
-    )
-    replays: int | None = Field(None, ge=1, description="Uses of each minibatch by free. If not given: 4.")
-    store: Literal["float32", "float16"] = Field(
-        "float32", description="Number format of the stored weights."
-    )
+    model: Annotated[str, Typed(choices=VITS)]
+    """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
+    head (vit-norm)."""
+    data: str
+    """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
+    all."""
+    epochs: int = Field(100, ge=1)
+    """Passes over the data."""
+    depth: int | None = Field(None, ge=1)
+    """Number of blocks. If not given: by the image size."""
+    dim: int | None = Field(None, ge=1)
+    """Width of the tokens. If not given: by the image size."""
+    heads: int | None = Field(None, ge=1)
+    """Heads of the standard twin; a DiffViT has half as many."""
+    patch_size: int | None = Field(None, ge=1)
+    """Side of a patch in pixels. If not given: by the image size."""
+    lambda_init: float | None = None
+    """DiffViT: initial λ. If not given: 0.8."""
+    lambda_schedule: Literal["constant", "depth"] | None = None
+    """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
+    parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
+    """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
+    λ_init alone (fixed) or 0 (zero). If not given: vector."""
+    image_size: int | None = Field(None, ge=1)
+    """Side in pixels that image files are resized to. If not given: the source's own."""
+    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
+    """Images per step, over all processes."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """Optimizer."""
+    learning_rate: float = 0.0005
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Weight decay, applied to matrices only."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Schedule of the learning rate."""
+    warmup_epochs: float = 0.0
+    """Epochs of linear warm-up."""
+    augment: Literal["none", "flip-crop"] = "none"
+    """Augmentation of the images."""
+    adversarial: OptionalNumber = None
+    """Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such as 1/255 are
+    accepted."""
+    adversarial_variant: Literal["pgd", "fast", "free"] | None = None
+    """Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd."""
+    adversarial_steps: int | None = Field(None, ge=1)
+    """Steps of pgd. If not given: 3."""
+    adversarial_step_size: OptionalNumber = None
+    """Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, 1.25·ε for fast, ε for
+    free."""
+    adversarial_warmup: float | None = Field(None, ge=0)
+    """Epochs over which ε rises from 0. If not given: 1."""
+    replays: int | None = Field(None, ge=1)
+    """Uses of each minibatch by free. If not given: 4."""
+    store: Literal["float32", "float16"] = "float32"
+    """Number format of the stored weights."""
 
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
@@ -195,56 +175,38 @@ class TrainClipOptions(PresetOptions):
     --data "shards:s3://bucket/cc12m/{00000..01242}.tar" --samples 10000000 --out runs/cc12m
     """
 
-    model: Annotated[
-        str,
-        Typed(choices=CLIPS),
-        Field(
-            description="Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is "
-            "DiffCLIP† (differential attention in the image tower only), diffclip-text has it in the text tower only."
-        ),
-    ]
-    data: str = Field(
-        description="Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, "
-        "csv:PATH, and more in docs/data.md."
-    )
-    preset: Literal["diffclip", "openmoji"] = Field(
-        "diffclip",
-        description="Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels).",
-    )
-    held_out: Words = Field(
-        (),
-        description="Sources whose test split is evaluated after each epoch, separated by commas, or none. If not "
-        "given: the training source.",
-    )
-    samples: int | None = Field(
-        None, ge=1, description="Samples per epoch, for shards that do not state their size."
-    )
-    lanes: int | None = Field(
-        None,
-        ge=1,
-        description="Streams among which the shards are divided, a multiple of the number of processes. If not "
-        "given: 8, or as many as the shards allow.",
-    )
-    limit: int | None = Field(None, ge=2, description="Train on at most N pairs.")
-    warmup_epochs: float | None = Field(
-        None, description="Epochs of linear warm-up. If not given: the preset's."
-    )
-    weight_decay: float | None = Field(
-        None, description="Weight decay, applied to matrices only. If not given: the preset's."
-    )
-    loss: Literal["clip", "siglip", "slip_exact"] = Field(
-        "clip",
-        description="Loss; slip_exact is SLIP's code on several GPUs, where the keys of other processes have no "
-        "gradient.",
-    )
-    init: Literal["matched", "released"] = Field(
-        "matched", description="Initial weights: the same for both twins, or as in the released pair."
-    )
-    lambda_init: float | None = Field(
-        None, description="DiffCLIP: λ_init of the constant schedule. If not given: 0.8."
-    )
-    patch_dropout: float = Field(0.0, description="Fraction of patches that are left out in training.")
-    compile: bool = Field(False, description="Run the towers under torch.compile.")
+    model: Annotated[str, Typed(choices=CLIPS)]
+    """Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is DiffCLIP† (differential
+    attention in the image tower only), diffclip-text has it in the text tower only."""
+    data: str
+    """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
+    docs/data.md."""
+    preset: Literal["diffclip", "openmoji"] = "diffclip"
+    """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
+    held_out: Words = ()
+    """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
+    source."""
+    samples: int | None = Field(None, ge=1)
+    """Samples per epoch, for shards that do not state their size."""
+    lanes: int | None = Field(None, ge=1)
+    """Streams among which the shards are divided, a multiple of the number of processes. If not given: 8, or as many as
+    the shards allow."""
+    limit: int | None = Field(None, ge=2)
+    """Train on at most N pairs."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up. If not given: the preset's."""
+    weight_decay: float | None = None
+    """Weight decay, applied to matrices only. If not given: the preset's."""
+    loss: Literal["clip", "siglip", "slip_exact"] = "clip"
+    """Loss; slip_exact is SLIP's code on several GPUs, where the keys of other processes have no gradient."""
+    init: Literal["matched", "released"] = "matched"
+    """Initial weights: the same for both twins, or as in the released pair."""
+    lambda_init: float | None = None
+    """DiffCLIP: λ_init of the constant schedule. If not given: 0.8."""
+    patch_dropout: float = 0.0
+    """Fraction of patches that are left out in training."""
+    compile: bool = False
+    """Run the towers under torch.compile."""
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
@@ -282,69 +244,42 @@ class TrainVlmOptions(PresetOptions):
     --out runs/vlm
     """
 
-    stage: Literal["1", "2"] = Field(
-        description="Stage: 1 trains the projector on captions, 2 also the language model on conversations."
-    )
-    data: str = Field(
-        description="Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files "
-        "with KEY.json and KEY.jpg)."
-    )
-    tower: str | None = Field(
-        None,
-        description="Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, "
-        "diffclip:PATH and so on. With --pretrained: that model's.",
-    )
-    language: str | None = Field(
-        None,
-        description="Language model: smollm2, a name on the Hugging Face hub, a directory of save_pretrained, or "
-        "tiny (random weights, to try out a pipeline). If not given: smollm2.",
-    )
-    pretrained: Path | None = Field(None, description="Directory of stage 1, from which stage 2 starts.")
-    preset: Literal["diffclip", "emoji"] = Field(
-        "diffclip", description="Recipe: DiffCLIP's, or a laptop's for emoji scenes."
-    )
-    projector: Literal["linear", "mlp2x"] | None = Field(
-        None, description="Kind of projector. If not given: linear."
-    )
-    projector_start: Literal["default", "captions"] | None = Field(
-        None,
-        description="Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble "
-        "the words of the captions (linear projectors only). If not given: the preset's.",
-    )
-    text_first: Annotated[
-        bool | None,
-        Field(
-            description="Begin the first epoch of stage 2 with the conversations that have no image. If not given: the "
-            "preset's."
-        ),
-        Typed(flags=("--text-first/--no-text-first",)),
-    ] = None
-    merge: int | None = Field(
-        None,
-        ge=1,
-        description="Side of the squares of image tokens that become one position. If not given: the preset's.",
-    )
-    prompt: Literal["chat", "llava"] | None = Field(
-        None,
-        description="Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the "
-        "tokenizer has a template.",
-    )
-    lora: int | None = Field(
-        None,
-        ge=1,
-        description="Rank of LoRA adapters: stage 2 trains them in place of the language model's weights.",
-    )
-    warmup: float | None = Field(
-        None, description="Share of the steps with linear warm-up. If not given: 0.03."
-    )
-    store: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Type in which a language model that was trained is stored."
-    )
-    shard: bool = Field(
-        False,
-        description="Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a "
-        "language model that does not fit one device. Implies --checkpointing.",
-    )
+    stage: Literal["1", "2"]
+    """Stage: 1 trains the projector on captions, 2 also the language model on conversations."""
+    data: str
+    """Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files with KEY.json and
+    KEY.jpg)."""
+    tower: str | None = None
+    """Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, diffclip:PATH and so on. With
+    --pretrained: that model's."""
+    language: str | None = None
+    """Language model: smollm2, a name on the Hugging Face hub, a directory of save_pretrained, or tiny (random weights,
+    to try out a pipeline). If not given: smollm2."""
+    pretrained: Path | None = None
+    """Directory of stage 1, from which stage 2 starts."""
+    preset: Literal["diffclip", "emoji"] = "diffclip"
+    """Recipe: DiffCLIP's, or a laptop's for emoji scenes."""
+    projector: Literal["linear", "mlp2x"] | None = None
+    """Kind of projector. If not given: linear."""
+    projector_start: Literal["default", "captions"] | None = None
+    """Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble the words of the
+    captions (linear projectors only). If not given: the preset's."""
+    text_first: Annotated[bool | None, Typed(flags=("--text-first/--no-text-first",))] = None
+    """Begin the first epoch of stage 2 with the conversations that have no image. If not given: the preset's."""
+    merge: int | None = Field(None, ge=1)
+    """Side of the squares of image tokens that become one position. If not given: the preset's."""
+    prompt: Literal["chat", "llava"] | None = None
+    """Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the tokenizer has a
+    template."""
+    lora: int | None = Field(None, ge=1)
+    """Rank of LoRA adapters: stage 2 trains them in place of the language model's weights."""
+    warmup: float | None = None
+    """Share of the steps with linear warm-up. If not given: 0.03."""
+    store: Literal["float32", "bfloat16"] = "float32"
+    """Type in which a language model that was trained is stored."""
+    shard: bool = False
+    """Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a language model that
+    does not fit one device. Implies --checkpointing."""
 
     @model_validator(mode="after")
     def _check(self) -> "TrainVlmOptions":

@@ -5,9 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import polars as pl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.text import Text
@@ -15,7 +13,7 @@ from rich.text import Text
 from antiphase.commands.result import Result
 from antiphase.errors import UserError
 from antiphase.reading import as_json_lines
-from antiphase.report.figure import STYLE
+from antiphase.report.figure import new_figure
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
 
@@ -73,9 +71,7 @@ class TrainingResult(Result):
     def _figure(self) -> Figure:
         """Draw each metric over the epochs, one panel each."""
         names = self._drawn()
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(5.0, 1.9 * len(names) + 0.4), layout="constrained")
-            FigureCanvasAgg(figure)
+        with new_figure(5.0, 1.9 * len(names) + 0.4) as figure:
             for place, name in enumerate(names, start=1):
                 axes = figure.add_subplot(len(names), 1, place)
                 values = [epoch.get(name, math.nan) for epoch in self.epochs]

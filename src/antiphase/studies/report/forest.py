@@ -1,6 +1,5 @@
 """One picture of all claims: a line for each with estimate, interval and verdict, grouped by section."""
 
-import io
 import itertools
 import textwrap
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
-from antiphase.report.figure import STYLE
+from antiphase.report.figure import STYLE, as_svg
 from antiphase.studies.claims import OWN, Claim, Verdict
 from antiphase.studies.report.words import SHORT, by_source, deciding, estimate_text, is_tested, price
 from antiphase.studies.results import Result
@@ -98,12 +97,9 @@ def _line(source: str, claim: Claim) -> Line | None:
 
 def forest_svg(lines: Sequence[Line], *, narrow: bool = False) -> str:
     """Return the picture as an SVG document whose text is text: small, and searchable in a page."""
-    figure = forest_figure(lines, narrow=narrow)
-    buffer = io.StringIO()
-    none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context(STYLE | {"svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata=none)
-    return buffer.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        svg = as_svg(forest_figure(lines, narrow=narrow))
+    return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 
 def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:

@@ -120,22 +120,13 @@ def plot_csv(plot: Plot) -> str:
 def counts_sheet(results: Sequence[Result]) -> Sheet:
     """Count the verdicts on the claims of each paper and of our own questions."""
     sources = {paper: [claim for _, claim in pairs] for paper, pairs in by_source(results).items()}
-    shown = [
-        verdict
-        for verdict in VERDICTS
-        if verdict in TESTED or any(counts(claims).get(verdict) for claims in sources.values())
-    ]
-    rows = [
-        (
-            StudyField(SHORT.get(paper, paper), kind="name"),
-            StudyField(str(len(claims)), value=len(claims)),
-            *(
-                StudyField(str(counts(claims).get(name, 0)), value=counts(claims).get(name, 0))
-                for name in shown
-            ),
-        )
-        for paper, claims in sources.items()
-    ]
+    found = counts([claim for claims in sources.values() for claim in claims])
+    shown = [verdict for verdict in VERDICTS if verdict in TESTED or verdict in found]
+    rows = []
+    for paper, claims in sources.items():
+        numbers = [len(claims), *(counts(claims).get(verdict, 0) for verdict in shown)]
+        name = StudyField(SHORT.get(paper, paper), kind="name")
+        rows.append((name, *(StudyField(str(number), value=number) for number in numbers)))
     return Sheet("verdicts", "Claims by verdict", ("claims of", "claims", *shown), tuple(rows), "")
 
 
