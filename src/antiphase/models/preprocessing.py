@@ -92,7 +92,7 @@ def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
     crop_mode, size = settings["crop_mode"], one_side(sides, spec)
     if crop_mode not in ("center", "squash"):
         _refuse(spec, f"crop mode {crop_mode!r} is not supported")
-    colours = {name: _numbers(settings[name], channels) for name in ("mean", "std")}
+    colours: Any = {name: _numbers(settings[name], channels) for name in ("mean", "std")}
     make: Any = transforms_factory.create_transform
     resize = math.floor(size / settings["crop_pct"])
     return _checked(
@@ -124,7 +124,7 @@ def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
     size = one_side(size, spec) if isinstance(size, list | tuple) else int(size)
     kind = "bilinear" if settings["interpolation"] == "bilinear" else "bicubic"  # "random" is for training
     theirs: Any = image_transform_v2(PreprocessCfg(**settings), is_train=False)
-    colours = {name: tuple(settings[name]) for name in ("mean", "std")}
+    colours: Any = {name: tuple(settings[name]) for name in ("mean", "std")}
     return _checked(spec, theirs, size, kind, size, mode == "squash", **colours)
 
 

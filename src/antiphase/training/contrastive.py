@@ -210,7 +210,8 @@ def feature_gradients(
         leaves = [at_least_float32(one.detach()).requires_grad_() for one in inputs]
         if not len(image):  # all samples of the batch were unreadable
             return FeatureGradients(image.new_zeros(()), *map(torch.zeros_like, leaves))
-        loss = _loss(kind, *(F.normalize(leaf, dim=-1) for leaf in leaves[:2]), leaves[2].exp(), *leaves[3:])
+        directions = [F.normalize(leaf, dim=-1) for leaf in leaves[:2]]
+        loss = _loss(kind, *directions, leaves[2].exp(), *leaves[3:])  # pyright: ignore
         gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
     return FeatureGradients(loss.detach(), *gradients)
 

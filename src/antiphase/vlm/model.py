@@ -404,9 +404,8 @@ class YesNo(nn.Module):
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
         super().__init__()
         self.vlm = vlm
-        self.questions: tuple[str, ...] = (
-            tuple(questions) if isinstance(questions, list | tuple) else (questions,)
-        )
+        several: Any = questions if isinstance(questions, list | tuple) else [questions]
+        self.questions: tuple[str, ...] = tuple(several)
         if not self.questions:
             raise UserError("questions: expected at least one")
         ids = [vlm.prompt.question(check_question(question)) for question in self.questions]

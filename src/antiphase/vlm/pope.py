@@ -349,13 +349,13 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
     two is right, else 1 (at ½, no).
     """
-    pope = source.test
+    pope: Any = source.test
     assert isinstance(pope, PopeSet)
     position, asked = pope.position(), pope.asked()
     words = answer_all(
         model,
         pope.pictures,
-        [(position[image], text) for image, text in asked],  # pyright: ignore[reportGeneralTypeIssues]
+        [(position[image], text) for image, text in asked],
         max_new_tokens=_LONGEST,
         batch_size=store.batch_size,
         suffix=protocol.suffix,
