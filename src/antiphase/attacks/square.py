@@ -154,7 +154,7 @@ class _Square:
         until = (self.queries - rows["t"]).clamp(max=ahead)
         asked, until = _full_batches(changes & (t < self.queries) & ~waits[:, None], rows["t"], until)
         rough, adversarial = self._answers(rows, x, asked, oracle.logits)
-        loss = rough
+        loss, near = rough, asked
         if low:  # float32 decides on what is near
             least = rows["rough"] - _REACH * rows["rounding"]
             near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))

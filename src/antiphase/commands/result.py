@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from antiphase.arguments import validated
 from antiphase.commands import COMMANDS, find_command
@@ -84,7 +84,7 @@ class Result(ABC):
         """Return the sections of the page: figures and tables."""
 
     @abstractmethod
-    def differences(self, other: Self) -> "pl.DataFrame":
+    def differences(self, other: Any) -> "pl.DataFrame":
         """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
 
     @cached_property

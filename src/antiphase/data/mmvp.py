@@ -110,7 +110,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
             (odd, kind, one), (even, other, two) = first, second
             pair = int(odd), int(even)
         except ValueError:  # another number of cells, or no numbers
-            kind = other = one = two = ""
+            odd = even = kind = other = one = two = ""
             pair = 0, 0
         if kind != other or not one or not two or pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or pair in pairs:
             expected = (

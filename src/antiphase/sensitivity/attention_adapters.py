@@ -179,6 +179,7 @@ def _timm(module: Any, call: Call) -> Layer:
         mlp_bias, *biases = (None,) * 4 if bias is None else bias.split(module.in_split)
     else:
         weights, biases = _qkv(module.qkv)
+        to_mlp = mlp_bias = x  # not used
     mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
     norms = [None if isinstance(norm, nn.Identity) else norm for norm in (module.q_norm, module.k_norm)]
     branch, v = _branch(x, weights, biases, (maps, maps, heads), mask, module.scale, norms)  # pyright: ignore

@@ -213,7 +213,8 @@ def _run(
         for epoch in range(standing.step // steps, epochs):
             note = now = f"epoch {epoch + 1}/{epochs}"
             losses: list[Tensor] = []
-            images, began = 0, time.monotonic()
+            row: dict[str, Any] = {}
+            images, speed, began = 0, 0.0, time.monotonic()
             looked = began
             first = standing.step % steps
             gradients = task.gradients(epoch, first)

@@ -1,7 +1,7 @@
 """The result of ``antiphase certify``: accuracy over the certified radius, and radii that are only estimated."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -77,7 +77,7 @@ class CertifyResult(Result):
         estimated = self.summary.get("estimated", {})
         return [f"Note: {estimated['note']}."] if "note" in estimated else []
 
-    def differences(self, other: "CertifyResult") -> pl.DataFrame:
+    def differences(self, other: Self) -> pl.DataFrame:
         """Return the differences of certified accuracy at each radius, with Newcombe's interval."""
         if self.summary["smoothing"] != other.summary["smoothing"]:
             raise UserError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -104,7 +104,7 @@ class LookResult(Result):
             temporary.write_bytes(figure_bytes(self.figure(), path))
         return path
 
-    def differences(self, other: "LookResult") -> pl.DataFrame:
+    def differences(self, other: Self) -> pl.DataFrame:
         """Return the differences of both rates over the images, for each pair of models, method and text."""
         frames = [self.frame(), other.frame()]
         if any("pointing_game" not in frame.columns for frame in frames):

@@ -79,7 +79,7 @@ class TrainingResult(Result):
                 axes.set_title(name.replace("_", " "), loc="left", fontsize=9.5, parse_math=False)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 axes.spines[["top", "right"]].set_visible(False)
-            axes.set_xlabel("epoch")
+            figure.axes[-1].set_xlabel("epoch")
         return figure
 
 

@@ -90,6 +90,7 @@ def _made(
     fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
     with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
         sizes: dict[str, int] = {}
+        state: dict[str, Any] = {}
         if file:
             with torch.device("meta"):
                 own = make().state_dict()

@@ -91,8 +91,9 @@ class Paper:
                     yield some
                     continue
                 own = words["claims"][key]
-                fields = shared | (own if isinstance(own, dict) else {"statement": own})
-                yield Claim(key, checks=some, **fields | {"statement": filled(fields["statement"], **values)})
+                fields: dict[str, Any] = shared | (own if isinstance(own, dict) else {"statement": own})
+                fields["statement"] = filled(fields["statement"], **values)
+                yield Claim(key, checks=some, **fields)
 
         def claims(rows: RowsByTable) -> list[Claim]:
             values = fill(rows)

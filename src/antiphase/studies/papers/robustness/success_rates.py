@@ -120,7 +120,7 @@ def _clip_study(
         frame = rows["attack"]
         levels, names = (frame[column].unique(maintain_order=True).to_list() for column in (by, "data"))
         few = [name for name in names if name != MANY_CLASSES]
-        made = {claims[0]: higher(frame, "DiffCLIP", than="CLIP", **{by: levels, "data": few})}
+        made = {claims[0]: higher(frame, "DiffCLIP", than="CLIP", **{by: levels, "data": few})}  # pyright: ignore
         if MANY_CLASSES in names:
             first, second = higher_on_imagenet
             made[claims[1]] = higher(frame, first, than=second, **{by: levels, "data": MANY_CLASSES})
