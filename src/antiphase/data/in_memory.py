@@ -113,17 +113,19 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
 def ordered_names(classes: Any) -> tuple[str, ...] | None:
     """Return class names in the order of their numbers; None if they are in no form that is known.
 
-    >>> ordered_names([("tench", "Tinca tinca"), "goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
+    >>> ordered_names([("tench", "Tinca tinca"), b"goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
     (('tench', 'goldfish'), ('cat', 'dog'), None)
     """
     if isinstance(classes, Mapping):
-        named = {number: name for name, number in classes.items()}
+        to_number = all(isinstance(value, int) for value in classes.values())
+        named = {number: name for name, number in classes.items()} if to_number else classes
         classes = [named.get(number) for number in range(len(classes))]
     classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
     if not isinstance(classes, list | tuple) or not classes:
         return None
     names = [entry[0] if isinstance(entry, list | tuple) and entry else entry for entry in classes]
-    return None if None in names else tuple(map(str, names))
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
+    return tuple(map(str, names)) if all(isinstance(name, str | int) for name in names) else None
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
