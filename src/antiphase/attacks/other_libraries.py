@@ -104,7 +104,10 @@ def run_foolbox(
     Args:
         attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
     """
-    foolbox: Any = importlib.import_module("foolbox")
+    try:
+        foolbox: Any = importlib.import_module("foolbox")
+    except ImportError as error:
+        raise UserError(f"foolbox is not installed ({error}): pip install foolbox") from error
     if not isinstance(attack, foolbox.Attack):
         raise UserError(f"attack of type {type(attack).__name__}: expected an attack of foolbox")
     norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")

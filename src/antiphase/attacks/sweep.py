@@ -15,7 +15,7 @@ from torch import Tensor
 from antiphase.arguments import ANY_NUMBER, validated
 from antiphase.attacks.engine.checks import black_box_wins, check_targets, falling_asr
 from antiphase.attacks.engine.oracle import Classifier, logits_of
-from antiphase.attacks.engine.search import Images, Labels, Run, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, RunOptions, read_options
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -122,7 +122,7 @@ def sweep(
     budgets = sorted(set(eps))
     if not budgets:
         raise UserError("eps (): expected at least one budget")
-    options = Run(**run)
+    options = read_options(run, ensemble.name)
     if options.goal is not None:
         raise UserError("goal: not for ensembles and sweeps; attack with pgd, apgd, fab or square at each ε")
     down = nested == "down" and not ensemble.minimal

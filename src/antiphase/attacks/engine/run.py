@@ -27,7 +27,7 @@ from antiphase.attacks.engine.checks import (
 )
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane, Schedule
-from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search
+from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
@@ -62,7 +62,7 @@ def run_search(
     ``settings`` are the parameters of the attack, for the record; by default the fields of the search.
     """
     began = time.monotonic()
-    run = Run(**options)
+    run = read_options(options, search.name)
     if run.goal is not None:
         goal, clean = check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}

@@ -1,7 +1,7 @@
 """What an attack is to the engine: rows of state, a search that advances them, and the options of every attack."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
@@ -148,3 +148,12 @@ class Run:
     passes: Count = 1
     progress: bool | str = False
     on_finished: Finished | None = None
+
+
+def read_options(options: Mapping[str, Any], attack: str) -> Run:
+    """Return the options of an attack; refuse what is none."""
+    known = [field.name for field in fields(Run)]
+    if odd := [name for name in options if name not in known]:
+        wanted = f"expected a parameter of the attack or one of {', '.join(known)}"
+        raise TypeError(f"attack {attack}: unexpected keyword argument {odd[0]!r}; {wanted}")
+    return Run(**options)
