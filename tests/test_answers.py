@@ -143,6 +143,7 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
         ("[audit]\nlimit = 2", "'audit' is no option"),
         ("limit = 0", "limit 0: expected an integer of at least 1"),
         ('eps = ["1/0"]', "eps '1/0'"),
+        ('out = ["a", "b"]', "out is a list; expected one value"),
     ],
 )
 def test_a_file_of_options_that_is_wrong_is_one_line(folder, run_cli, text, said):

@@ -70,7 +70,7 @@ def test_too_few_classes(version, classes):
 
 
 def test_unknown_version():
-    with pytest.raises(UserError, match="version '2019': expected one of standard, 2020"):
+    with pytest.raises(UserError, match="version '2019': expected 'standard', '2020', 'plus' or 'rand'"):
         autoattack(toys.network(), toys.images(2), None, THREAT, version="2019")
 
 

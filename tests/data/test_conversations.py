@@ -55,6 +55,16 @@ def test_records_in_llava_s_layout(folder):
         ("llava:mix.json?image=.", None, "no setting 'image'; expected images"),
         ("lava:mix.json", None, "unknown source of conversations 'lava:mix.json': expected one of emoji"),
         ("llava:x.json?images=pictures", {"id": 1}, "record 0: "),
+        (
+            "llava:x.json?images=pictures",
+            {"id": 1, "image": None, "conversations": said("a", "b")},
+            "image None",
+        ),
+        (
+            "llava:x.json?images=pictures",
+            {"id": 1, "conversations": said(["a"], ["b"])},
+            "a message has no text",
+        ),
         ("llava:x.json?images=pictures", {"id": 1, "conversations": said("a")}, "no conversation in x.json"),
         (
             "llava:x.json?images=pictures",

@@ -120,6 +120,12 @@ def test_an_absent_set_is_one_line_with_its_page(tmp_path, name):
             "lacks the class 7, or has a folder of no class",
         ),
         ("imagenet-v2", lambda names: [*names, "1000"], "lacks the class 1000, or has a folder of no class"),
+        (
+            "imagenet-v2",
+            lambda names: [*names, "n01440764"],
+            "lacks the class n01440764, or has a folder of no",
+        ),
+        ("imagenet-v2", lambda names: [*names, "007"], "lacks the class 0?0?7, or has a folder of no class"),
         ("imagenet-a", lambda names: names[1:-1], "lacks the class n01498041"),
         (
             "imagenet-r",

@@ -223,7 +223,8 @@ def test_npz_files(tmp_path):
     )
     same(load_data(f"npz:{tmp_path / 'b.npz'}"))  # test means val
     assert len(load_data(f"npz:{tmp_path / 'b.npz'}", split="train")) == 2
-    np.savez_compressed(tmp_path / "c.npz", x_test=pixels()[:, 0], y_test=LABELS)  # Keras's
+    notes = np.array([{"not": "read"}])  # a pickle
+    np.savez_compressed(tmp_path / "c.npz", x_test=pixels()[:, 0], y_test=LABELS, notes=notes)  # Keras's
     same(load_data(f"npz:{tmp_path / 'c.npz'}"), pixels()[:, :1])
 
 
@@ -255,6 +256,9 @@ def test_an_npz_file_that_is_off_is_one_line_of_the_command(tmp_path, run_cli, a
 def test_an_npz_file_that_is_missing_or_damaged_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"none.npz: cannot be read \(No such file"):
         load_data(f"npz:{tmp_path / 'none.npz'}")
+    np.save(tmp_path / "one.npy", np.zeros((3, 2)))  # which dict() would take
+    with pytest.raises(UserError, match=r"one.npy: cannot be read \(it holds one array"):
+        load_data(f"npz:{tmp_path / 'one.npy'}")
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(
         UserError, match=r"bad.npz: cannot be read \(.*\); expected a file written by numpy.savez"

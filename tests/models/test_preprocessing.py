@@ -185,6 +185,8 @@ def test_a_file_of_timm_without_a_tag_names_the_weights_that_it_is_taken_for(tmp
     (doubt,) = load_model(f"timm:resnet18@{tmp_path / 'net.pt'}").card.doubts
     assert "used is that of a1_in1k, shorter side 235 bicubic" in doubt
     assert "give timm:resnet18." in doubt
+    torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "net10.pt")
+    assert load_model(f"timm:resnet10t@{tmp_path / 'net10.pt'}").card.doubts == ()  # has one recipe alone
     named = load_model(f"timm:resnet18.tv_in1k@{tmp_path / 'net.pt'}").card
     assert (named.doubts, named.preprocessing.square) == ((), Square(224, "bilinear", 256))
 
@@ -315,7 +317,12 @@ def test_twins_of_unequal_weights_or_preprocessing_or_size_are_doubted():
 
 
 @pytest.mark.parametrize(
-    "command", [["sense", "--parts", "alignment", "--probes", "2"], ["evaluate", "--tasks", "probe"]]
+    "command",
+    [
+        ["audit", "--eps", "1/255", "--steps", "1", "--sense-limit", "0"],
+        ["sense", "--parts", "alignment", "--probes", "2"],
+        ["evaluate", "--tasks", "probe"],
+    ],
 )
 def test_unequal_twins_are_doubted_by_every_command(tmp_path, run_cli, command, capsys):
     rng = np.random.default_rng(3)
@@ -347,6 +354,8 @@ def test_unequal_twins_are_doubted_by_every_command(tmp_path, run_cli, command, 
     assert doubt[:40] in out + err
     assert record["preprocessing"]["other"]["square"]["squash"] is True
     assert "differ in more than their attention" in (tmp_path / "run" / "report.html").read_text()
+    if command[0] == "audit":
+        assert "differ in more than their attention" in (tmp_path / "run" / "CARD.md").read_text()
 
 
 CODE = """

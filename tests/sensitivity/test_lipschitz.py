@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
-from antiphase.data.image_sets import specimen_images
+from antiphase.data.image_sets import specimens
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.sensitivity.lipschitz import (
@@ -54,7 +54,7 @@ def tiny(make):
 
 def specimen():
     model = load_model("specimen:diffvit-0").requires_grad_(False)
-    return model, specimen_images().pixels[:3].float() / 255
+    return model, specimens().pixels[:3].float() / 255
 
 
 def twin(f, sample):

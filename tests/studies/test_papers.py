@@ -98,11 +98,11 @@ def test_trainings_and_their_cost_are_counted(store):
     words = result(study, small, store, "").settings
     records = [store.record(cell) for cell in closure(study.cells(small), identity)]
     minutes = sum(map(core_seconds, records)) / 60
-    assert words["trainings"].startswith("2, ")
-    assert words["measurements"].startswith("4, ")
-    shown = [float(words[name].split()[1]) for name in ("trainings", "measurements")]
+    assert words["trainings"].startswith("2; ")
+    assert words["measurements"].startswith("4; ")
+    shown = [float(words[name].split()[3]) for name in ("trainings", "measurements")]
     assert sum(shown) == pytest.approx(minutes, abs=0.11)
-    assert result(study, profile("paper"), store, "").settings["trainings"] == "12"
+    assert result(study, profile("paper"), store, "").settings["trainings"].startswith("12; 0 took ")
 
 
 def test_more_seeds_are_more_cells_and_the_others_stay():

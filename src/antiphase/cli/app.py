@@ -274,8 +274,15 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
                 f"config {shown(str(path))}: {shown(name)} is no option; expected some of {known}"
             )
         joined = isinstance(value, list) and how_typed(fields[key]).text is not None
+        if isinstance(value, list) and not joined and not _several(fields[key]):
+            raise UserError(f"config {shown(str(path))}: {name} is a list; expected one value")
         values[key] = ",".join(map(str, value)) if joined else value
     return values
+
+
+def _several(field: "FieldInfo") -> bool:
+    """Return whether an option may be given more than once."""
+    return how_typed(field).text is None and get_origin(_plain(field.annotation)) in (tuple, dict)
 
 
 def _parameter(key: str, field: "FieldInfo") -> inspect.Parameter:
@@ -284,7 +291,7 @@ def _parameter(key: str, field: "FieldInfo") -> inspect.Parameter:
     Values reach the model as text, so that its mistakes name the value.
     """
     typed, kind = how_typed(field), _plain(field.annotation)
-    several = typed.text is None and get_origin(kind) in (tuple, dict)
+    several = _several(field)
     choices = get_args(kind) if get_origin(kind) is Literal else typed.choices or ()
     word = typed.metavar or " | ".join(choices)
     if not word:

@@ -97,6 +97,7 @@ class Options(BaseModel):
 _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
+_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
 _SETTING = re.compile(r"\w+\s*=")
 
 
@@ -214,6 +215,8 @@ def directory(value: str | Path) -> Path:
         raise ValueError(f"has {len(Path(value).parts):,} parts; expected at most {_MOST_PARTS}")
     if os.path.isfile(value):  # never raises, unlike Path.is_file
         raise ValueError(f"{str(value)!r} is a file; expected a directory")
+    if (parts := len(Path(value).parts)) > _MOST_PARTS:
+        raise ValueError(f"has {parts:,} parts; expected at most {_MOST_PARTS}")
     return Path(in_unicode(str(value)))
 
 

@@ -300,7 +300,9 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
             cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
             fault = f"line {number} of {path} is no row of a table ({error})"
-            raise UserError(f"{fault}: put a whole cell in double quotes, and double those in it") from error
+            raise UserError(
+                f"{fault}: put a whole cell in double quotes, and double those in it; one row a line"
+            ) from error
         if any(cells):
             rows.append((number, [cell.strip() for cell in cells]))
     return rows

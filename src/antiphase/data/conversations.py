@@ -190,9 +190,12 @@ def llava_conversations(
     )
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
-    records = _checked(read_json(file), file, literal=True)
-    if only is not None:
-        records = [record for record in records if record.get("image", "").startswith(only)]
+    records = read_json(file)
+    if only is not None and isinstance(records, list):
+        records = [
+            one for one in records if isinstance(one, dict) and str(one.get("image", "")).startswith(only)
+        ]
+    records = _checked(records, file, literal=True)
     if not records:
         of = "" if only is None else f" about an image whose path begins with {only!r}"
         raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
@@ -201,11 +204,13 @@ def llava_conversations(
     return _llava(records, folder)
 
 
-def _checked(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
+def _checked(records: Any, path: Path, *, literal: bool) -> list[dict[str, Any]]:
     """Return the records of a file with at least one answer.
 
     ``literal``: ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
     """
+    if not isinstance(records, list):
+        raise UserError(f"{path}: expected a list of conversations; download it again")
     for number, record in enumerate(records):
         try:
             fault = _fault(record, literal)
@@ -220,10 +225,12 @@ def _checked(records: list[Any], path: Path, *, literal: bool) -> list[dict[str,
 def _fault(record: Any, literal: bool) -> str | None:
     """Return what is wrong with a record; None if nothing is. Missing fields raise KeyError."""
     messages, image = _answered(record["conversations"]), record.get("image")
-    if record["id"] is None or not isinstance(image, str | None):
+    if record["id"] is None or not isinstance(record.get("image", ""), str):
         return f"id {shown(record['id'])} or image {shown(image)} is not a name"
     if [message["from"] for message in messages] != ["human", "gpt"] * (len(messages) // 2):
         return "the messages are not from human and gpt in turn"
+    if not all(isinstance(message["value"], str) for message in messages):
+        return "a message has no text"
     marks = [message["value"].count(_PLACE) for message in messages]
     if (
         messages

@@ -72,6 +72,11 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
         return images
     split = choose_split(name, split, [part for part in SPLITS if part in splits])
     classes = sorted({label for entry in parts for label in below[entry]})
+    first, *others = parts
+    for other in [] if others else below:  # a single split next to others, such as valid and invalid
+        if below[other] and not {*below[other]} & {*classes}:
+            fix = f"if they are classes, rename {first}; if they are splits, give one of them"
+            raise UserError(f"{name}: {first} and {other} have different sub-folders: {fix}")
     return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
 
 

@@ -72,14 +72,16 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
     # not the archive's top folder; numbers may have leading zeros, and as text 10 would come before 2
     pattern = re.compile(r"0*(\d+)" if numbered else r"(n\d+)")
     for folder in (root / below for below in folders):
-        if entries := {match[1]: match[0] for match in map(pattern.fullmatch, sub_folders(folder)) if match}:
+        below = sub_folders(folder)
+        if entries := {match[1]: match[0] for match in map(pattern.fullmatch, below) if match}:
             break
     else:
         fix = f"unpack {page} in {root}, or set ANTIPHASE_DATA"
         raise UserError(f"{name} has no class folders in {root}: {', '.join(folders)}: {fix}")
     wnids = variant_wnids(name)
     labels = list(map(str, range(CLASSES))) if numbered else wnids
-    if odd := set(labels) ^ entries.keys():
+    # a folder may also have another name, or the number of another folder
+    if odd := set(labels) ^ entries.keys() or {*below} - {*entries.values()}:
         raise UserError(
             f"{name}: {folder} lacks the class {min(odd)}, or has a folder of no class: unpack {page} again"
         )
@@ -97,7 +99,10 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     try:
         wnids = sorted((folder / "wnids.txt").read_text().split())
         words = dict(line.split("\t") for line in (folder / "words.txt").read_text().splitlines())
-        notes = [line.split("\t") for line in (folder / "val/val_annotations.txt").read_text().splitlines()]
+        listed = (folder / "val/val_annotations.txt").read_text() if split == "val" else ""
+        notes = [line.split("\t") for line in listed.splitlines()]
+        if split == "val" and not notes:
+            raise ValueError("val/val_annotations.txt is empty")
         images, labels = [f"images/{note[0]}" for note in notes], [wnids.index(note[1]) for note in notes]
     except (OSError, ValueError, IndexError) as error:
         fix = f"unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, or set ANTIPHASE_DATA"

@@ -121,7 +121,7 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
         named = {number: name for name, number in classes.items()} if to_number else classes
         classes = [named.get(number) for number in range(len(classes))]
     classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
-    if not isinstance(classes, list | tuple) or not classes:
+    if not isinstance(classes, Sequence) or isinstance(classes, str | bytes) or not len(classes):
         return None
     names = [entry[0] if isinstance(entry, list | tuple) and entry else entry for entry in classes]
     names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
@@ -139,7 +139,13 @@ def npz_images(path: str, split: str) -> ArrayImages:
     try:
         # NumPy itself would leave a damaged file open
         with regular(Path(path).expanduser()).open("rb") as raw:
-            archive = dict(np.load(raw, allow_pickle=False))
+            archive = np.load(raw, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array")
+            keys = _by_split(name, archive.files)
+            split = choose_split(name, split, [part for part in SPLITS if part in keys])
+            images, labels = (archive[key] for key in keys[split])  # the other arrays are not read
+            names = archive["class_names"].tolist() if "class_names" in archive.files else None
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy each raise their own
@@ -147,23 +153,25 @@ def npz_images(path: str, split: str) -> ArrayImages:
         raise UserError(
             f"{name}: cannot be read ({reason}); expected a file written by numpy.savez"
         ) from None
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    return array_images(name, images, labels, split, names)
+
+
+def _by_split(name: str, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the names of images and labels of each split in an archive."""
     forms = [(part, form) for part in SPLITS for form in (f"{part}_{{}}", f"{{}}_{part}")]
     keys = {
         part: (form.format(images), form.format(labels))
         for images, labels in (("x", "y"), ("images", "labels"))
         for part, form in reversed([*forms, ("test", "{}")])
-        if archive.keys() >= {form.format(images), form.format(labels)}
+        if {*arrays} >= {form.format(images), form.format(labels)}
     }
     if not keys:
-        raise UserError(f"{name}: has the arrays {', '.join(archive) or 'none'}; expected images, labels")
-    split = choose_split(name, split, [part for part in SPLITS if part in keys])
-    images, labels = (archive[key] for key in keys[split])
-    if images.ndim == 3:
-        images = images[:, None]
-    elif images.ndim == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
-        images = images.transpose(0, 3, 1, 2)
-    names = archive["class_names"].tolist() if "class_names" in archive else None
-    return array_images(name, images, labels, split, names)
+        raise UserError(f"{name}: has the arrays {', '.join(arrays) or 'none'}; expected images, labels")
+    return keys
 
 
 def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]:
@@ -177,7 +185,10 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
     if labels is None:
         raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
     try:
-        values = np.asarray(_plain(labels), dtype=np.float64)
+        values = np.asarray(_plain(labels))
+        if values.dtype.kind not in "biufO":  # a float would be made of text, too
+            raise TypeError(f"they are of type {values.dtype}")
+        values = values.astype(np.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = first_line(error)
         raise UserError(f"{name}: labels {shown(labels)} ({reason}); expected class numbers") from None
@@ -204,11 +215,15 @@ def checked_pixels(name: str, images: Any) -> Tensor:
     try:
         if isinstance(images, np.ma.MaskedArray):
             raise TypeError("they are masked")
+        if isinstance(images, Tensor) and (images.is_nested or images.layout is not torch.strided):
+            raise TypeError("they are nested or sparse")
         if not isinstance(images, Tensor):
             array = np.asarray(images)
+            if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch lacks
+                array = array.astype(np.float64)
             # torch takes neither another byte order nor negative strides, and warns of arrays that are read-only
             images = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-        pixels = images.detach().cpu().to_dense().contiguous()
+        pixels = images.detach().cpu().contiguous()
     except (TypeError, ValueError, RuntimeError) as error:
         reason = first_line(error)
         raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_EXPECTED}") from None

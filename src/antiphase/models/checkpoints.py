@@ -230,7 +230,7 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
         return tensors
     extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
     ignored = [key for key in tables[place] if key not in held] + extra
-    for other in tables.keys() - dict(labels.values()).keys():
+    for other in (other for other in tables if other not in dict(labels.values())):
         ignored += [f"{other}.*"] if other else tables[other]
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""

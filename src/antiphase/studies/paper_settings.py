@@ -1,4 +1,4 @@
-"""The papers' printed settings and numbers, ``papers/*.toml``, and the check of a study against them.
+"""The papers' printed settings and numbers, ``papers/*/printed.toml``, and the check of a study against them.
 
 A dry run builds what every cell would use, without data and without training, and compares it with the paper's text.
 """
@@ -71,13 +71,13 @@ def in_words(values: tuple[Any, ...]) -> str:
 
 @lru_cache
 def _read(paper: str) -> dict[str, Any]:
-    return tomllib.loads((PAPERS / f"{paper}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((PAPERS / paper / "printed.toml").read_text(encoding="utf-8"))
 
 
 @lru_cache
 def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
     """Return the lines of every study of ``"robustness"`` or ``"diffclip"``; other groups have none."""
-    if not (PAPERS / f"{paper}.toml").exists():
+    if not (PAPERS / paper / "printed.toml").exists():
         return {}
     blocks = _read(paper)["setting"]
     every = [name for block in blocks if block["studies"] != "all" for name in block["studies"]]

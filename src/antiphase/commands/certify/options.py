@@ -51,11 +51,11 @@ class CertifyOptions(Options):
     limit: Limit = 500
     sigma: Number = 0.25
     """Standard deviation of the noise, in units of the [0, 1] pixel range."""
-    samples: int = 100000
+    samples: int = Field(100000, ge=1)
     """Noisy copies of each image that bound the radius; 100,000 is customary."""
-    select: int = 100
+    select: int = Field(100, ge=1)
     """Noisy copies of each image that choose the class."""
-    alpha: float = 0.001
+    alpha: float = Field(0.001, gt=0, lt=1)
     """Probability that the radius of an image is too large."""
     estimated: int = Field(64, ge=0)
     """At most this many images whose radius is also estimated, as margin over Lipschitz constant; 0: none. Estimates

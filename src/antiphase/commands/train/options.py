@@ -172,7 +172,7 @@ class TrainClipOptions(PresetOptions):
     antiphase train-clip --model clip --data "shards:cc3m/{00000..00331}.tar" --out runs/clip
 
     torchrun --nproc-per-node 8 -m antiphase train-clip --model diffclip --part 256 --compile
-    --data "shards:s3://bucket/cc12m/{00000..01242}.tar" --samples 10000000 --out runs/cc12m
+    --data "shards:pipe:aws s3 cp s3://bucket/cc12m/{00000..01242}.tar -" --samples 10000000 --out runs/cc12m
     """
 
     model: Annotated[str, Typed(choices=CLIPS)]

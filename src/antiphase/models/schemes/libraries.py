@@ -50,7 +50,11 @@ def _load_timm(wanted: Wanted) -> nn.Module:
     settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
     used = of_timm(settings, wanted.spec)
     tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
-    return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag)
+    parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+    kinds = timm.models.get_arch_pretrained_cfgs(name).values() if file and "." not in name else ()
+    known = [resolve_data_config(pretrained_cfg=one.to_dict()) for one in kinds]
+    others = len({str([one[part] for part in parts]) for one in known}) > 1
+    return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag, others)
 
 
 def _load_torchvision(wanted: Wanted) -> nn.Module:
@@ -74,7 +78,8 @@ def _load_torchvision(wanted: Wanted) -> nn.Module:
     used = of_torchvision(weights.transforms(), wanted.spec, size)
     wrapped = Normalized(model, used.normalize()).eval()
     _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
-    return _loaded(wanted, wrapped, count, used, weights.name)
+    others = not tag and len({str(one.transforms()) for one in choices}) > 1
+    return _loaded(wanted, wrapped, count, used, weights.name, others)
 
 
 def _made(
@@ -117,15 +122,17 @@ def _made(
     return model
 
 
-def _loaded(wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str) -> nn.Module:
+def _loaded(
+    wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: bool
+) -> nn.Module:
     """Return the model with its card.
 
     A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
-    ``tag``.
+    ``tag``. ``others``: whether those of the same architecture differ in theirs.
     """
     name, file = wanted.split()
     doubts: tuple[str, ...] = ()
-    if file and "." not in name:
+    if file and others:
         doubt = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
         fix = f"for that of other weights give {wanted.spec.partition('@')[0]}.WEIGHTS@{file}"
         doubts = (f"{wanted.spec}: {doubt}; {fix}",)
