@@ -202,17 +202,12 @@ def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
-
-
 def directory(value: str | Path) -> Path:
     """Return the path of a directory, whether it exists or not; refuse what is no path, or a file."""
     if not isinstance(value, str | Path):
         raise ValueError("expected the path of a directory")
     if not str(value).strip() or "\0" in str(value):
         raise ValueError(f"{str(value)!r} is no path; expected a directory")
-    if len(Path(value).parts) > _MOST_PARTS:
-        raise ValueError(f"has {len(Path(value).parts):,} parts; expected at most {_MOST_PARTS}")
     if os.path.isfile(value):  # never raises, unlike Path.is_file
         raise ValueError(f"{str(value)!r} is a file; expected a directory")
     if (parts := len(Path(value).parts)) > _MOST_PARTS:
