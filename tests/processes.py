@@ -108,4 +108,4 @@ def _begin(arguments, environment, log):
 
 
 if __name__ == "<forked>":
-    _begin(**given)
+    _begin(**given)  # pyright: ignore[reportUndefinedVariable]

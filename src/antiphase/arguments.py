@@ -254,7 +254,11 @@ def _allowed(hint: Any) -> tuple[_Kind, ...]:
         words = f"{words} of {hint.dtype.__name__.lower()} and shape ({shape})"
         return (_Kind(words, lambda value: isinstance(value, hint), array=hint),)
     if origin in _LISTS:
-        return (_Kind(f"a {_LISTS[origin]}", lambda value: _holds(origin, parts, value)),)
+        inner = (
+            " or ".join(kind.described for kind in _allowed(parts[0])) if len({*parts} - {...}) == 1 else ""
+        )
+        words = f"a {_LISTS[origin]}" + (f", each {inner}" if inner else "")
+        return (_Kind(words, lambda value: _holds(origin, parts, value)),)
     words = _WORDS.get(origin) or str(origin.__name__)
     return (_PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin)),)
 

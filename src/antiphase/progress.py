@@ -28,12 +28,12 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
     from tqdm.auto import tqdm  # takes a while
 
     hidden = not shown or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
-    settings = {"initial": done, "leave": False, "disable": hidden, "bar_format": _LAYOUT}
+    settings = {"initial": min(done, total), "leave": False, "disable": hidden, "bar_format": _LAYOUT}
     with tqdm(desc=safe(title), total=total, **settings) as bar:
 
         def show(completed: float, note: str) -> None:
             bar.set_postfix_str(safe(note), refresh=False)
-            bar.update(completed - bar.n)
+            bar.update(min(completed, total) - bar.n)  # tqdm knows no total beyond its end
 
         yield StatusBar(show, lambda line: bar.write(safe(line), file=sys.stderr))
 

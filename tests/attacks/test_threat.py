@@ -28,7 +28,7 @@ from tests.attacks import toys
     ],
 )
 def test_threat_rejects_bounds(bounds):
-    with pytest.raises(UserError, match=r"^bounds .*: expected"):
+    with pytest.raises(UserError, match=r"^bounds .*: expected .smallest, largest., two finite numbers"):
         Threat("linf", 0.05, bounds)
 
 

@@ -104,8 +104,8 @@ def test_module_backends_agree_in_every_parameter(tokens, redraw, parameterisati
 def test_forward_mode_is_the_adjoint_of_reverse_mode(tokens, redraw, module):
     module = redraw(module.double())
     x, direction = tokens(2, 5, 12), tokens(2, 5, 12, seed=1)
-    out, pushed = torch.func.jvp(module, (x,), (direction,))
-    _, pull = torch.func.vjp(module, x)
+    out, pushed = torch.func.jvp(module, (x,), (direction,))  # pyright: ignore[reportAssignmentType]
+    _, pull = torch.func.vjp(module, x)  # pyright: ignore[reportAssignmentType]
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
     assert_close((weights * pushed).sum(), (pull(weights)[0] * direction).sum())
     step = 1e-6

@@ -291,7 +291,7 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, 
         place = tmp_path / str(len(alone))
         asked([model], [], pope, PLAN, place)
         alone.append(read_result(place, "audit"))
-    shutil.copytree(place / "cells", tmp_path / "both" / "cells")  # the second is attacked already
+    shutil.copytree(place / "cells", tmp_path / "both" / "cells")  # the second is attacked already  # pyright: ignore[reportPossiblyUnboundVariable]
     both = asked([models[0]], [models[1]], pope, PLAN, tmp_path / "both")
     found, expected = alone[0].compare(alone[1]).to_dicts(), both["pope"]["differences"]
     assert [row["value"] for row in found] == [row["value"] for row in expected]

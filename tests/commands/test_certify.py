@@ -93,8 +93,8 @@ def test_what_affects_the_rows_names_the_cell_and_nothing_else_does(tmp_path, pa
     )
     for count, change in enumerate(changes, start=2):
         assert cells(smoothing=replace(QUICK, **change)) == count, change
-    assert cells(model=models[1]) == count + 1
-    assert cells(data=load_data("digits", limit=3)) == count + 2
+    assert cells(model=models[1]) == count + 1  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert cells(data=load_data("digits", limit=3)) == count + 2  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def test_two_processes_share_the_images(tmp_path, pair):

@@ -180,8 +180,8 @@ def test_captions_of_an_image_are_one_draw_together():
         held += apart.low <= 0 <= apart.high
         assert p is None
     assert 0.9 <= held / 150 <= 0.99
-    spread = estimate(first)
-    share = luck[0] > 0.5
+    spread = estimate(first)  # pyright: ignore[reportPossiblyUnboundVariable]
+    share = luck[0] > 0.5  # pyright: ignore[reportPossiblyUnboundVariable]
     assert spread.value == pytest.approx(share.mean())
     assert spread.n == 500
     assert (spread.high - spread.value) / 1.9842 == pytest.approx(

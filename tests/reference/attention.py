@@ -29,7 +29,7 @@ def differential_attention(
     keys, value_width = v.shape[2:]
     bias = _additive(mask).expand(batch, heads, queries, keys).tolist()
     lambdas = torch.as_tensor(lam, dtype=torch.float64).expand(heads).tolist()
-    q1, k1, q2, k2, v = (tensor.tolist() for tensor in (q1, k1, q2, k2, v))
+    q1, k1, q2, k2, v = (tensor.tolist() for tensor in (q1, k1, q2, k2, v))  # pyright: ignore[reportAssignmentType]
     out = torch.zeros(batch, heads, queries, value_width, dtype=torch.float64)
     for b in range(batch):
         for h in range(heads):

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from antiphase.arguments import ANY_NUMBER, Must, validated
+from antiphase.arguments import ANY_NUMBER, OWN_WORDS, Must, validated
 from antiphase.errors import UserError, shown
 from antiphase.streams import normal, uniform
 
@@ -36,13 +37,17 @@ class Threat:
 
     norm: Norm = "linf"
     eps: Annotated[float, _BUDGET, ANY_NUMBER] = 8 / 255
-    bounds: Bounds = (0.0, 1.0)
+    bounds: Annotated[Bounds, OWN_WORDS] = (0.0, 1.0)
     tolerance: ClassVar[float] = 1e-6  # rounding error of x + δ in float32, for pixels up to 1
 
     def __post_init__(self) -> None:
-        low, high = map(float, self.bounds)
-        if not low < high:
-            raise UserError(f"bounds {shown(self.bounds)}: expected (smallest, largest), such as (0, 1)")
+        try:
+            low, high = (float(bound) if isinstance(bound, Real) else math.nan for bound in self.bounds)
+        except (TypeError, ValueError, OverflowError):
+            low = high = math.nan
+        if not -math.inf < low < high < math.inf:
+            wanted = "expected (smallest, largest), two finite numbers such as (0, 1)"
+            raise UserError(f"bounds {shown(self.bounds)}: {wanted}")
         object.__setattr__(self, "bounds", (low, high))
         whole = high - low
         if self.norm == "linf" and whole < self.eps < math.inf:

@@ -231,9 +231,15 @@ def _split_and_rest(path: Path) -> tuple[str | None, str]:
 
     >>> _split_and_rest(Path("160px/train-00000-of-00001.parquet")), _split_and_rest(Path("svhn/extra/0000.parquet"))
     (('train', '160px'), (None, 'svhn extra'))
+    >>> _split_and_rest(Path("dev/train.parquet"))
+    ('train', 'dev')
     """
-    words = re.split(r"[-_. /]+", path.with_suffix("").as_posix().lower())
+    text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-", "", path.with_suffix("").as_posix().lower())  # of a UUID
+    words = re.split(r"[-_. /]+", text)
     words = [word for word in words if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
     splits = [split_named(word.rstrip("0123456789")) for word in words]
-    rest = " ".join(word for word, split in zip(words, splits, strict=True) if not split)
-    return next(filter(None, reversed(splits)), None), rest
+    place = max((place for place, split in enumerate(splits) if split), default=None)
+    rest = " ".join(
+        word for at, word in enumerate(words) if at != place
+    )  # dev/train is no part of test/train
+    return (None if place is None else splits[place]), rest

@@ -136,7 +136,7 @@ def estimate(metric: Metric) -> MetricEstimate:
     else:
         whole = _mean(units, metric)
         whole = clipped(whole, 0.0, 1.0) if np.isfinite(whole.high) else whole
-    of_seeds = [_mean(block, metric).value for _, block in values.group_by("seed")]
+    of_seeds = [_mean(block, metric).value for _, block in values.group_by("seed", maintain_order=True)]
     seed_sd = float(np.std(of_seeds, ddof=1)) if seeds > 1 else None
     unit_sd = None if metric.seeds_alike or len(values) < 2 else float(values["value"].to_numpy().std(ddof=1))
     return MetricEstimate(**vars(whole), seed_sd=seed_sd, unit_sd=unit_sd, seeds=seeds)

@@ -223,9 +223,11 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
         for pair in pairs
         for name, sign in zip(pair, (1.0, -1.0), strict=True)
     ]
-    images = pl.concat(signed).group_by(*_CELL, "sample").agg(d=pl.sum("signed") / len(pairs))
+    images = (
+        pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=pl.sum("signed") / len(pairs))
+    )
     half = 1.96 * pl.std("d") / pl.len().sqrt()
-    return images.group_by(*_CELL).agg(
+    return images.group_by(*_CELL, maintain_order=True).agg(
         image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
         image_high=(pl.mean("d") + half).clip(upper_bound=1.0),
     )

@@ -78,6 +78,7 @@ def test_claims_are_sorted_by_verdict_with_the_mouse(browser, site):
 def test_numbers_are_sorted_in_full_with_the_keyboard_and_dashes_last(browser, site):
     other.open_page(browser, site / "index.html", 1280)
     button = browser.find_elements("css selector", ".claims thead button")[2]
+    shown = []
     for _ in range(2):  # up, then down
         button.send_keys("\ue007")  # Enter
         shown = texts(browser, f"{FIRST} td.estimates")
