@@ -310,5 +310,6 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     code, out, _ = run_cli("doctor")
     assert code == 0
     assert "no-such-package" in out
+    assert f", {torch.get_num_threads()} threads" in " ".join(out.split())
     assert 'pip install "antiphase[slurm]"' in out
     assert "ANTIPHASE_NATIVE=0" in out

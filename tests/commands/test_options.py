@@ -111,10 +111,10 @@ def test_a_new_option_is_one_field(monkeypatch):
 
 def test_json_has_no_nan():
     app = typer.Typer()
-    answer = {"a": [float("nan"), (float("inf"), 0.5)], "b": True}
+    answer = {"a": [float("nan"), (float("inf"), 0.5)], "b": True, "é\udce9": 1}
     register(app, Command("audit", Wider, lambda options, typed: answer))
     printed = CliRunner().invoke(app, ["specimen:vit-0", "--json"]).stdout
-    assert "".join(printed.split()) == '{"a":[null,[null,0.5]],"b":true}'
+    assert "".join(printed.split()) == '{"a":[null,[null,0.5]],"b":true,"\\u00e9\\udce9":1}'
 
 
 @pytest.mark.parametrize(

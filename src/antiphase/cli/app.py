@@ -4,7 +4,9 @@ import contextlib
 import functools
 import importlib
 import inspect
+import json
 import logging
+import math
 import os
 import shlex
 import sys
@@ -122,9 +124,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             answer = report(command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]])))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
-            from pydantic_core import to_json  # takes time to import
-
-            say(to_json(answer, indent=2, inf_nan_mode="null").decode())
+            say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
         if isinstance(answer, Refusal):
             raise typer.Exit(1)
 
@@ -210,6 +210,15 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def _finite(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shared(fields: "Mapping[str, FieldInfo]") -> list[inspect.Parameter]:

@@ -346,7 +346,8 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
 
     Source: "Learning Multiple Layers of Features from Tiny Images", Krizhevsky, 2009.
     """
-    fix = f"put its Python version from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
+    archive = f"cifar-{name.removeprefix('cifar')}-python.tar.gz"
+    fix = f"put {archive} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
     data = downloaded(name, name.upper(), root, fix, train=split == "train")
     class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
     pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))

@@ -6,6 +6,7 @@ the [0, 1] pixel range, intervals are 95 % intervals.
 """
 
 import contextlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -365,6 +366,7 @@ def card_markdown(card: RobustnessCard) -> str:
             differences=_decided(card.differences, n=card.data.n),
             mean_differences=_decided(card.mean_differences),
             escaped=_escaped,
+            quoted=_quoted,
             code=_code,
             linked=_linked,
         )
@@ -397,6 +399,15 @@ def _escaped(text: str) -> str:
     """
     text = _MARKS.sub(r"\\\g<0>", safe(" ".join(text.split())))
     return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _quoted(text: str) -> str:
+    r"""Return text as YAML.
+
+    >>> print(_quoted('a "ε" 🙂\x1b'))
+    "a \"ε\" 🙂\\x1b"
+    """
+    return json.dumps(safe(text), ensure_ascii=False)
 
 
 def _code(text: str) -> str:

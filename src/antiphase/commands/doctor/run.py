@@ -45,12 +45,14 @@ def answer(_: DoctorOptions, __: str) -> Answer:
     for name, extra in report["extras"].items():
         table.add_row(f"extra {name}", extra["fix"] or "installed")
     for device in report["devices"]:
-        table.add_row(device["device"], device["name"])
+        more = f", {device['threads']} threads" if "threads" in device else ""
+        more += f", {device['memory_gib']} GiB" if "memory_gib" in device else ""
+        table.add_row(device["device"], device["name"] + more)
     for name in ("kernels", "compile"):
         table.add_row(name, report[name]["why"] or "ready")
     table.add_row("data in", f"{report['data_root']}; ANTIPHASE_DATA names another folder")
     for name, source in report["data"].items():
-        table.add_row(name, source["fix"] or f"ready {source.get('n', '')}")
+        table.add_row(name, source["fix"] or (f"ready, {source['n']:,}" if "n" in source else "ready"))
     console().print(table)
     return report
 
@@ -165,7 +167,7 @@ def _offline(root: Path) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
-    for folder in sorted(root.rglob("*/"), reverse=True):
-        if before.isdisjoint((folder, *folder.parents)):
-            with contextlib.suppress(OSError):  # not empty
+    for new in set(root.glob("*")) - before:
+        for folder in sorted((new, *new.rglob("*")), reverse=True):
+            with contextlib.suppress(OSError):  # not empty, or a file
                 folder.rmdir()

@@ -164,7 +164,7 @@ def difference_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
         named = [(f"{row.family} − {row.against_family}", row) for row in card.mean_differences]
         named += [(f"{row.model} − {row.against}", row) for row in card.differences]
         for pair, row in named:
-            if row.norm in norms:
+            if row.norm in norms and row.eps in budgets:  # a card may have means at other ε than rates
                 attack = attack_label(row.attack, row.norm)
                 line = {"pair": pair, "attack": attack, "control": _is_control(row.attack), "n": card.data.n}
                 line |= {"seeds": getattr(row, "seeds", 0), "cells": [None] * len(budgets)}

@@ -221,7 +221,7 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family]) -> Section:
     tables = [
         _table(
             f"depth-{kind}-{size * 255:g}",
-            f"{_KINDS[str(kind)].capitalize()}, ε = {eps_label(float(size))}",
+            f"{_KINDS[str(kind)][0].upper()}{_KINDS[str(kind)][1:]}, ε = {eps_label(float(size))}",
             block,
             _DEPTH,
             groups,
