@@ -69,7 +69,8 @@ def torchvision_table() -> dict[str, str]:
     from torchvision import models
 
     names = models.list_models(module=models)
-    every = {f"{name}.{each.name}": each for name in names for each in models.get_model_weights(name)}
+    weights = ((name, own) for name in names for own in models.get_model_weights(name))
+    every = {f"{name}.{own.name}": own for name, own in weights if "download.pytorch.org" in own.url}
     return {
         name: read(lambda own=own: of_torchvision(own.transforms(), "torchvision"))
         for name, own in every.items()
