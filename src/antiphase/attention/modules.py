@@ -1,5 +1,6 @@
 """Attention modules behind one interface: ``forward(x, mask)`` and ``maps(x, mask)``."""
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ class AttentionMaps(NamedTuple):
         return combine(self.positive, self.negative, self.lam)
 
 
-class _SelfAttention(nn.Module):
+class _SelfAttention(nn.Module, ABC):
     """Projection to queries, keys and values, attention, norm and factor behind each head, projection."""
 
     norm: nn.RMSNorm | None
@@ -49,9 +50,9 @@ class _SelfAttention(nn.Module):
         self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
 
+    @abstractmethod
     def parts(self, *projected: Projection) -> Parts:
         """Return queries and keys, one of each per branch, and values, as views of their projection or of two."""
-        raise NotImplementedError
 
     def forward(
         self, x: Tokens, mask: Tensor | None = None, *, queries: int | None = None
