@@ -21,6 +21,7 @@ from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
 from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
+from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
 from antiphase.sensitivity.detection import (
     DETECTIONS,
@@ -51,6 +52,12 @@ _WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKe
 _SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose output is part of a difference
 
 
+def default_call(model: nn.Module, inputs: Inputs) -> Callable[..., Any]:
+    """Return what to run on the inputs: the image tower of a CLIP for images alone, else the model."""
+    images = isinstance(inputs, Tensor) and inputs.is_floating_point()
+    return as_dual_encoder(model).encode_image if images and is_dual_encoder(model) else model
+
+
 def record(
     model: nn.Module,
     inputs: Inputs,
@@ -66,10 +73,11 @@ def record(
         raise UserError(
             "the model was created in torch.inference_mode() and has no gradient: load it outside"
         )
+    call = call or default_call(model, inputs)
     way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
     watch = way not in _WATCHED.setdefault(model, set())
     with torch.set_grad_enabled(graph):
-        calls, left_out = observe(model, inputs, call or model, tangent, watch)
+        calls, left_out = observe(model, inputs, call, tangent, watch)
     for one in left_out:
         if one.why == "unknown" or not calls:
             raise one.error
@@ -366,7 +374,8 @@ def attention_layers(
     Args:
         model: any model with attention, in evaluation mode.
         inputs: one tensor, or a mapping of keyword arguments.
-        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
+        call: function to run on the inputs; None: the model, of a CLIP the image tower if the inputs are images alone.
+            For a text tower: ``model.encode_text``.
         tangent: direction of the inputs, of their shape; each layer then has the derivative of its tokens along it
             (forward mode, about the cost of a second pass).
         graph: keep the graph back to the inputs.
@@ -513,7 +522,7 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
         nonlocal settled
         if not settled:  # find out what it is, or that it is what it seems
             settled = all(layer.name for layer in attention_layers(model, x))
-        args, kwargs = until(model, module, x)
+        args, kwargs = until(default_call(model, x), module, x)
         if ends:
             (tokens, *_), _ = until(lambda _: module(*args, **kwargs), ends[0], x)
             args = (tokens, *args[1:])
@@ -525,7 +534,7 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
 def all_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the output and every layer's map (see :func:`map_function`) from one pass, without the check."""
     outputs: list[Tensor] = []
-    calls = record(model, x, call=lambda x: outputs.append(model(x)))
+    calls = record(model, x, call=lambda x: outputs.append(default_call(model, x)(x)))
     return [outputs[0], *(_flat(take_apart(call, check=False)) for call in calls)]
 
 
