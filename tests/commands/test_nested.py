@@ -48,7 +48,7 @@ def with_ensemble(monkeypatch):
     """Add an ensemble of a weak attack, a nearest-example search and a strong attack to the catalogue."""
     stages = tuple(
         catalogue.find_attack(name, **settings).stages[0]
-        for name, settings in (("fgsm", {}), ("fab", {"steps": 1}), ("pgd", {}))
+        for name, settings in (("fgsm", {}), ("fab", {"steps": 1, "final_search": False}), ("pgd", {}))
     )
     monkeypatch.setitem(ATTACKS, "mixed", AttackSpec(pgd, "mixed", stages=lambda: Ensemble("mixed", stages)))
 

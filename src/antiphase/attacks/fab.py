@@ -89,8 +89,7 @@ def fab(
         budgets: one ε per sample, at most the threat's.
         **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
     """
-    run.setdefault("early_stop", math.isfinite(threat.eps))
-    early_stop = run["early_stop"]
+    early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta, final_search, early_stop)
     if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
         run["precision"] = "float32"
@@ -140,7 +139,6 @@ class _Fab:
     beta: float
     final_search: bool
     early_stop: bool
-    decides_in_float32 = False
 
     def __post_init__(self) -> None:
         self.exact_from = min(int(_ROUGH * self.steps), max(0, self.steps - _LEAST_EXACT))
