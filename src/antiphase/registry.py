@@ -96,6 +96,12 @@ LAMBDAS: Table = {
 }
 """Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 
+SCHEDULES: Table = {
+    "constant": "antiphase.attention.lambdas:constant",
+    "depth": "antiphase.attention.lambdas:by_depth",
+}
+"""Schedules of λ_init: a function from the λ_init of a model to one from the index of a layer to its λ_init."""
+
 
 def find(table: Table, name: str, kind: str) -> Any:
     """Return the object that is registered under a name; ``kind`` says in the error what the table holds.

@@ -27,7 +27,7 @@ from antiphase.models.transformer import (
     check_memory,
 )
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
-from antiphase.registry import CLIPS, find
+from antiphase.registry import CLIPS, SCHEDULES, find
 
 if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
@@ -143,9 +143,7 @@ def bare_clip(config: ClipConfig) -> CLIP:
     """Build a model with the constructors' default weights."""
     vision, text = config.vision, config.text
     if vision.num_classes:
-        raise UserError(
-            f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's image tower has no head"
-        )
+        raise UserError(f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's tower has no head")
     try:
         check_memory(text, text.vocab_size + text.context_length)
         text_tower = TextTransformer(attention_slot(text), text)
@@ -306,6 +304,7 @@ def configure_clip(
     """Return a validated configuration; only the ``towers`` have the registered ``attention``, others the standard."""
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
+    find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
     sizes = PRESETS[preset]
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}

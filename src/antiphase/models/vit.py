@@ -94,9 +94,7 @@ class VisionTransformer(nn.Module):
     def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
         """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
-            raise UserError(
-                f"images of shape {tuple(images.shape)}: this model takes (batch, *{self.image_shape})"
-            )
+            raise UserError(f"images of shape {tuple(images.shape)}: expected (batch, *{self.image_shape})")
         patches = self.patch_embed(self.normalize(images))
         cls = self.cls_token.expand(len(images), -1, -1)
         return torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed

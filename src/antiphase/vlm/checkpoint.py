@@ -222,9 +222,7 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
     head, modules = language.get_output_embeddings(), language.named_modules()
     linear = [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
     if not linear:
-        raise UserError(
-            f"lora: {type(language).__name__} has no linear layer; train all weights, or take another language model"
-        )
+        raise UserError(f"lora: {type(language).__name__} has no linear layer; take another language model")
     targets = sorted({name.rpartition(".")[2] for name in linear})
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     with torch.random.fork_rng(devices=[]):
@@ -345,9 +343,9 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     else:
         language, tokenizer = load_language(config.language)
         if (digest_now := weights_digest(language)) != config.language_sha256:
+            told = f"its weights are {digest_now[:12]}…, in training {config.language_sha256[:12]}…"
             raise UserError(
-                f"language {config.language}: its weights have the digest {digest_now[:12]}…, those in training had "
-                f"{config.language_sha256[:12]}…; expected the same model, in the same version"
+                f"language {config.language}: {told}; expected the same model in the same version"
             )
         if config.lora:
             add_lora(language, config.lora)

@@ -116,10 +116,7 @@ class Prompt:
             messages.append({"role": "assistant", "content": answer})
             after = self._rendered(messages, opened=False)
             if not before.startswith(written) or not after.startswith(before + answer):
-                raise UserError(
-                    f"chat template: it changes earlier messages when there are {len(messages)}, so that answers are "
-                    "not found; use the format llava"
-                )
+                raise UserError("chat template: it changes earlier messages; use the format llava")
             between, end, rest = after[len(before + answer) :].partition(self.tokenizer.eos_token)
             pieces += [(before[len(written) :], False), (answer + between + end, True), (rest, False)]
             written = after
@@ -224,10 +221,8 @@ class Projector(nn.Module):
         count = images * self.count
         mean, mean_word = tokens_sum / count, words_sum / images
         if energy / images - mean_word.square().sum() < 1e-9 * norm**2:  # rounding
-            raise UserError(
-                "projector-start captions: all captions have the same words; expected different ones, or "
-                "--projector-start default"
-            )
+            fix = "expected different ones, or --projector-start default"
+            raise UserError(f"projector-start captions: all captions have the same words; {fix}")
         covariance = squares / count - mean.outer(mean)
         common = products / count - mean.outer(mean_word)
         ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
@@ -432,7 +427,7 @@ class YesNo(nn.Module):
         fits = which.dtype == torch.int64 and which.shape == (len(images),)
         if not fits or not bool(((which >= 0) & (which < count)).all()):
             raise UserError(
-                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
+                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each"
             )
         device, which = images.device, which.cpu()
         mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]

@@ -145,9 +145,7 @@ def pope_questions(
             for present in objects[:OBJECTS]:
                 free = [name for name in frequency if name not in used]
                 if not free:
-                    raise UserError(
-                        f"POPE: {image} shows all {len(frequency)} objects; expected some absent ones"
-                    )
+                    raise UserError(f"POPE: {image} shows all {len(frequency)} objects; expected some absent")
                 counts = {"popular": frequency, "adversarial": together[present]}.get(sampling, Counter())
                 drawn = free[key(seed, "pope", sampling, image, present) % len(free)]
                 absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
@@ -186,10 +184,8 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     if len(sets) > 1:
         raise UserError(f"pope: {place} has files of several sets, {', '.join(sets)}: give a folder for each")
     if not sets:
-        raise UserError(
-            f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder "
-            f"({POPE_PAGE}), or give another folder, pope:PATH"
-        )
+        fix = f"download POPE's three files into that folder ({POPE_PAGE}), or give another, pope:PATH"
+        raise UserError(f"pope: no {place / 'coco_pope_random.json'}: {fix}")
     answers: dict[tuple[str, str], str] = {}
     questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
     names = tuple(dict.fromkeys(question.image for question in questions))

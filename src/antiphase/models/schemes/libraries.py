@@ -257,10 +257,7 @@ class HuggingFaceDual(ForeignDual):
         if isinstance(texts, Tensor):
             tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
         elif self.tokenizer is None:
-            raise UserError(
-                f"{type(self.model).__name__} was saved without its tokenizer; save it next to the weights with "
-                "tokenizer.save_pretrained"
-            )
+            raise UserError("saved without its tokenizer; save it with tokenizer.save_pretrained(FOLDER)")
         else:
             # siglip was trained on texts of full length without a mask
             padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
@@ -322,7 +319,7 @@ def _load_transformers(wanted: Wanted) -> nn.Module:
         return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
         raise UserError(
-            f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
+            f"{spec}: {type(model).__name__} is not supported; expected one such as CLIP or SigLIP"
         )
     return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used=used, doubts=doubts)
 
@@ -351,9 +348,9 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
     except Exception as error:  # of transformers, for any content
         if not exists and isinstance(error, OSError):
             return None
+        fix = f"expected an image processor of transformers {transformers.__version__}"
         raise UserError(
-            f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
-            f"of transformers {transformers.__version__}, as save_pretrained writes it"
+            f"{spec}: preprocessor_config.json cannot be used ({first_line(error)}); {fix}"
         ) from None
 
 

@@ -44,10 +44,8 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     where, _, function = target.rpartition(":")
     spec = f"model {shown(f'python:{name}')}"
     if not where or not function:
-        raise UserError(
-            f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as "
-            "python:model.py:build?depth=4,weights=best.pt"
-        )
+        form = "python:FILE_OR_MODULE:CALLABLE, such as python:model.py:build?depth=4,weights=best.pt"
+        raise UserError(f"{spec}: expected {form}")
     settings: dict[str, Any] = {}
     if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
         rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
@@ -102,10 +100,8 @@ def _load(wanted: Wanted) -> nn.Module:
         if is_dual_encoder(model):
             square: Any = getattr(model, "square", None)
             if square is None:
-                raise UserError(
-                    f"{spec}: a dual encoder needs an attribute square, such as antiphase.data.decoding.Square(224), "
-                    "which says how images are resized"
-                )
+                example = "antiphase.data.decoding.Square(224)"
+                raise UserError(f"{spec}: a dual encoder needs an attribute square, such as {example}")
             shape = (3, square.size, square.size)
             return wanted.loaded(model, name, image_shape=shape, code=code)
         stated: Any = getattr(model, "image_shape", None)
@@ -136,9 +132,7 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
     try:
         target = operator.attrgetter(path)(module)
     except AttributeError:
-        raise UserError(
-            f"{spec}: no {path!r} in {module.__name__}; expected the name of a function"
-        ) from None
+        raise UserError(f"{spec}: no {path!r} in {module.__name__}; expected a function's name") from None
     if not callable(target):
         raise UserError(
             f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
@@ -162,7 +156,7 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
+            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module that gives logits"
         )
     return model, weights
 

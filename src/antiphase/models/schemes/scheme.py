@@ -111,10 +111,9 @@ def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) ->
         else f"{_SIDES[0]}×{_SIDES[0]} to {_SIDES[-1]}×{_SIDES[-1]} pixels"
     )
     other = "if it takes images of another shape, give the model an attribute image_shape = (channels, height, width)"
-    raise UserError(
-        f"{spec}: fails on images of {tried} ({type(errors[0]).__name__}: {first_line(errors[0])}); "
-        f"{advice(model, torch.float32, errors[0]) or other}"
-    ) from errors[0]
+    why = f"{type(errors[0]).__name__}: {first_line(errors[0])}"
+    fix = advice(model, torch.float32, errors[0]) or other
+    raise UserError(f"{spec}: fails on images of {tried} ({why}); {fix}") from errors[0]
 
 
 def _shapes(model: nn.Module) -> Iterator[ImageShape]:
@@ -136,7 +135,5 @@ def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
         if output.is_floating_point() and output.ndim == 2 and len(output) == 2 and output.shape[1]:
             return output.shape[1]
         words = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
-    raise UserError(
-        f"{spec}: returns {words} for images of shape {(2, *shape)}; expected logits, a tensor of shape "
-        "(images, classes)"
-    )
+    fix = "expected logits, a tensor of shape (images, classes)"
+    raise UserError(f"{spec}: returns {words} for images of shape {(2, *shape)}; {fix}")
