@@ -166,9 +166,7 @@ class ModelCard:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     num_classes: int  # number of logits; 0 for a dual encoder that is not bound to prompts
     recipe: dict[str, Any] | None = None  # of the training, if known
-    class_names: tuple[str, ...] | None = (
-        None  # one per output, if known; WordNet ids for timm's ImageNet models
-    )
+    class_names: tuple[str, ...] | None = None  # of the outputs, if known; WordNet ids for ImageNet models
     any_size: bool = False  # whether it also takes images of other heights and widths
     code: str = ""  # digest of the user's code that built it; empty for other models
     lambdas: tuple[float, ...] = ()  # mean λ of each layer, where it was measured in a user's own modules

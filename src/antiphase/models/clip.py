@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,6 @@ from antiphase.models.transformer import (
 )
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
-
-if TYPE_CHECKING:
-    from open_clip.tokenizer import SimpleTokenizer
 
 Init = Literal["matched", "released"]
 Towers = Literal["both", "vision", "text"]
@@ -57,7 +54,7 @@ def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
 
 
 @functools.cache
-def _tokenizer() -> "SimpleTokenizer":
+def _tokenizer() -> Any:
     from open_clip.tokenizer import SimpleTokenizer  # seconds to import
 
     return SimpleTokenizer()
@@ -69,9 +66,7 @@ class ClipConfig(Fields):
     vision: VitConfig  # with mean and standard deviation of the pixels
     text: TextConfig
     embed_dim: Size
-    interpolation: Literal["bicubic", "bilinear"] = (
-        "bicubic"  # to resize images before their centre is cropped
-    )
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"  # of images, before their centre is cropped
     init: Init = "matched"
     logit_scale: float = LOGIT_SCALE
     logit_bias: float | None = None
@@ -204,18 +199,17 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
-_VISION = ("image_size", "patch_size", "dim", "depth", "num_heads")
-_TEXT = ("dim", "depth", "num_heads", "context_length")
 PRESETS: dict[str, dict[str, Any]] = {
-    name: {
-        "vision": dict(zip(_VISION, vision, strict=True)),
-        "text": dict(zip(_TEXT, text, strict=True)),
-        "embed_dim": text[0],
-    }
-    for name, vision, text in (
-        ("b16", (224, 16, 768, 12, 12), (512, 12, 8, 77)),
-        ("small", (64, 8, 192, 4, 6), (192, 3, 6, 32)),
-    )
+    "b16": {
+        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
+        "text": {"dim": 512, "depth": 12, "num_heads": 8, "context_length": 77},
+        "embed_dim": 512,
+    },
+    "small": {
+        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
+        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
+        "embed_dim": 192,
+    },
 }
 
 

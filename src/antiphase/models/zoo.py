@@ -20,7 +20,7 @@ from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.schemes.diffclip import CONFIG, to_released
-from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
+from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, scheme
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
@@ -118,14 +118,16 @@ def _specimens() -> Path:
     return Path(str(files("antiphase").joinpath("specimens")))
 
 
-def _load_specimen(wanted: Wanted) -> nn.Module:
+@scheme("specimen:NAME", "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2")
+def _specimen(wanted: Wanted) -> nn.Module:
     name = wanted.name
     if name not in specimen_names():
         raise UserError(f"specimen {shown(name)}: expected one of {', '.join(specimen_names())}")
     return load_run(_specimens() / name, wanted.spec, name)
 
 
-def _load_from_hub(wanted: Wanted) -> nn.Module:
+@scheme("hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push")
+def _hub(wanted: Wanted) -> nn.Module:
     name = wanted.name
     fix = "check the name, or download it on a machine with network access and give the folder"
     with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
@@ -140,7 +142,7 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
-        raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: expected {num_classes} names; correct them")
+        raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names")
     return tuple(names)
 
 
@@ -185,13 +187,3 @@ def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
         with downloading(f"{repository}: upload failed", "log in with: hf auth login"):
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
-
-
-SPECIMEN = Scheme(
-    "specimen:NAME",
-    "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
-    _load_specimen,
-)
-HUB = Scheme(
-    "hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push", _load_from_hub
-)

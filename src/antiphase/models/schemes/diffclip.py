@@ -16,7 +16,7 @@ from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.models.checkpoints import State, as_config, load_into, read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip
-from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
+from antiphase.models.schemes.scheme import Wanted, downloading, scheme
 from antiphase.models.transformer import attention_spec
 
 RELEASED_FILE = "checkpoint_best.pt"
@@ -170,7 +170,11 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
         raise UserError(f"{spec}: expected #lambda_init=0.8 (or another number), or =depth") from None
 
 
-def _load(wanted: Wanted) -> nn.Module:
+@scheme(
+    "diffclip:PATH#lambda_init=0.8",
+    "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
+)
+def _diffclip(wanted: Wanted) -> nn.Module:
     name, _, setting = wanted.name.partition("#")
     lambda_init = wanted.lambda_init
     if setting and lambda_init is not None:
@@ -198,10 +202,3 @@ def _load(wanted: Wanted) -> nn.Module:
     model = build_clip(config)
     load_into(model, from_released(state, config, str(path)), str(path))
     return wanted.loaded(model, name, image_shape=model.image_shape)
-
-
-DIFFCLIP = Scheme(
-    "diffclip:PATH#lambda_init=0.8",
-    "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
-    _load,
-)

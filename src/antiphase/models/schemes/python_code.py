@@ -22,7 +22,7 @@ from torch import nn
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import digest
 from antiphase.models.checkpoints import check_finite, file_and_set, files_of, load_into, read_state
-from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, probe
+from antiphase.models.schemes.scheme import Wanted, drawn_from, probe, scheme
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.modules import device_of, differentiable, to_evaluation
 
@@ -76,7 +76,11 @@ def code_content(name: str) -> str:
     return digest(*parts)[:16] if parts else ""
 
 
-def _load(wanted: Wanted) -> nn.Module:
+@scheme(
+    "python:FILE:CALLABLE",
+    "your own model: what a function of a Python file or module returns; the file is executed",
+)
+def _python(wanted: Wanted) -> nn.Module:
     spec = wanted.spec
     where, function, settings = split_spec(wanted.name)
     is_file = where.endswith(".py")
@@ -236,10 +240,3 @@ def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
         place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
         raise UserError(f"{what}: raised {type(error).__name__}: {first_line(error)}{place}") from error
-
-
-PYTHON = Scheme(
-    "python:FILE:CALLABLE",
-    "your own model: what a function of a Python file or module returns; the file is executed",
-    _load,
-)
