@@ -85,7 +85,10 @@ def test_weights_are_found_by_the_model_s_names(tmp_path, held):
     ("held", "ignored"),
     [
         (averaged(), "n_averaged"),
-        ({"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}}, "state_dict.criterion.weight"),
+        (
+            {"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}},
+            "state_dict.criterion.weight",
+        ),
         (STATE | {"loss_fn.weight": torch.ones(3)}, "loss_fn.weight"),
         (
             STATE | {"total_ops": torch.zeros(1), "0.total_params": torch.zeros(1)},
