@@ -60,7 +60,8 @@ class _SelfAttention(nn.Module):
         if heads < 1 or dim % (heads * branches):
             raise UserError(f"dim {dim} cannot be divided among {heads * branches} heads")
         self.branches, self.width, self.scale = branches, dim // (heads * branches), scale
-        self.lambda_init, self.backend = lambda_init, backend
+        self.lambda_init = lambda_init
+        self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         if parameterisation is not None:
             make = find(LAMBDAS, parameterisation, "parameterisation of λ")

@@ -197,7 +197,7 @@ def attention_slot(config: TowerConfig) -> AttentionFactory:
 
     def make(layer: int) -> nn.Module:
         module = spec.make(config, layer)
-        module.attention_family = spec.family  # pyright: ignore[reportAttributeAccessIssue]
+        vars(module)["attention_family"] = spec.family  # for attention_kind
         return module
 
     return make

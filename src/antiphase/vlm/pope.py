@@ -342,8 +342,8 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
     two is right, else 1 (at ½, no).
     """
-    assert isinstance(source.test, PopeSet)
-    pope = source.test.followed_by(protocol.suffix)
+    questions: Any = source.test
+    pope: PopeSet = questions.followed_by(protocol.suffix)
     position, asked = pope.position(), pope.asked()
     words = answer_all(
         model,
