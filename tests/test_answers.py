@@ -9,7 +9,7 @@ from PIL import Image
 
 from antiphase.commands import COMMANDS
 from antiphase.commands.doctor import run as doctor
-from antiphase.commands.rerun.run import compared, recorded
+from antiphase.commands.rerun import compared, recorded
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model

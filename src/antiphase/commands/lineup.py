@@ -1,16 +1,17 @@
 """Models, their twins and the images that all of them are measured on."""
 
+import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import nn
 
-from antiphase.commands.live_objects import live_object
-from antiphase.commands.loading import check_twins, find_device, load_models
+from antiphase.commands.loading import check_twins, find_device, live_object, load_models
 from antiphase.commands.options import Options
-from antiphase.commands.record import run_record
 from antiphase.data import ImageSet, load_data
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
@@ -27,6 +28,9 @@ from antiphase.models.card import (
 )
 from antiphase.models.class_names import read_class_names
 from antiphase.models.zeroshot import bound, is_dual_encoder
+from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
+from antiphase.precision import multiplies_bf16
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,26 @@ class Lineup:
     def record(
         self, options: Options, settings: dict[str, Any], warnings: list[str], command: str, seconds: float
     ) -> dict[str, Any]:
-        """Return the content of ``run.json``."""
-        return run_record(
-            self.everyone, self.names, self.data, settings, warnings, command, seconds, options.record()
-        )
+        """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
+        cards = {name: card_of(model) for name, model in self.by_name.items()}
+        preprocessing = {
+            name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing is not None
+        }
+        return {
+            "command": command,
+            "options": options.record(),
+            "settings": settings,
+            "models": {name: card.spec for name, card in cards.items()},
+            "fingerprints": {name: fingerprint(model) for name, model in self.by_name.items()},
+            **({"preprocessing": preprocessing} if preprocessing else {}),
+            "architectures": {name: _architecture(model) for name, model in self.by_name.items()},
+            "data": self.data.name,
+            "data_fingerprint": self.data.fingerprint(),
+            "n": len(self.data),
+            "seconds": round(seconds, 2),
+            **environment_record(device_of(self.models[0])),
+            "warnings": warnings,
+        }
 
 
 def load_lineup(options: Any) -> Lineup:
@@ -174,3 +194,27 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
             f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
             "give data that fits with --data"
         )
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    """Return the class of a model, without what normalises or binds it, and the number of its parameters."""
+    inner = model
+    while type(inner).__module__.startswith("antiphase.models.") and isinstance(
+        wrapped := getattr(inner, "model", None), nn.Module
+    ):
+        inner = wrapped
+    return {
+        "architecture": type(inner).__name__,
+        "parameters": sum(each.numel() for each in model.parameters()),
+    }
+
+
+def environment_record(device: torch.device) -> dict[str, Any]:
+    """Return what hardware and which libraries a result was made with."""
+    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
+    lacking = "" if multiplies_bf16(torch.device("cpu")) else "no bf16, "
+    on_cpu = f"{cpu}, {lacking}{torch.get_num_threads()} threads"
+    return {
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
+        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
+    }

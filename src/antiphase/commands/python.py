@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.commands import find_command
-from antiphase.commands.live_objects import as_text
+from antiphase.commands.loading import as_text
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import find_device
-from antiphase.commands.record import environment_record
 from antiphase.commands.run_folder import check_holder
 from antiphase.errors import Failures, UserError, first_line
 from antiphase.files import room

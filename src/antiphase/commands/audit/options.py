@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from antiphase.budgets import eps_label
-from antiphase.commands.fields import (
+from antiphase.commands.options import (
     Against,
     BatchSize,
     Classes,
@@ -18,6 +18,7 @@ from antiphase.commands.fields import (
     Model,
     Norm,
     Numbers,
+    Options,
     Out,
     Prompt,
     Quiet,
@@ -27,8 +28,10 @@ from antiphase.commands.fields import (
     SkipBad,
     Split,
     Suffix,
+    Typed,
+    given,
+    read_settings,
 )
-from antiphase.commands.options import Options, Typed, given, read_settings
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
 

@@ -108,7 +108,7 @@ def quickstart(options: QuickstartOptions, command: str = "") -> None:
     """Audit the models that come with the package, or a fresh pair."""
     models = {kind: tuple(f"specimen:{kind}-{seed}" for seed in range(8)) for kind in ("diffvit", "vit")}
     if options.train:
-        from antiphase.commands.train.options import TrainOptions
+        from antiphase.commands.train import TrainOptions
         from antiphase.commands.train.run import run as train
 
         recipe = {"data": "fashion-mnist", "epochs": options.epochs or 3, "seed": options.seed}

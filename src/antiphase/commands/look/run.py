@@ -12,8 +12,8 @@ from torch import Tensor
 
 from antiphase.commands.lineup import short_names
 from antiphase.commands.loading import find_device, load_models
+from antiphase.commands.look import LookOptions
 from antiphase.commands.look.figure import check_rows, check_suffix
-from antiphase.commands.look.options import LookOptions
 from antiphase.commands.look.result import LookResult
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError

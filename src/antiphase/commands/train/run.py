@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import check_compiler, find_device
-from antiphase.commands.record import environment_record
-from antiphase.commands.train.options import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
+from antiphase.commands.train import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
 from antiphase.data import load_data
 from antiphase.data.images import PairSet
 from antiphase.data.sources import load_pairs
