@@ -8,7 +8,7 @@ import pytest
 
 TEN_PASSES = """
 import ctypes, resource, sys
-from antiphase.heap import keep_freed_memory
+from antiphase.processes import keep_freed_memory
 if "keep" in sys.argv:
     keep_freed_memory()
 libc = ctypes.CDLL(None)

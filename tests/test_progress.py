@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from antiphase.progress import progress_bar, status_bar
+from antiphase.terminal import progress_bar, status_bar
 
 
 class Terminal(io.StringIO):

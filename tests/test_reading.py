@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.reading import parse_json, read_bytes, read_json, read_json_lines, read_rows
+from antiphase.files import parse_json, read_bytes, read_json, read_json_lines, read_rows
 
 ROWS = pl.DataFrame({"sample": [2, 3], "success": [True, False]})
 

@@ -8,8 +8,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.progress import status_bar
-from antiphase.terminal import console, prepare_streams, safe, say
+from antiphase.terminal import console, prepare_streams, safe, say, status_bar
 
 HOSTILE = "a\x1b[2Jb\u202ec\u2066d\x07"
 SHOWN = r"a\x1b[2Jb\u202ec\u2066d\x07"

@@ -71,11 +71,7 @@ class Lineup:
         return list(zip(self.names, self.names[len(self.models) :], strict=False))
 
     def check_fit(self) -> None:
-        """Refuse images that a model does not take.
-
-        Raises:
-            UserError: shape or number of classes differ.
-        """
+        """Refuse images that a model does not take."""
         for model in self.everyone:
             check_fit(card_of(model), self.data)
 
@@ -124,9 +120,6 @@ def load_lineup(options: Any) -> Lineup:
     Args:
         options: of a command, with ``model``, ``against``, ``data``, ``split``, ``limit``, ``random_weights``,
             ``prompt``, ``device`` and ``quiet``; ``skip_bad`` and ``classes``, if it has them.
-
-    Raises:
-        UserError: twins and models differ in number, nothing is known of the data, or an option has no use.
     """
     place = find_device(options.device)
     check_twins(options.model, options.against)
@@ -167,11 +160,7 @@ def load_lineup(options: Any) -> Lineup:
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
-    """Return short names where they tell the models apart, whole specifications where not.
-
-    Raises:
-        UserError: if a model is named twice.
-    """
+    """Return short names where they tell the models apart, whole specifications where not."""
     for names in ([card.name for card in cards], [card.spec for card in cards]):
         if len(set(names)) == len(names):
             return names
@@ -179,11 +168,7 @@ def short_names(cards: Sequence[ModelCard]) -> list[str]:
 
 
 def check_fit(card: ModelCard, data: ImageSet) -> None:
-    """Refuse images that a model does not take.
-
-    Raises:
-        UserError: if shape or number of classes differ.
-    """
+    """Refuse images whose shape or number of classes a model does not take."""
     if card.image_shape != data.image_shape:
         raise UserError(
             f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "

@@ -8,7 +8,9 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from antiphase.commands.options import Options
@@ -23,23 +25,18 @@ if TYPE_CHECKING:
     from antiphase.data import ImageSet
 
 PREFIX = "given:"
-_MODELS = ("model", "models", "against")
-_held: dict[str, Any] = {}
+_HELD: ContextVar[Mapping[str, Any]] = ContextVar("held")
 
 
 def live_object(spec: Any) -> Any:
-    """Return the object of a specification; None for any other specification.
-
-    Raises:
-        UserError: an object of another call.
-    """
+    """Return the object of a specification; None for any other specification."""
     if not isinstance(spec, str) or not spec.startswith(PREFIX):
         return None
-    if spec not in _held:
+    if spec not in _HELD.get({}):
         raise UserError(
             f"{spec}: was an object of another Python session; expected a specification, or the object"
         )
-    return _held[spec]
+    return _HELD.get({})[spec]
 
 
 def load_models(
@@ -52,10 +49,6 @@ def load_models(
         place: the device.
         random_weights: whether the models of other libraries among them are built without a download.
         answering: whether models that answer questions in words are of use.
-
-    Raises:
-        UserError: if a model cannot be loaded or is of no use, or random weights are asked for and none of them can
-            have them.
     """
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, scheme_of
@@ -183,15 +176,12 @@ def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     Args:
         values: options; ``model``, ``models`` and ``against`` may hold modules, ``data`` an image set or what
             ``load_data`` takes.
-
-    Raises:
-        UserError: a model without a card comes without images, or does not classify them.
     """
     from antiphase.data import ImageSet, load_data
     from antiphase.modules import device_of, evaluating
 
     text, data, images = dict(values), values.get("data"), None
-    if data is not None and not _is_text(data):
+    if not _is_text(data):
         if "models" in values:
             raise UserError(
                 "data: evaluate takes the names of data sets; antiphase.evaluation has the tasks for arrays"
@@ -199,37 +189,29 @@ def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         images = data if isinstance(data, ImageSet) else load_data(data)
         text["data"] = f"{PREFIX}{images.name}"
     modules: dict[str, nn.Module] = {}
-    for option in _MODELS:
-        value = values.get(option)
-        if value is not None and not _is_text(value):
+    for option in ("model", "models", "against"):
+        if not _is_text(value := values.get(option)):
             several = isinstance(value, Sequence)
-            specs = [_named(model, images, modules) for model in (value if several else [value])]
-            text[option] = tuple(specs) if several else specs[0]
-    if modules and values.get("device", "auto") == "auto":
-        text["device"] = str(device_of(next(iter(modules.values()))))
-    before = dict(_held)
+            specs = tuple(_named(model, images, modules) for model in (value if several else [value]))
+            text[option] = specs if several else specs[0]
+    devices = [str(device_of(module)) for module in modules.values()]  # refuses weights without values
+    if devices and values.get("device", "auto") == "auto":
+        text["device"] = devices[0]
     with ExitStack() as stack:
         for spec, module in modules.items():
-            device_of(module)  # refuses weights without values
             stack.enter_context(evaluating(module))
             if not hasattr(module, "card"):
                 assert images is not None
                 _add_card(spec, module, images)
                 stack.callback(object.__delattr__, module, "card")
-        _held.update(modules)
-        if images is not None:
-            _held[text["data"]] = images
-        try:
-            yield text
-        finally:
-            _held.clear()
-            _held.update(before)
+        data = {} if images is None else {text["data"]: images}
+        stack.callback(_HELD.reset, _HELD.set({**_HELD.get({}), **modules, **data}))
+        yield text
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
-    )
+    several = isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+    return value is None or isinstance(value, str) or several
 
 
 def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]") -> str:
@@ -247,13 +229,9 @@ def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]
             f"model {kind}: says nothing of its images; give data= as an image set, such as "
             "antiphase.data.load_data('digits')"
         )
-    spec = stem = f"{PREFIX}{kind if card is None else card.name}"
-    number = 1
-    while modules.get(spec, model) is not model:
-        number += 1
-        spec = f"{stem}-{number}"
-    modules[spec] = model
-    return spec
+    stem = f"{PREFIX}{kind if card is None else card.name}"
+    specs = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(spec for spec in specs if modules.setdefault(spec, model) is model)
 
 
 def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:

@@ -11,14 +11,12 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from antiphase.commands import find_command
 from antiphase.commands.loading import as_text
 from antiphase.commands.options import Options
-from antiphase.commands.result import Result, read_result
-from antiphase.commands.run_folder import run_folder
+from antiphase.commands.result import Result
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
@@ -108,13 +106,7 @@ def _run(name: str, values: dict[str, Any]) -> Result:
         if not stored and "cache" in command.options.model_fields:
             text.setdefault("cache", f"{out}/features")
         chosen = command.options(**text)
-        with run_folder(Path(out), name):
-            command.function()(chosen, _call(name, chosen, "" if stored else out))
-            process = this_process()
-            process.wait()
-            result = read_result(Path(out), name, stored=stored)
-            if stored and process.first:
-                result.write_report(Path(out))
+        result = command.measure(chosen, _call(name, chosen, "" if stored else out), stored=stored)
     if stored or "run.json" not in result.files:
         return result
     record = result.record

@@ -9,7 +9,7 @@ from antiphase.commands.loading import check_code
 from antiphase.commands.options import Directory, Options, Quiet, Typed
 from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError, shown
-from antiphase.reading import read_json, read_json_lines, read_rows
+from antiphase.files import read_json, read_json_lines, read_rows
 from antiphase.terminal import say
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     command = find_command(name)
     repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
     check_code(repeated, options.run_code, run)
-    with command.reporting(repeated) as report:
-        report(command.function()(repeated, typed))
+    command.answer(repeated, typed)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
@@ -76,11 +75,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the command that made a run and its options.
-
-    Raises:
-        UserError: the directory holds no finished run that says with which options it was made.
-    """
+    """Return the command that made a run and its options."""
     try:
         options, command = read_json(run / "run.json").get("options"), held_by(run)
     except UserError:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from antiphase.budgets import eps_label
 from antiphase.commands.options import (
     Against,
     BatchSize,
@@ -34,6 +33,7 @@ from antiphase.commands.options import (
 )
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
+from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
     from antiphase.attacks.sweep import Ensemble

@@ -12,7 +12,6 @@ from torch import nn
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import logits_of
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
 from antiphase.commands.lineup import Lineup, load_lineup
@@ -32,7 +31,7 @@ from antiphase.registry import QUESTIONS, find
 from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

@@ -70,6 +70,6 @@ COMMAND = Command(
     "look",
     LookOptions,
     "antiphase.commands.look.run:run",
-    "antiphase.commands.look.result:LookResult",
+    "antiphase.commands.look.run:LookResult",
     in_folder=False,
 )

@@ -294,9 +294,7 @@ class TrainVlmOptions(PresetOptions):
     @model_validator(mode="after")
     def _check(self) -> "TrainVlmOptions":
         if self.pretrained is not None:
-            for name, value in self.chosen(*_OF_STAGE_1).items():
-                option = name.replace("_", "-")
-                raise UserError(f"{option} {value}: --pretrained has one; leave out --{option}")
+            self._refuse(_OF_STAGE_1, "--pretrained has one; leave out --{}")
             if self.stage == "1":
                 raise UserError("pretrained: stage 1 starts from a tower; give --tower, or --stage 2")
         elif self.tower is None:
@@ -304,15 +302,18 @@ class TrainVlmOptions(PresetOptions):
                 "tower: is missing; expected --tower, or --pretrained with a directory of stage 1"
             )
         if self.stage == "1":
-            for name, value in self.chosen("text_first", "lora").items():
-                option = name.replace("_", "-")
-                raise UserError(f"{option} {value}: is of stage 2; leave out --{option}, or use --stage 2")
+            self._refuse(("text_first", "lora"), "is of stage 2; leave out --{}, or use --stage 2")
         return self
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name, value in self.chosen(*names).items():
+            option = name.replace("_", "-")
+            raise UserError(f"{option} {value}: {why.format(option)}")
 
 
 COMMANDS = {
     name: Command(
-        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.result:TrainingResult"
+        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
     )
     for name, options in (
         ("train", TrainOptions),

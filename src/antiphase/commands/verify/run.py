@@ -13,8 +13,6 @@ from antiphase.commands.audit.card import BY_HAND, RobustnessCard, card_of_run, 
 from antiphase.commands.audit.options import AttackOptions, AuditOptions
 from antiphase.commands.command import Answer, Refusal
 from antiphase.commands.loading import PREFIX, check_code
-from antiphase.commands.result import read_result
-from antiphase.commands.run_folder import run_folder
 from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
 from antiphase.report.table import Field, Table
@@ -124,11 +122,8 @@ def _verified(options: VerifyOptions) -> Verification:
         repeated = _repeated(card, options, out)
         if reason := _other_inputs(card, *fingerprints(repeated)):
             return Verification(card, reason)
-        stack.enter_context(run_folder(out, kind))
-        find_command(kind).function()(repeated, f"antiphase verify {options.card}")
-        result: Any = read_result(out, kind)
-        if options.out is not None:
-            result.write_report(out)
+        typed = f"antiphase verify {options.card}"
+        result: Any = find_command(kind).measure(repeated, typed, stored=options.out is not None)
         again = card_of_run(result)
     assert again is not None
     one, two = (dict(_numbers(made.content())) for made in (card, again))
