@@ -169,7 +169,7 @@ def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str
 
 def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
     """Return an argument that fits; add the lengths of its named axes to ``sizes``."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = cast(Any, value.item() if isinstance(value, np.generic) else value)
     if not kind.holds(value):
         raise UserError(f"{name} {_given(value)}: expected {kind.words}")
     if isinstance(value, int) and abs(value) >= 2**63 and "number" in kind.words:

@@ -26,7 +26,7 @@ verify Measure again what a robustness card says, and compare every number.
 leaderboard Draw all robustness cards below a folder as one page, a table for each data set and norm.
 doctor Show versions, devices, kernels and data, and how to get what is missing.
 """
-COMMANDS = dict(line.split(" ", 1) for line in _LINES.splitlines())
+COMMANDS: dict[str, str] = {name: line for name, line in (one.split(" ", 1) for one in _LINES.splitlines())}
 """The first line of each command's help, by its name."""
 
 _MODULES = {
