@@ -169,11 +169,9 @@ def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str
 
 def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
     """Return an argument that fits; add the lengths of its named axes to ``sizes``."""
-    value = cast(Any, value.item() if isinstance(value, np.generic) else value)
+    value = value.item() if isinstance(value, np.generic) else value
     if not kind.holds(value):
         raise UserError(f"{name} {_given(value)}: expected {kind.words}")
-    if isinstance(value, int) and abs(value) >= 2**63 and "number" in kind.words:
-        return float(value)  # torch takes no such integer
     array = next((array for array in kind.arrays if isinstance(value, array)), None)
     for axis, size in [] if array is None else _axes(array, value.shape):
         known, first = sizes.setdefault(axis, (size, name))
@@ -181,7 +179,8 @@ def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
             words = f"{axis.lstrip('*')} {known}"
             words = f"one per {axis.removesuffix('s')}, ({known},)" if value.ndim == 1 else words
             raise UserError(f"{name} {_given(value)}: expected {words}, as in {first}")
-    return value
+    large = isinstance(value, int) and abs(value) >= 2**63  # torch takes no such integer
+    return float(value) if large and "number" in kind.words else value
 
 
 def _given(value: Any) -> str:

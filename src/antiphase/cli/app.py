@@ -91,8 +91,46 @@ def register(group: typer.Typer, command: "Command") -> None:
     from antiphase.commands.command import Refusal
 
     options = command.options
+    fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
 
-    def call(*, context: typer.Context, config: Any, verbose: bool, as_json: bool, **values: Any) -> None:
+    def read(context: typer.Context, path: Path | None) -> Path | None:
+        if path is not None:
+            context.default_map = _configured(path, fields)
+        return path
+
+    def call(
+        *,
+        context: typer.Context,
+        config: Annotated[
+            Path | None,
+            typer.Option(
+                callback=read,
+                is_eager=True,
+                metavar="FILE",
+                help="TOML file with values of these options, under their names; what is typed counts more.",
+            ),
+        ] = None,
+        as_json: Annotated[
+            bool,
+            typer.Option(
+                "--json",
+                metavar="",
+                help="Print one JSON value to standard output; all else goes to standard error.",
+            ),
+        ] = False,
+        verbose: Annotated[
+            bool,
+            typer.Option(
+                "--verbose",
+                "-v",
+                callback=_log,
+                is_eager=True,
+                metavar="",
+                help="Say more: why a backend was not chosen, and after a mistake where it was found.",
+            ),
+        ] = False,
+        **values: Any,
+    ) -> None:
         typed, stored = (
             {
                 key: value
@@ -102,8 +140,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
-        output = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-        with output:
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             answer = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
@@ -111,18 +148,20 @@ def register(group: typer.Typer, command: "Command") -> None:
         if isinstance(answer, Refusal):
             raise typer.Exit(1)
 
-    fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
+    context, *shared, _ = inspect.signature(call).parameters.values()
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    parameters = [
-        inspect.Parameter("context", _KEYWORD, annotation=typer.Context),
-        *parameters,
-        *_shared(fields),
-    ]
+    parameters = [context, *parameters, *shared]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__doc__ = options.__doc__
     group.command(command.name.split()[-1])(call)
+
+
+def _log(verbose: bool) -> None:
+    if verbose:
+        logging.basicConfig(format="antiphase: %(message)s")
+        logging.getLogger("antiphase").setLevel(logging.INFO)
 
 
 app = typer.Typer(
@@ -202,45 +241,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _shared(fields: "Mapping[str, FieldInfo]") -> list[inspect.Parameter]:
-    """Return the parameters that every command has."""
-
-    def read(context: typer.Context, path: Path | None) -> Path | None:
-        if path is not None:
-            context.default_map = _configured(path, fields)
-        return path
-
-    config = typer.Option(
-        "--config",
-        callback=read,
-        is_eager=True,
-        metavar="FILE",
-        help="TOML file with values of these options, under their names; what is typed counts more.",
-    )
-
-    def log(verbose: bool) -> None:
-        if verbose:
-            logging.basicConfig(format="antiphase: %(message)s")
-            logging.getLogger("antiphase").setLevel(logging.INFO)
-
-    talkative = typer.Option(
-        "--verbose",
-        "-v",
-        callback=log,
-        is_eager=True,
-        metavar="",
-        help="Say more: why a backend was not chosen, and after a mistake where it was found.",
-    )
-    as_json = typer.Option(
-        "--json", metavar="", help="Print one JSON value to standard output; all else goes to standard error."
-    )
-    return [
-        inspect.Parameter("config", _KEYWORD, annotation=Annotated[Path | None, config], default=None),
-        inspect.Parameter("as_json", _KEYWORD, annotation=Annotated[bool, as_json], default=False),
-        inspect.Parameter("verbose", _KEYWORD, annotation=Annotated[bool, talkative], default=False),
-    ]
 
 
 def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]:

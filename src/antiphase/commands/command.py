@@ -1,6 +1,5 @@
 """A command: its options, what it does, and the result that is read back from its directory."""
 
-import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase.commands.options import Options
 from antiphase.commands.run_folder import run_folder
 from antiphase.processes import this_process
+from antiphase.registry import imported
 from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class Command:
 
     def function(self) -> Callable[..., Any]:
         """Return the function that does the work."""
-        return _imported(self.run) if isinstance(self.run, str) else self.run
+        return imported(self.run)
 
     def result_type(self) -> "type[Result]":
         """Return the class of the result."""
-        return _imported(self.result)
+        return imported(self.result)
 
     def answer(self, options: Any, typed: str) -> Answer:
         """Do the work in the directory of a run, print what the result says, and return its summary."""
@@ -82,8 +82,3 @@ class Command:
             if stored and process.first:
                 result.write_report(Path(options.out))
             return result
-
-
-def _imported(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

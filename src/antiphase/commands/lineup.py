@@ -170,15 +170,12 @@ def short_names(cards: Sequence[ModelCard]) -> list[str]:
 def check_fit(card: ModelCard, data: ImageSet) -> None:
     """Refuse images whose shape or number of classes a model does not take."""
     if card.image_shape != data.image_shape:
-        raise UserError(
-            f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "
-            "give data that fits with --data"
-        )
-    if len(data) and int(data.labels.max()) >= card.num_classes:
-        raise UserError(
-            f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
-            "give data that fits with --data"
-        )
+        why = f"takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}"
+    elif len(data) and int(data.labels.max()) >= card.num_classes:
+        why = f"tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}"
+    else:
+        return
+    raise UserError(f"{card.spec} {why}; give data that fits with --data")
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
