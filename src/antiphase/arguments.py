@@ -7,6 +7,7 @@ An annotation says what is accepted: a type, a ``Literal``, a tensor of a dtype 
 
 import functools
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -171,7 +172,9 @@ def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
     """Return an argument that fits; add the lengths of its named axes to ``sizes``."""
     value = value.item() if isinstance(value, np.generic) else value
     if not kind.holds(value):
-        raise UserError(f"{name} {_given(value)}: expected {kind.words}")
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        words = kind.words.replace("a number", "a finite number") if infinite else kind.words
+        raise UserError(f"{name} {_given(value)}: expected {words}")
     array = next((array for array in kind.arrays if isinstance(value, array)), None)
     for axis, size in [] if array is None else _axes(array, value.shape):
         known, first = sizes.setdefault(axis, (size, name))
