@@ -128,7 +128,7 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
 
 
 def read_words(value: Any) -> Any:
-    """Split a comma-separated list; take a number or a path as a list of it, and None as an empty list.
+    """Split a comma-separated list; take a number as a list of it, and None as an empty list.
 
     >>> read_words("probe, few-shot"), read_words(None), read_words(0.5)
     (('probe', 'few-shot'), (), (0.5,))
