@@ -104,6 +104,10 @@ class Options(BaseModel):
                 )
         return value
 
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """Return those of the fields that are not None."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def record(self) -> dict[str, Any]:
         """Return the fields for JSON; a model made from them equals this one."""
         return self.model_dump(mode="json")
@@ -226,11 +230,6 @@ def read_settings(value: Any) -> Any:
             raise UserError(f"set {shown(name)}: given twice; give each setting once")
         settings[name] = setting
     return settings
-
-
-def given(**settings: Any) -> dict[str, Any]:
-    """Return the settings that are not None."""
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 # kinds of values

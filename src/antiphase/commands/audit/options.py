@@ -28,7 +28,6 @@ from antiphase.commands.options import (
     Split,
     Suffix,
     Typed,
-    given,
     read_settings,
 )
 from antiphase.errors import UserError
@@ -176,7 +175,7 @@ class AuditOptions(Options):
         """
         from antiphase.attacks.catalogue import find_attack
 
-        named = given(**{name: getattr(self, name) for name in _SETTINGS})
+        named = self.chosen(*_SETTINGS)
         return find_attack(self.attack, **{**self._typed_settings(), **named})
 
     def _typed_settings(self) -> dict[str, Any]:

@@ -45,10 +45,6 @@ class TrainingOptions(Options):
     seed: Seed = 0
     quiet: Quiet = False
 
-    def chosen(self, *names: str) -> dict[str, Any]:
-        """Return those of the fields that are not None."""
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
 
 class PresetOptions(TrainingOptions):
     """What every training by a preset has."""
