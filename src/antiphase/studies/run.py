@@ -14,12 +14,10 @@ from typing import Any, Literal
 import polars as pl
 
 from antiphase.commands.loading import find_device
-from antiphase.commands.record import environment_record
 from antiphase.commands.run_folder import check_holder
 from antiphase.errors import Failures, UserError, first_line
 from antiphase.files import room
 from antiphase.processes import this_process
-from antiphase.progress import duration
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.context import Lab

@@ -36,6 +36,7 @@ from antiphase.sensitivity.interventions import (
 from antiphase.studies.cells.models import aside, image_content
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
+from antiphase.terminal import eps_label
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.recipe import Recipe
 
