@@ -14,7 +14,6 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from antiphase.budgets import eps_label
 from antiphase.data import ImageSet, load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
