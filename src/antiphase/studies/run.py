@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import find_device
 from antiphase.commands.run_folder import check_holder
 from antiphase.errors import Failures, UserError, first_line
@@ -28,7 +29,7 @@ from antiphase.studies.plan import Plan, describe, expected, make_plan, select
 from antiphase.studies.results import training_seeds
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import Store, identity, source_commit
-from antiphase.terminal import say
+from antiphase.terminal import duration, say
 from antiphase.training.together import train_together
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
