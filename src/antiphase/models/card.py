@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.arguments import Seed, validated
-from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
+from antiphase.attention.lambdas import lambda_of, reads_tokens
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
@@ -113,18 +113,21 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     Each has the shape ``()``, ``(heads,)`` or, if it depends on the tokens, ``(batch, heads, queries)``. Layers of the
     last kind are left out unless the model's ``inputs`` are given.
     """
-    tokens = _tokens(model, inputs) if inputs else {}
+    by_module: dict[nn.Module, Tensor] = {}
     lambdas: list[Tensor] = []
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as hooks:
+        readers = [module for module in model.modules() if inputs and reads_tokens(module)]
+        for module in readers:
+            hook = module.register_forward_hook(lambda module, args, lam: by_module.__setitem__(module, lam))
+            hooks.callback(hook.remove)
+        if readers:
+            model(*inputs)
         for module in model.modules():
-            lam = lambda_of(module)
-            if lam is not None and reads_tokens(lam):
-                lambdas += [lambda_at(lam, tokens[lam]).detach()] if lam in tokens else []
-            elif lam is not None:
-                lambdas.append(lam().detach())
+            if (lam := lambda_of(module)) is not None:
+                lambdas += [by_module[lam]] if lam in by_module else [] if reads_tokens(lam) else [lam()]
             elif (timm := getattr(module, "_compute_lambda", None)) and _known(module) == "differential":
-                lambdas.append(timm().detach())
-    return lambdas
+                lambdas.append(timm())
+    return [lam.detach() for lam in lambdas]
 
 
 @validated
@@ -136,19 +139,6 @@ def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
     measured = getattr(getattr(model, "card", None), "lambdas", ())
     return list(measured) if len(measured) > len(means) else means
-
-
-def _tokens(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[nn.Module, Tensor]:
-    """Return what each λ module that depends on the tokens is given when the model runs on the inputs."""
-    tokens: dict[nn.Module, Tensor] = {}
-    with ExitStack() as hooks, torch.no_grad():
-        readers = [module for module in model.modules() if reads_tokens(module)]
-        for module in readers:
-            hook = module.register_forward_pre_hook(lambda module, args: tokens.update({module: args[0]}))
-            hooks.callback(hook.remove)
-        if readers:
-            model(*inputs)
-    return tokens
 
 
 Model = TypeVar("Model", bound=nn.Module)
