@@ -113,7 +113,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     Each has the shape ``()``, ``(heads,)`` or, if it depends on the tokens, ``(batch, heads, queries)``. Layers of the
     last kind are left out unless the model's ``inputs`` are given.
     """
-    by_module: dict[nn.Module, Tensor] = {}
+    by_module: dict[nn.Module, Any] = {}
     lambdas: list[Tensor] = []
     with torch.no_grad(), ExitStack() as hooks:
         readers = [module for module in model.modules() if inputs and reads_tokens(module)]
@@ -185,9 +185,7 @@ def square_of(model: nn.Module) -> Square:
     card = card_of(model)
     _, height, width = card.image_shape
     if height != width:
-        raise UserError(
-            f"{card.spec}: takes {height}×{width} pixels, pictures are square; give arrays, npz:FILE"
-        )
+        raise UserError(f"{card.spec}: takes {height}×{width} pixels, pictures are square; give arrays")
     inner = getattr(model, "model", None)  # if it is bound to prompts
     squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
     return next((square for square in squares if isinstance(square, Square)), Square(height))
@@ -213,9 +211,8 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
         for model in everyone:
             if (square := square_of(model)) != data.square:
                 usual = describe_transform(square, data.channels)
-                doubts.append(
-                    f"{card_of(model).spec}: its own preprocessing would be {usual}; it gets the pictures of {used}"
-                )
+                told = f"its own preprocessing would be {usual}; it gets the pictures of {used}"
+                doubts.append(f"{card_of(model).spec}: {told}")
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
         sizes = ("×".join(map(str, card.image_shape)) for card in (one, other))
         for what, mine, theirs in (
@@ -224,10 +221,8 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
             ("preprocessing", one.preprocessing, other.preprocessing),
         ):
             if mine and theirs and mine != theirs:
-                doubts.append(
-                    f"{one.spec} and its twin {other.spec} differ in more than their attention: "
-                    f"{what} {mine} and {theirs}"
-                )
+                told = f"differ in more than their attention: {what} {mine} and {theirs}"
+                doubts.append(f"{one.spec} and its twin {other.spec} {told}")
     return doubts
 
 

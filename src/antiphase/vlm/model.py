@@ -409,9 +409,7 @@ class YesNo(nn.Module):
             which = torch.zeros(len(images), dtype=torch.int64)
         fits = which.dtype == torch.int64 and which.shape == (len(images),)
         if not fits or not bool(((which >= 0) & (which < count)).all()):
-            raise UserError(
-                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each"
-            )
+            raise UserError(f"which {shown(which.tolist())}: expected int64 from 0 to {count - 1} for each")
         device, which = images.device, which.cpu()
         mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]
         ids, mask = self._ids[which].to(device), mask.to(device)

@@ -189,9 +189,7 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
-        raise UserError(
-            f"max_length {max_length}: expected more, an image takes {vlm.projector.count} positions"
-        )
+        raise UserError(f"max_length {max_length}: an image alone takes {vlm.projector.count} positions")
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
         image = None
