@@ -185,7 +185,7 @@ def square_of(model: nn.Module) -> Square:
     card = card_of(model)
     _, height, width = card.image_shape
     if height != width:
-        raise UserError(f"{card.spec}: takes {height}×{width} pixels, pictures are square; give arrays")
+        raise UserError(f"{card.spec}: takes images of {height}×{width} pixels, not square; give npz:FILE")
     inner = getattr(model, "model", None)  # if it is bound to prompts
     squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
     return next((square for square in squares if isinstance(square, Square)), Square(height))

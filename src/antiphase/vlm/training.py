@@ -62,7 +62,9 @@ def train_vlm(
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            raise UserError("checkpointing: no blocks are known; leave out --checkpointing and --shard")
+            raise UserError(
+                "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
+            )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
         trained = trained_parameters(vlm, recipe)
@@ -109,7 +111,7 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
-        raise UserError(f"projector {projector}: expected linear; or add --projector-start default")
+        raise UserError(f"projector {projector}: --projector-start captions expects a linear one")
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:

@@ -244,7 +244,7 @@ class HuggingFaceDual(ForeignDual):
         if isinstance(texts, Tensor):
             tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
         elif self.tokenizer is None:
-            raise UserError("saved without its tokenizer; save it with tokenizer.save_pretrained(FOLDER)")
+            raise UserError(f"{type(self.model).__name__}: no tokenizer; add it by tokenizer.save_pretrained")
         else:
             # siglip was trained on texts of full length without a mask
             padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
