@@ -60,7 +60,6 @@ class _SelfAttention(nn.Module):
         if heads < 1 or dim % (heads * branches):
             raise UserError(f"dim {dim} cannot be divided among {heads * branches} heads")
         self.branches, self.width, self.scale = branches, dim // (heads * branches), scale
-        self.lambda_init = lambda_init
         self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         if parameterisation is not None:
@@ -200,7 +199,7 @@ class DifferentialAttention(_SelfAttention):
             qkv_bias=qkv_bias,
             backend=backend,
         )
-        self.num_diff_heads = num_heads // 2
+        self.num_diff_heads, self.lambda_init = num_heads // 2, lambda_init
 
 
 def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:

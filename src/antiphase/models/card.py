@@ -96,7 +96,8 @@ def _known(module: nn.Module) -> AttentionKind | None:
     for base in kind.__mro__:
         if known := _KNOWN.get(f"{base.__module__}.{base.__qualname__}"):
             changed = "forward" in vars(module) or (_is_users(kind) and kind.forward is not base.forward)
-            return "unknown" if changed else "differential" if lambda_of(module) else known
+            ours = base.__module__.startswith("antiphase.") and lambda_of(module) is not None
+            return "unknown" if changed else "differential" if ours else known
     if lambda_of(module) is not None:
         return "differential"
     if family := vars(module).get("attention_family"):  # of the slot that it was made for
