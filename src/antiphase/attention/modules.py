@@ -1,6 +1,6 @@
 """Attention modules behind one interface: ``forward(x, mask)`` and ``maps(x, mask)``."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -139,14 +139,9 @@ class NormedAttention(_SelfAttention):
     shown = ("num_heads", "scale")
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        scale: float = 1.0 - DEFAULT_LAMBDA_INIT,
-        backend: BackendName = "auto",
+        self, dim: int, num_heads: int, *, scale: float = 1.0 - DEFAULT_LAMBDA_INIT, **options: Any
     ) -> None:
-        super().__init__(dim, num_heads, head_norm=True, scale=scale, backend=backend)
+        super().__init__(dim, num_heads, head_norm=True, scale=scale, **options)
         self.num_heads = num_heads
 
 
