@@ -82,7 +82,7 @@ def _line(source: str, claim: Claim) -> Line | None:
     value, low, high = (
         scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
     )
-    margin = claim.margin_of(check)
+    margin = claim.margin_of(check) if claim.effect is None else None
     return Line(
         check.unit,
         section,
