@@ -8,7 +8,6 @@ Embeddings for Robust Large Vision-Language Models*, ICML 2024, and its code (Ro
 first, and report POPE on clean images only.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +32,12 @@ from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.report.figure import families, rate_figure
+from antiphase.report.figure import colors_of, families, rate_figure
 from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, text
-from antiphase.report.table import Field, Table, spread
-from antiphase.report.words import attack_name, percent, percent_range, points, points_range
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
+from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
@@ -204,37 +202,50 @@ class AnswersResult(Result):
 
     def sections(self) -> list[Section]:
         groups = families(self.summary["models"])
+        colors = colors_of(groups)
         results, differences = (
             pl.DataFrame(self.summary["pope"][part], infer_schema_length=None)
             for part in ("results", "differences")
         )
+        shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
         panels = [
             (attack_name(str(attack)), str(metric), rows.rename({"family": "name"}))
-            for (attack, metric), rows in results.filter(
-                pl.col("metric") != "false no", sampling=ALL
-            ).group_by(["attack", "metric"], maintain_order=True)
+            for (attack, metric), rows in shown.group_by(["attack", "metric"], maintain_order=True)
         ]
         plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
-        colors = {family.name: family.color for family in groups}
-        rates = _tables(results, ["metric", "attack"], ["family", "sampling"], colors, _rate)
+        results = results.with_columns(color=pl.col("family").replace_strict(colors))
+        rates = _tables(results, ["metric", "attack"], rate_field)
         sections = [Section("rates", "Answers", _words("rates"), [plot], rates)]
         if not differences.is_empty():
-            shown = differences.filter(pl.col("metric") != "false no").with_columns(
-                pl.col("what").replace("move", "rise"), family=pl.format("{} − {}", "model", "twin")
+            differences = differences.filter(pl.col("metric") != "false no").with_columns(
+                pl.col("what").replace("move", "rise"),
+                family=pl.format("{} − {}", "model", "twin"),
+                color=pl.col("model").replace_strict(colors),
             )
-            colors = {f"{row['model']} − {row['twin']}": colors[row["model"]] for row in shown.to_dicts()}
-            tables = _tables(shown, ["metric", "what", "attack"], ["family", "sampling"], colors, _difference)
+            tables = _tables(differences, ["metric", "what", "attack"], difference_field)
             sections.append(Section("differences", "Differences", _words("differences"), tables=tables))
         if "questions.json" in self.files and "gallery.safetensors" in self.files:
-            markup = self._gallery({model: group.color for group in groups for model in group.models})
+            with self.unpacked() as folder:
+                gallery = read_gallery(folder / "gallery.safetensors")
+            words = self.read_json("questions.json", ("questions", "answers"))
+            markup = gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
             sections.append(Section("gallery", "Ten questions", markup=markup, in_navigation="Questions"))
         return sections
 
-    def _gallery(self, colors: Mapping[str, str]) -> str:
-        with self.unpacked() as folder:
-            gallery = read_gallery(folder / "gallery.safetensors")
-        words = self.read_json("questions.json", ("questions", "answers"))
-        return gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
+
+def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, Any]], Field]) -> list[Table]:
+    """Tabulate estimates, a table for each value of ``by``: families and samplings down, ε across."""
+    tables, line = [], pl.format("{}, {}", "family", "sampling")
+    for names, block in frame.group_by(by, maintain_order=True):
+        *what, attack = map(str, names)
+        name, title = "-".join((*what, attack)), f"{', '.join(what).capitalize()}, {attack_name(attack)}"
+        lines = block.with_columns(model=line)
+        tables.append(tabulate(name, title, lines, ["model"], "eps", field, _budget, block))
+    return tables
+
+
+def _budget(eps: float) -> str:
+    return eps_label(eps) if eps else "no attack"
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
@@ -250,49 +261,13 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
         shown = _only(answers["results"], first)
         return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
     row = moves[0]
-    low, high = (
-        -math.inf if row["low"] is None else row["low"],
-        math.inf if row["high"] is None else row["high"],
-    )
-    (sign,) = decide([Estimate(row["value"], low, high, row["n"])], seeds=row["seeds"])
+    (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
     return Headline(_words("title", **values), _words("lead", **values))
 
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row.items() >= values.items()]
-
-
-def _tables(
-    frame: pl.DataFrame,
-    by: list[str],
-    keys: list[str],
-    colors: Mapping[str, str],
-    field: Callable[[Mapping[str, Any]], Field],
-) -> list[Table]:
-    """Tabulate estimates, a table for each value of ``by``: keys down, ε across."""
-    tables = []
-    for names, block in frame.group_by(by, maintain_order=True):
-        rows = [
-            (Field(", ".join(map(str, key)), color=colors[str(key[0])], kind="name"), entries)
-            for key, entries in block.group_by(keys, maintain_order=True)
-        ]
-        *what, attack = map(str, names)
-        title = f"{', '.join(what).capitalize()}, {attack_name(attack)}"
-        tables.append(spread("-".join((*what, attack)), title, rows, block, "eps", _budget, field))
-    return tables
-
-
-def _rate(row: Mapping[str, Any]) -> Field:
-    return Field(percent(row["value"]), (percent_range(row["low"], row["high"]),))
-
-
-def _difference(row: Mapping[str, Any]) -> Field:
-    return Field(points(row["value"]), (points_range(row["low"], row["high"]),))
-
-
-def _budget(eps: float) -> str:
-    return eps_label(eps) if eps else "no attack"
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ from antiphase.evaluation.rates import (
     with_decisions,
 )
 from antiphase.registry import QUESTIONS, find
-from antiphase.report.figure import Family, families, rate_figure, seed_counts
+from antiphase.report.figure import Family, colors_of, families, rate_figure, seed_counts
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
-from antiphase.report.table import Field, Table, spread
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import (
     attack_condition,
     attack_label,
@@ -46,7 +46,6 @@ from antiphase.report.words import (
     p_text,
     percent,
     percent_range,
-    points,
     points_range,
 )
 from antiphase.statistics.decisions import LEAST_SEEDS
@@ -109,7 +108,7 @@ class AuditResult(Result):
     @cached_property
     def colors(self) -> dict[str, str]:
         """The colour of each model and of each family."""
-        return {name: family.color for family in self.families for name in (family.name, *family.models)}
+        return colors_of(self.families)
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
@@ -317,10 +316,10 @@ class AuditResult(Result):
         frame = frame.join(self.accuracy, on="model", how="left", maintain_order="left")
         rows = [
             (
-                self._name(row["model"]),
+                Field(row["model"], color=self.colors[row["model"]], kind="name"),
                 Field(row["attention"], kind="word"),
                 Field("–" if row["seed"] is None else str(row["seed"])),
-                _rate_field(row),
+                rate_field(row),
                 Field(lambda_range(model["lambda"])),
             )
             for row, model in zip(frame.iter_rows(named=True), self.models, strict=True)
@@ -330,80 +329,89 @@ class AuditResult(Result):
 
     def rate_tables(self, metric: str) -> list[Table]:
         """Tabulate one rate for each attack and norm: models and families down, ε across."""
-        tables = []
-        for attack, block in _attacks(self.rates.filter(metric=metric)):
-            means = _of(self.mean_rates.filter(metric=metric), attack)
-            rows = []
-            for family in self.families:
-                mean = means.filter(family=family.name)
-                kind = "name" if mean.is_empty() else "member"
-                rows += [(self._name(model, kind=kind), block.filter(model=model)) for model in family.models]
-                if not mean.is_empty():
-                    rows.append((self._name(family.name, f", mean of {len(family.models)}", "mean"), mean))
-            tables.append(_by_eps(metric, attack, rows, block, _rate_field))
-        return tables
+        rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
+        return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
     def difference_tables(self) -> list[Table]:
-        """Tabulate the paired differences of ASR for each attack and norm, likewise."""
-        tables = []
-        for attack, block in _attacks(self.comparisons):
-            rows = []
-            for (model, against), frame in block.group_by(_PAIR, maintain_order=True):
-                kind = "member" if (model, against) in self._averaged else "name"
-                rows.append((self._name(str(model), f" − {against}", kind), frame))
-            means = _of(self.mean_comparisons.rename({"value": "difference"}), attack)
-            for (family, against), mean in means.group_by(_FAMILIES, maintain_order=True):
-                words = f" − {against}, mean of {mean['n'].max()}"
-                rows.append((self._name(str(family), words, "mean"), mean))
-            tables.append(_by_eps("differences", attack, rows, block, _difference_field))
-        return tables
+        """Tabulate the paired differences of ASR in the same way."""
+        means = self.mean_comparisons.rename({"value": "difference"})
+        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, _difference_field)
+
+    def _tables(
+        self,
+        name: str,
+        single: pl.DataFrame,
+        means: pl.DataFrame,
+        sides: list[str],
+        families: list[str],
+        field: Callable[[Mapping[str, Any]], Field],
+    ) -> list[Table]:
+        """Tabulate models, or pairs of them, and below them their means over training seeds, for each attack."""
+        owner = {model: group.name for group in self.families for model in group.models}
+        owners = [pl.col(side).replace_strict(owner, return_dtype=pl.String) for side in sides]
+        owned = single.with_columns(one.alias(family) for one, family in zip(owners, families, strict=True))
+        members = means.select(families).unique().with_columns(kind=pl.lit("member"))
+        lines = [
+            owned.join(members, on=families, how="left", maintain_order="left").with_columns(
+                pl.col("kind").fill_null("name"), model=pl.concat_str(sides, separator=" − ")
+            ),
+            means.with_columns(
+                kind=pl.lit("mean"),
+                model=pl.format("{}, mean of {}", pl.concat_str(families, separator=" − "), "n"),
+            ),
+        ]
+        color = pl.col("family").replace_strict(self.colors, return_dtype=pl.String)
+        order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
+        frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
+        frame = frame.sort(order, maintain_order=True)
+        return [
+            tabulate(
+                "-".join((name, *attack)),
+                attack_label(*attack),
+                block,
+                ["model"],
+                "eps",
+                field,
+                eps_label,
+                _of(single, attack),
+            )
+            for attack, block in _attacks(frame)
+        ]
 
     def lambda_tables(self) -> list[Table]:
         """Tabulate λ by layer, if a model has one."""
-        frame = pl.DataFrame(
-            [
-                {"model": model["name"], "layer": layer, "lambda": value}
-                for model in self.models
-                for layer, value in enumerate(model["lambda"], start=1)
-            ]
-        )
+        entries = [
+            {"model": model["name"], "layer": layer, "lambda": value}
+            for model in self.models
+            for layer, value in enumerate(model["lambda"], start=1)
+        ]
         title = "λ, mean over the heads of each layer"
-        return self._by_model(
-            "lambda", title, frame, "layer", "layer {}".format, lambda row: Field(f"{row['lambda']:.3f}")
-        )
+        return self._by_model("lambda", title, entries, "layer", _lambda_field, "layer {}".format)
 
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
-        frame = pl.DataFrame(self.summary.get("norms", []), infer_schema_length=None)
-        title = "" if frame.is_empty() else attack_label(frame["attack"][0], frame["norm"][0])
-        return self._by_model("norms", title, frame, "level", "{:.0%}".format, _norm_field)
+        entries = self.summary.get("norms", [])
+        title = attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
+        return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
-    def _by_model(self, name: str, title: str, frame: pl.DataFrame, *how: Any) -> list[Table]:
-        """Tabulate a frame with a line for each model; nothing where it has no rows."""
+    def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
+        """Tabulate entries with a line for each model; nothing where there are none."""
+        frame = pl.DataFrame(entries, infer_schema_length=None)
         if frame.is_empty():
             return []
-        blocks = frame.group_by(["model"], maintain_order=True)
-        return [
-            spread(name, title, [(self._name(str(model)), rows) for (model,), rows in blocks], frame, *how)
-        ]
+        frame = frame.with_columns(color=pl.col("model").replace_strict(self.colors))
+        return [tabulate(name, title, frame, ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
         broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
-        keys = ["model", "felled_by", "eps"]
         counts = (
-            broken.group_by(keys, maintain_order=True).len("n").cast({"n": pl.Int64}).sort("model", "eps")
+            broken.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
         )
-        rows = [
-            (Field(f"{model}: {attack}", kind="name"), block)
-            for (model, attack), block in counts.group_by(["model", "felled_by"], maintain_order=True)
-        ]
+        frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
         title = "In the order in which the attacks run"
-        table = spread("felled", title, rows, counts, "eps", eps_label, lambda row: Field(str(row["n"])))
-        return [table] if rows else []
-
-    def _name(self, name: str, more: str = "", kind: str = "name") -> Field:
-        return Field(f"{name}{more}", color=self.colors[name], kind=kind)
+        table = tabulate("felled", title, frame, ["model"], "eps", _count_field, eps_label, counts)
+        return [table] if table.rows else []
 
 
 def _what(eps: float) -> str:
@@ -443,30 +451,21 @@ def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
     return frame.filter(attack=attack[0], norm=attack[1])
 
 
-def _by_eps(
-    name: str,
-    attack: tuple[str, str],
-    rows: list[tuple[Field, pl.DataFrame]],
-    block: pl.DataFrame,
-    field: Callable[[Mapping[str, Any]], Field],
-) -> Table:
-    """Tabulate frames with one row for each ε: a line for each of them, a column for each ε."""
-    name = "-".join((name, *attack))
-    return spread(name, attack_label(*attack), rows, block, "eps", eps_label, field)
-
-
-def _rate_field(entry: Mapping[str, Any]) -> Field:
-    return Field(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),))
-
-
 def _difference_field(entry: Mapping[str, Any]) -> Field:
-    """Grey the difference out if it is not decided."""
-    over = points_range(entry["low"], entry["high"])
-    if "p_value" in entry:
-        notes = (over, p_text(entry["p_value"]))
-    else:
-        notes = (f"{points_range(entry['image_low'], entry['image_high'])} images", f"{over} seeds")
-    return Field(points(entry["difference"]), notes, kind="" if entry["decided"] else "undecided")
+    """Return a difference with its p, or with its intervals over the images and over the seeds."""
+    field = difference_field(entry)
+    if entry["p_value"] is not None:
+        return replace(field, notes=(*field.notes, p_text(entry["p_value"])))
+    images = points_range(entry["image_low"], entry["image_high"])
+    return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
+
+
+def _lambda_field(entry: Mapping[str, Any]) -> Field:
+    return Field(f"{entry['lambda']:.3f}")
+
+
+def _count_field(entry: Mapping[str, Any]) -> Field:
+    return Field(str(entry["n"]))
 
 
 def _norm_field(entry: Mapping[str, Any]) -> Field:

@@ -11,6 +11,7 @@ they exclude zero too often: these differences decide the title only if there ar
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -34,10 +35,10 @@ from antiphase.report.figure import (
     new_figure,
 )
 from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import p_text, percent, percent_range, points, points_interval, points_range
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
+from antiphase.report.words import estimate_of, p_text, percent, points_interval
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate, as_share, mean_over_seeds
+from antiphase.statistics.intervals import as_share, mean_over_seeds
 
 Number = Mapping[str, Any]
 """A row of ``results`` or of ``differences`` of the summary."""
@@ -148,15 +149,7 @@ def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, s
 
 def _decided(differences: Sequence[Number]) -> tuple[list[Number], list[Number]]:
     """Return the differences that are decided to be above zero, and those below."""
-    estimates = [
-        Estimate(
-            row["difference"],
-            -math.inf if row["low"] is None else row["low"],
-            math.inf if row["high"] is None else row["high"],
-            row["n"],
-        )
-        for row in differences
-    ]
+    estimates = [estimate_of(row, "difference") for row in differences]
     signs = decide(estimates, [row["p"] for row in differences])
     higher, lower = (
         [row for row, sign in zip(differences, signs, strict=True) if sign == side] for side in (1, -1)
@@ -180,30 +173,22 @@ def _quoted(row: Number) -> str:
 
 def _task_table(task: str, results: Sequence[Number], groups: Sequence[Family]) -> Table:
     """Tabulate the numbers of a task: models and data sets down, numbers across."""
-    colors = colors_of(groups)
-    columns = list(dict.fromkeys(map(heading, results)))
-    blocks: dict[tuple[str, str], dict[str, Field]] = {}
-    for row in results:
-        blocks.setdefault((row["model"], row["data"]), {})[heading(row)] = _field(row)
-    rows = (
-        (
-            Field(model, color=colors[model], kind="name"),
-            Field(data, kind="word"),
-            *(fields.get(column, Field("–")) for column in columns),
-        )
-        for (model, data), fields in blocks.items()
-    )
-    csv = pl.DataFrame(results, infer_schema_length=None).write_csv()
-    return Table(task, f"{task}, %", ("model", "data", *columns), tuple(rows), csv)
+    frame = pl.DataFrame(results, infer_schema_length=None)
+    heads = list(map(heading, results))
+    color = pl.col("model").replace_strict(colors_of(groups))
+    shown = frame.with_columns(color=color, number=pl.Series(heads))
+    columns = {head: head for head in heads}
+    return tabulate(task, f"{task}, %", shown, ["model", "data"], "number", _field, columns, frame)
 
 
 def _field(row: Number) -> Field:
-    notes = [percent_range(row["low"], row["high"])]
+    field = rate_field(row)
+    notes = [*field.notes]
     if row["seed_sd"] is not None:
         notes.append(f"sd over {row['seeds']} seeds {percent(row['seed_sd'])}")
     if row["unit_sd"] is not None:
         notes.append(f"over episodes {percent(row['unit_sd'])}")
-    return Field(percent(row["value"]), tuple(notes))
+    return replace(field, notes=tuple(notes))
 
 
 def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -> Table:
@@ -214,7 +199,7 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -
             Field(row["model"], (), colors[row["model"]], "name"),
             Field(row["twin"], kind="word"),
             Field(f"{row['data']}: {heading(row)}", kind="word"),
-            Field(points(row["difference"]), (points_range(row["low"], row["high"]),)),
+            difference_field(row),
             Field("–" if row["p"] is None else p_text(row["p"])),
         )
         for row in differences
@@ -240,11 +225,15 @@ def dot_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
         for index, family in enumerate(groups):
             for place, line in enumerate(lines.values()):
                 if rows := [row for row in line if row["model"] in family.models]:
-                    value, low, high = _interval(rows)
+                    mean = estimate_of(rows[0])
+                    if len(rows) > 1:
+                        mean = as_share(mean_over_seeds([row["value"] for row in rows]))
+                    elif rows[0]["low"] is None or rows[0]["high"] is None:
+                        mean = replace(mean, low=mean.value, high=mean.value)
                     drawn[legend_label(family)] = axes.errorbar(
-                        100 * value,
+                        100 * mean.value,
                         -place + 0.35 - 0.7 * (index + 0.5) / len(groups),
-                        xerr=[[100 * max(value - low, 0)], [100 * max(high - value, 0)]],
+                        xerr=[[100 * max(mean.value - mean.low, 0)], [100 * max(mean.high - mean.value, 0)]],
                         fmt=MARKERS[index % len(MARKERS)],
                         ms=5,
                         color=family.color,
@@ -283,14 +272,6 @@ def radar_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
         entries = dict(zip(means, axes.lines, strict=True))
         add_legend(figure, entries, loc="outside upper left", fontsize=8.5, ncols=2)
     return figure
-
-
-def _interval(rows: Sequence[Number]) -> tuple[float, float, float]:
-    if len(rows) > 1:
-        mean = as_share(mean_over_seeds([row["value"] for row in rows]))
-        return mean.value, mean.low, mean.high
-    value = rows[0]["value"]
-    return value, *(value if rows[0][end] is None else rows[0][end] for end in ("low", "high"))
 
 
 def _fitting(text: str) -> str:
