@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.rates import by_seed
+from antiphase.evaluation.rates import by_seed, over_seeds
+from antiphase.statistics.intervals import Estimate
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
 # report.
@@ -60,6 +61,27 @@ def seed_counts(groups: Sequence[Family]) -> str:
     if not counts:
         return ""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def with_means(
+    frame: pl.DataFrame, groups: Sequence[Family], keys: Sequence[str], within: Callable[[Estimate], Estimate]
+) -> pl.DataFrame:
+    """Return estimates of models, and below them the means over the seeds of each family that has several.
+
+    Args:
+        frame: columns ``model, value, low, high`` and the keys.
+        groups: the families.
+        keys: what else tells the estimates of a model apart.
+        within: restricts the interval over the seeds to the range of the values.
+
+    Returns:
+        The frame with ``name``, of a model or of a family, in place of ``model``.
+    """
+    owner = {model: group.name for group in groups for model in group.models}
+    means = over_seeds(
+        frame.with_columns(name=pl.col("model").replace(owner)), ["name", *keys], "value", within
+    )
+    return pl.concat([frame.rename({"model": "name"}), means.drop("n")], how="diagonal_relaxed")
 
 
 STYLE: Any = {
@@ -141,7 +163,13 @@ def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Fi
 
 
 def draw_families(
-    axes: Axes, frame: pl.DataFrame, along: str, groups: Sequence[Family], *, bars: bool = False
+    axes: Axes,
+    frame: pl.DataFrame,
+    along: str,
+    groups: Sequence[Family],
+    *,
+    bars: bool = False,
+    marks: bool = True,
 ) -> dict[str, Any]:
     """Draw values with their intervals, as bars or as a band, and return an artist for each entry of a legend.
 
@@ -155,11 +183,12 @@ def draw_families(
         along: the column of the horizontal axis.
         groups: the families, in drawing order.
         bars: whether intervals are bars; a band needs at least two points.
+        marks: whether points are marked; if not, every second line is dashed.
     """
     frame, drawn = frame.sort(along), {}
     for place, family in enumerate(groups):
         style: Any = {"color": family.color, "lw": 1.9}
-        marker = f"{MARKERS[place % len(MARKERS)]}-"
+        marker = f"{MARKERS[place % len(MARKERS)]}-" if marks else ("-", "--")[place % 2]
         aside = (
             0.07 * (place - (len(groups) - 1) / 2) if bars else 0.0
         )  # so that bars do not cover each other

@@ -21,11 +21,12 @@ import torch
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_gallery, attack_settings
+from antiphase.commands.audit.run import attack_all, attack_gallery, attack_settings
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.commands.result import Result, combined_rows
+from antiphase.commands.run_files import write_run
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import write_json
@@ -38,7 +39,6 @@ from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.store import write_frame
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
 from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers
@@ -74,19 +74,13 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
-    models: dict[str, Any] = dict(lineup.by_name)
-    frames, warnings = [], doubts_about(lineup.models, lineup.twins)
-    for attacks in options.with_control():
-        for name, model in models.items():
-            rows, notes = attack_answers(name, model, pope, attacks, out)
-            frames.append(rows)
-            warnings += [f"{name}: {note}" for note in notes]
-    rows, about = pl.concat(frames), lineup.about()
+    rows, warnings = attack_all(lineup, options, attack_answers)
+    about = lineup.about()
     # none of an audit's rates: the questions about one image are no independent draws
     answers = summarise_answers(rows, by_seed(about), lineup.pairs)
     summary = {"version": 1, "models": described_models(rows, about), "pope": answers}
     if this_process().first:
-        write_frame(out / "rows.parquet", rows)
+        models: dict[str, Any] = dict(lineup.by_name)
         first = lineup.pairs[0] if lineup.twins else lineup.names
         squares = {name: repr(models[name].square) for name in first}
         # pictures can be shared by models that see the same pixels
@@ -94,14 +88,14 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         gallery, words = _gallery(rows, shown, pope, options)
         write_gallery(out / "gallery.safetensors", gallery)
         write_json(out / "questions.json", words)
-        settings = attack_settings(options) | {
-            "objective": "cross-entropy between no and yes as the first token",
-            "attacked label": "the answer without an attack",
-        }
-        stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
-        record = lineup.record(stored, settings, warnings, command, time.monotonic() - began)
-        write_json(out / "run.json", record | {"n": len(pope.names)})
-        write_json(out / "summary.json", summary)
+    settings = attack_settings(options) | {
+        "objective": "cross-entropy between no and yes as the first token",
+        "attacked label": "the answer without an attack",
+    }
+    warnings = doubts_about(lineup.models, lineup.twins) + warnings
+    stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
+    count = len(pope.names)
+    write_run(lineup, stored, summary, {"rows": rows}, settings, warnings, command, began, n=count)
     return summary
 
 

@@ -21,9 +21,9 @@ from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
 from antiphase.budgets import eps_label
 from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.run_files import described
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.store import Cache, Journal, slice_size
@@ -72,7 +72,9 @@ def measure(
         stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids
     )
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
-    return _described(_rows(results), name, model, data, options), list(dict.fromkeys(warnings))
+    how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
+    rows = described(_rows(results), ROW_SCHEMA, name, model, data, **how)
+    return rows, list(dict.fromkeys(warnings))
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
@@ -88,25 +90,6 @@ def _rows(results: list[AttackResult]) -> pl.DataFrame:
         level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(by))
         levels.append(level.sort("sample"))
     return pl.concat(levels)
-
-
-def _described(
-    rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, options: AuditOptions
-) -> pl.DataFrame:
-    """Add what all rows share, and the true labels."""
-    card = card_of(model)
-    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
-    shared = {
-        "model": name,
-        "attention": card.attention,
-        "seed": card.seed,
-        "attack": options.attack,
-        "norm": options.norm,
-        "attack_seed": options.seed,
-    }
-    columns = [pl.lit(value, ROW_SCHEMA[column]).alias(column) for column, value in shared.items()]
-    joined = rows.join(labels, on="sample", maintain_order="left").with_columns(columns)
-    return joined.select(*ROW_SCHEMA).cast(dict[Any, Any](ROW_SCHEMA))
 
 
 @dataclass(frozen=True)

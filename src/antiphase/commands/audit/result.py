@@ -17,8 +17,10 @@ from statistics import fmean
 from typing import Any
 
 import polars as pl
+from rich.text import Text
 
 from antiphase.budgets import eps_label
+from antiphase.commands.audit.card import write_card
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
@@ -52,15 +54,13 @@ from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import as_share, mean_over_seeds
 
 # metric: (name, name on a tab, definition)
+_CORRECT = "Attack success rate on correctly classified images"
 _RATES = {
     "asr": ("Attack success rate", "ASR", "broken / all"),
-    "asr_correct": (
-        "Attack success rate on correctly classified images",
-        "ASR, correct only",
-        "correct and broken / correct",
-    ),
+    "asr_correct": (_CORRECT, "ASR, correct only", "correct and broken / correct"),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
+_WHAT = "attack success rate at ε = "
 _PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
 _words = partial(text, "audit.txt")
 
@@ -97,25 +97,21 @@ class AuditResult(Result):
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """What the summary says of each model."""
         return self.summary["models"]
 
     @cached_property
     def families(self) -> list[Family]:
-        """Models that differ in their training seed alone."""
         return families(self.models)
 
     @cached_property
     def colors(self) -> dict[str, str]:
-        """The colour of each model and of each family."""
         return colors_of(self.families)
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
         """(model, twin) by name."""
-        return list(
-            dict.fromkeys((entry["model"], entry["against"]) for entry in self.summary["comparisons"])
-        )
+        entries = self.summary["comparisons"]
+        return list(dict.fromkeys((entry["model"], entry["against"]) for entry in entries))
 
     @cached_property
     def rates(self) -> pl.DataFrame:
@@ -124,7 +120,6 @@ class AuditResult(Result):
 
     @cached_property
     def accuracy(self) -> pl.DataFrame:
-        """Clean accuracy of every model."""
         return clean_accuracy(self.rows)
 
     @cached_property
@@ -178,7 +173,7 @@ class AuditResult(Result):
         self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame
     ) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
-        quoted = _quoted(self._first(frame))
+        quoted = _quoted(_of(frame, self._attack))
         sides = list(zip(*pairs, strict=True))
         accuracy = dict(self.accuracy.select("model", "value").iter_rows())
         shown = tuple(self._rate(*side, quoted["eps"]) for side in zip(names, sides, strict=True))
@@ -193,19 +188,21 @@ class AuditResult(Result):
             "images": self.accuracy["n"].max(),
             "condition": attack_condition(*self._attack, _steps(self.record["settings"], self._attack[0])),
         }
-        return Headline(_words("title", **values), _words("lead", **values), shown, _what(quoted["eps"]))
+        return Headline(
+            _words("title", **values), _words("lead", **values), shown, _WHAT + eps_label(quoted["eps"])
+        )
 
     def _headline_alone(self) -> Headline:
         model = self.models[0]["name"]
-        frame = self._first(self.rates.filter(model=model, metric="asr")).sort("eps")
+        frame = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
         middle = frame.row((len(frame) - 1) // 2, named=True)
         rate = self._rate(model, (model,), middle["eps"])
         title, lead = (_words(part, **middle, rate=rate) for part in ("title_alone", "lead_alone"))
-        return Headline(title, lead, (rate,), _what(middle["eps"]))
+        return Headline(title, lead, (rate,), _WHAT + eps_label(middle["eps"]))
 
     def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
         """Return the attack success rate of a model, or its mean over the models of a family."""
-        frame = self._first(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps))
+        frame = _of(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps), self._attack)
         if len(models) > 1:
             mean = as_share(mean_over_seeds(frame["value"].to_list()))
             value, low, high = mean.value, mean.low, mean.high
@@ -217,9 +214,6 @@ class AuditResult(Result):
     def _attack(self) -> tuple[str, str]:
         """The first attack and its norm."""
         return self.rates.select("attack", "norm").row(0)
-
-    def _first(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return _of(frame, self._attack)
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -243,24 +237,14 @@ class AuditResult(Result):
             ("broken", "Images broken by each attack", "", self._broken_tables()),
             ("lambda", "λ of each layer", "λ", self.lambda_tables()),
         ]
+        names = ("rates", *(name for name, *_ in further))
+        words = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
         sections = [
             Section("figures", "", plots=plots),
             Section("models", "Models", tables=[self.models_table()]),
-            Section(
-                "rates",
-                "Rates under attack",
-                _words("rates", seeds=seeds),
-                panels=panels,
-                in_navigation="Rates",
-            ),
+            Section("rates", "Rates under attack", words["rates"], panels=panels, in_navigation="Rates"),
             *(
-                Section(
-                    name,
-                    title,
-                    _words(name, seeds=seeds, nested_up=nested_up),
-                    tables=tables,
-                    in_navigation=short,
-                )
+                Section(name, title, words[name], tables=tables, in_navigation=short)
                 for name, title, short, tables in further
                 if tables
             ),
@@ -273,27 +257,19 @@ class AuditResult(Result):
         return sections
 
     def console(self) -> list[Any]:
-        from rich.text import Text
-
-        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        tables = [self.models_table(), *self.all_tables(), *self._norm_tables()]
-        # single models are left out where their family has a mean
-        short = (
-            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member"))
-            for table in tables
-        )
-        return [*titles, *(table.console() for table in short)]
+        parts: list[Any] = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        for table in (self.models_table(), *self.all_tables(), *self._norm_tables()):
+            # single models are left out where their family has a mean
+            rows = tuple(row for row in table.rows if row[0].kind != "member")
+            parts.append(replace(table, rows=rows).console())
+        return parts
 
     @property
     def reading(self) -> str:
-        """How to read the page."""
-        template = environment().get_template("how_to_read_rates.html")
-        return template.render(seeds=seed_counts(self.families))
+        return environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
 
     def write_report(self, folder: Path) -> Path:
         """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""
-        from antiphase.commands.audit.card import write_card
-
         write_card(self, folder)
         return super().write_report(folder)
 
@@ -386,7 +362,9 @@ class AuditResult(Result):
             for layer, value in enumerate(model["lambda"], start=1)
         ]
         title = "λ, mean over the heads of each layer"
-        return self._by_model("lambda", title, entries, "layer", _lambda_field, "layer {}".format)
+        return self._by_model(
+            "lambda", title, entries, "layer", lambda row: Field(f"{row['lambda']:.3f}"), "layer {}".format
+        )
 
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
@@ -410,12 +388,10 @@ class AuditResult(Result):
         )
         frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
         title = "In the order in which the attacks run"
-        table = tabulate("felled", title, frame, ["model"], "eps", _count_field, eps_label, counts)
+        table = tabulate(
+            "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
+        )
         return [table] if table.rows else []
-
-
-def _what(eps: float) -> str:
-    return f"attack success rate at ε = {eps_label(eps)}"
 
 
 def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
@@ -458,14 +434,6 @@ def _difference_field(entry: Mapping[str, Any]) -> Field:
         return replace(field, notes=(*field.notes, p_text(entry["p_value"])))
     images = points_range(entry["image_low"], entry["image_high"])
     return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
-
-
-def _lambda_field(entry: Mapping[str, Any]) -> Field:
-    return Field(f"{entry['lambda']:.3f}")
-
-
-def _count_field(entry: Mapping[str, Any]) -> Field:
-    return Field(str(entry["n"]))
 
 
 def _norm_field(entry: Mapping[str, Any]) -> Field:

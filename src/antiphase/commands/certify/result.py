@@ -1,6 +1,7 @@
 """The result of ``antiphase certify``: accuracy over the certified radius, and radii that are only estimated."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,10 +12,10 @@ from rich.text import Text
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
-from antiphase.report.figure import Family, add_legend, colors_of, dress, families, legend_label, new_figure
-from antiphase.report.page import Headline, Plot, Section
+from antiphase.report.figure import Family, add_legend, colors_of, draw_families, dress, families, new_figure
+from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, difference_field, estimate_field, rate_field, tabulate
-from antiphase.report.words import estimate_of, number, percent, percent_range
+from antiphase.report.words import estimate_of, number
 from antiphase.statistics.decisions import decide
 
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
@@ -25,19 +26,7 @@ _RATIOS = {
     "corrected": "(6) corrected",
     "printed": "(6) printed",
 }
-_CAPTION = (
-    "Share of images that are classified correctly with a certified radius of at least this size; bands are 95 % "
-    "Wilson intervals over the images."
-)
-_ESTIMATES = (
-    "Margin over Lipschitz constant of the models themselves (robustness paper, Appendix B). They certify nothing: the "
-    "constant is a lower bound."
-)
-_LEAD = (
-    "95 % interval {interval} %. The mean certified L2 radius is {radius}, in units of the [0, 1] pixel range; it is 0 "
-    "where the smoothed model abstains or is wrong. The certificate is one of the smoothed model (Cohen et al., "
-    "2019), and the radius of one image is too large with probability α = {alpha:g} at most."
-)
+_words = partial(text, "certify.txt")
 
 
 class CertifyResult(Result):
@@ -48,24 +37,19 @@ class CertifyResult(Result):
     settings_title = "Smoothing"
 
     def headlines(self) -> list[Headline]:
-        models, smoothing = self.summary["models"], self.summary["smoothing"]
-        rate, radius = models[0]["smoothed_accuracy"], number(models[0]["mean_radius"], 3)
-        title = (
-            f"{listed(models)} smoothed with σ = {smoothing['sigma']:g}: {models[0]['name']} is right and certified on "
-            f"{percent(rate['value'])} % of {rate['n']:,} images"
-        )
-        interval = percent_range(rate["low"], rate["high"])
-        return [Headline(title, _LEAD.format(interval=interval, radius=radius, alpha=smoothing["alpha"]))]
+        models = self.summary["models"]
+        values = self.summary["smoothing"] | {"names": listed(models), "model": models[0]}
+        return [Headline(_words("title", **values), _words("lead", **values))]
 
     def sections(self) -> list[Section]:
         figure = curve_figure(self.frame("rows"), self.summary)
-        plot = Plot("curve", figure, _CAPTION, beside=True)
+        plot = Plot("curve", figure, _words("caption"), beside=True)
         tables = [_certified(self.summary)]
         if comparisons := self.summary["comparisons"]:
             tables.append(_difference(comparisons))
         sections = [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
         if estimated := self.summary.get("estimated"):
-            words = " ".join([_ESTIMATES, *self._notes()])
+            words = " ".join([_words("estimated"), *self._notes()])
             sections.append(Section("estimated", "Estimated radii", words, tables=_estimated(estimated)))
         return sections
 
@@ -92,20 +76,18 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
 
     The axis ends at the largest radius that the number of noise samples can certify.
     """
-    smoothing, drawn = summary["smoothing"], {}
+    smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
     colors = colors_of(families(summary["models"]))
+    grid, curves = np.linspace(0, smoothing["reach"], 257), []
+    for name in models:
+        block = rows.filter(model=name)
+        correct = (block["prediction"] == block["label"]).to_numpy()
+        curves.append(curve(block["radius"].to_numpy(), correct, grid).with_columns(name=pl.lit(name)))
+    lines = pl.concat(curves).with_columns(pl.col("value", "low", "high") * 100)
     with new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
-        for model, dashes in zip(summary["models"], ("-", (0, (5, 1.5))), strict=False):
-            name, color = model["name"], colors[model["name"]]
-            block = rows.filter(model=name)
-            correct = (block["prediction"] == block["label"]).to_numpy()
-            held = curve(block["radius"].to_numpy(), correct, np.linspace(0, smoothing["reach"], 257))
-            label = legend_label(Family(name, color, (name,)))
-            label += f" (unsmoothed: {percent(model['clean_accuracy']['value'])} %)"
-            (drawn[label],) = axes.plot(held["radius"], 100 * held["value"], color=color, lw=1.9, ls=dashes)
-            band = (100 * held["low"], 100 * held["high"])
-            axes.fill_between(held["radius"], *band, color=color, alpha=0.16, lw=0)
+        groups = [Family(name, colors[name], (name,)) for name in models]
+        add_legend(axes, draw_families(axes, lines, "radius", groups, marks=False), loc="best", fontsize=8.5)
         title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
         axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("certified L2 radius, in units of the pixel range")
@@ -113,7 +95,6 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
         axes.set_xlim(0, smoothing["reach"])
         axes.set_ylim(0, 100)
         dress(axes)
-        add_legend(axes, drawn, loc="best", fontsize=8.5)
     return figure
 
 

@@ -15,16 +15,16 @@ from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify.estimated_radius import estimate_radii
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.run_files import described, write_run
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
-from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from antiphase.statistics.intervals import paired_difference, proportion
-from antiphase.store import Cache, slice_size, write_frame
+from antiphase.store import Cache, slice_size
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {
@@ -69,7 +69,7 @@ def certify(
     Raises:
         UserError: models and data do not fit each other.
     """
-    began, out = time.monotonic(), options.out
+    began = time.monotonic()
     cards = {name: card_of(model) for name, model in lineup.by_name.items()}
     data, warnings = in_model_order(list(cards.values()), lineup.data)
     lineup = replace(lineup, data=data)
@@ -88,12 +88,8 @@ def certify(
     }
     if options.estimated:
         summary["estimated"] = estimate_radii(lineup, options)
-    if this_process().first:
-        write_frame(out / "rows.parquet", rows)
-        write_json(out / "summary.json", summary)
-        seconds = time.monotonic() - began
-        record = lineup.record(options, asdict(smoothing), summary["warnings"], command, seconds)
-        write_json(out / "run.json", record)
+    settings, doubts = asdict(smoothing), summary["warnings"]
+    write_run(lineup, options, summary, {"rows": rows}, settings, doubts, command, began)
     return rows, summary
 
 
@@ -107,8 +103,8 @@ def smoothed_rows(
 ) -> pl.DataFrame:
     """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
     identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
-    samples = [(name, sample) for sample in data.ids.tolist()]
-    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, samples, process)
+    wanted = [(name, sample) for sample in data.ids.tolist()]
+    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, wanted, process)
     title = "" if options.quiet or not process.first else f"{name} σ={smoothing.sigma:g}"
     with cache.filling(slice_size(data.image_shape)) as parts:
         for part in parts:
@@ -125,13 +121,10 @@ def smoothed_rows(
 
             how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
             smooth(model, images, **how, ids=ids, on_finished=keep)
-    card = card_of(model)
-    shared = {"model": name, "attention": card.attention, "seed": card.seed, "smoothing_seed": smoothing.seed}
-    shared |= {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
-    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
-    rows = labels.join(cache.collect()[name], on="sample", maintain_order="left")
-    columns = (pl.lit(value, CERTIFY_SCHEMA[column]).alias(column) for column, value in shared.items())
-    return rows.with_columns(columns).select(*CERTIFY_SCHEMA)
+    how = {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
+    samples = pl.DataFrame({"sample": data.ids.numpy()})
+    rows = samples.join(cache.collect()[name], on="sample", maintain_order="left")
+    return described(rows, CERTIFY_SCHEMA, name, model, data, smoothing_seed=smoothing.seed, **how)
 
 
 def curve(

@@ -16,6 +16,7 @@ from antiphase.commands.evaluate.options import EvaluateOptions, is_pope
 from antiphase.commands.evaluate.sources import Tasks, left_out, load_source, requested
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
+from antiphase.commands.run_files import write_run
 from antiphase.data import FileImages, ImageSet, PairSet
 from antiphase.data.folders import data_root
 from antiphase.data.images import content_key
@@ -25,14 +26,14 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
-from antiphase.files import digest, write_json
+from antiphase.files import digest
 from antiphase.models.card import card_of, doubts_about, settle_size
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.processes import Process, this_process
-from antiphase.store import missing, read_frame, write_cell, write_frame
+from antiphase.store import missing, read_frame, write_cell
 from antiphase.terminal import say
 from antiphase.vlm.answers import answers_questions
 
@@ -120,22 +121,18 @@ def evaluate(
             if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
         ),
     ]
-    if this_process().first:
-        write_frame(options.out / "rows.parquet", rows)
-        precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
-        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
-            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
-            "precision": ", ".join(precisions),
-        }
-        tests = [source.test for source in sources]
-        record = lineup.record(options, settings, said, command, time.monotonic() - began) | {
-            "data": titles,
-            "n": [len(test) for test in tests],
-            "against": [twin for _, twin in lineup.pairs],
-            "data_fingerprint": [test.fingerprint() for test in tests],
-        }
-        write_json(options.out / "run.json", record)
-        write_json(options.out / "summary.json", summary)
+    settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+        "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
+        "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
+    }
+    tests = [source.test for source in sources]
+    of_data = {
+        "data": titles,
+        "n": list(map(len, tests)),
+        "against": [twin for _, twin in lineup.pairs],
+        "data_fingerprint": [test.fingerprint() for test in tests],
+    }
+    write_run(lineup, options, summary, {"rows": rows}, settings, said, command, began, **of_data)
     return summary
 
 

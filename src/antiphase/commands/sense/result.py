@@ -15,7 +15,6 @@ from antiphase import reading
 from antiphase.budgets import eps_label
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import over_seeds
 from antiphase.report.figure import (
     LEVEL,
     Axis,
@@ -25,6 +24,7 @@ from antiphase.report.figure import (
     layer_figure,
     new_figure,
     seed_counts,
+    with_means,
 )
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table, estimate_field, tabulate
@@ -221,12 +221,8 @@ def _axis(
     title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
 ) -> Axis:
     """Return a panel of one metric, with the means over the seeds of each family."""
-    family = {model: group.name for group in groups for model in group.models}
     own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
-    seeds = own.with_columns(name=pl.col("model").replace(family))
-    means = over_seeds(seeds, ["name", "layer"], "value", sensitivity.within(metric))
-    lines = pl.concat([own.rename({"model": "name"}), means], how="diagonal")
-    return Axis(title, lines, *more, **how)
+    return Axis(title, with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
 
 
 def _layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:

@@ -15,11 +15,10 @@ from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
 from antiphase.budgets import eps_label
 from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.run_files import described, write_run
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.files import write_json
-from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
@@ -49,7 +48,7 @@ from antiphase.sensitivity.lipschitz import (
     uniform_sampling_of_all,
 )
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
-from antiphase.store import Cache, write_frame
+from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
 
 BATCH_SIZE = 8
@@ -118,19 +117,12 @@ def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[st
     summary |= summarise(rows, lineup.pairs)
     doubts = lineup.doubts()
     summary |= {"warnings": doubts} if doubts else {}
-    if this_process().first:
-        for part in PARTS:  # of an earlier run with the same --out
-            (out / f"{part.name}.parquet").unlink(missing_ok=True)
-        for part, frame in rows.items():
-            write_frame(out / f"{part}.parquet", frame)
-        settings = {name: getattr(options, name) for name in _SETTINGS}
-        settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
-        settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
-        settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
-        write_json(
-            out / "run.json", lineup.record(options, settings, doubts, command, time.monotonic() - began)
-        )
-        write_json(out / "summary.json", summary)
+    settings = {name: getattr(options, name) for name in _SETTINGS}
+    settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
+    settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
+    settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
+    frames = {part: rows.get(part) for part in known}  # None: of an earlier run with the same --out
+    write_run(lineup, options, summary, frames, settings, doubts, command, began)
     return summary
 
 
@@ -197,7 +189,7 @@ def sense(
         parts: what is measured; those that the options name where not given.
     """
     process = process or this_process()
-    size, device, card = options.batch_size or BATCH_SIZE, device_of(model), card_of(model)
+    size, device = options.batch_size or BATCH_SIZE, device_of(model)
     identity = {"model": fingerprint(model), "data": data.fingerprint()}
     frames = {}
     for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
@@ -221,12 +213,9 @@ def sense(
                 cache.journals[part.name].append(pl.concat(frames_of_batch))
                 advance(len(positions))
         rows = cache.collect()[part.name].filter(pl.col("sample").is_in(wanted))
-        about = {"model": name, "attention": card.attention, "seed": card.seed}
-        rows = rows.with_columns(
-            pl.lit(value, part.schema[column]).alias(column) for column, value in about.items()
-        )
+        rows = described(rows, part.schema, name, model)
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
-        frames[part.name] = rows.select(*part.schema).sort(order, maintain_order=True)
+        frames[part.name] = rows.sort(order, maintain_order=True)
     return frames
 
 
