@@ -162,13 +162,7 @@ def ruled_table(
     title: str | None = None, *, caption: str | None = None, title_style: str = "bold"
 ) -> ConsoleTable:
     """Return an empty table with a rule below its head, as all commands print them."""
+    left: Any = {"title_justify": "left", "caption_justify": "left", "title_style": title_style}
     return ConsoleTable(
-        title=title,
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        title_justify="left",
-        title_style=title_style,
-        caption_justify="left",
+        title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, **left
     )

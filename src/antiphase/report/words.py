@@ -51,7 +51,8 @@ def estimate_of(row: Mapping[str, Any], value: str = "value") -> Estimate:
     Estimate(value=0.5, low=0.1, high=inf, n=1)
     """
     usual = {value: math.nan, "low": -math.inf, "high": math.inf}
-    return Estimate(*(usual[name] if row[name] is None else row[name] for name in usual), row["n"])
+    middle, low, high = (usual[name] if row[name] is None else row[name] for name in usual)
+    return Estimate(middle, low, high, row["n"])
 
 
 def percent_range(low: float | None, high: float | None) -> str:

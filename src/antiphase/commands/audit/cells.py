@@ -30,15 +30,10 @@ from antiphase.store import Cache, Journal, slice_size
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
-_CELL_SCHEMA = {
-    "sample": pl.Int64,
-    "clean_prediction": pl.Int64,
-    "prediction": pl.Int64,
-    "success": pl.Boolean,
-    "distance": pl.Float64,
-    "forwards": pl.Int64,
-    "backwards": pl.Int64,
-}
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
+    ("sample", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards"), pl.Int64
+)
+_CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
 
 
 def measure(
@@ -121,58 +116,47 @@ class _Cells:
 
     def stored(self, stage: Stage) -> Stage:
         """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
+        # wrapped so that it takes budgets where the attack does; settings are checked with the images it attacks
+        attack = functools.wraps(stage.attack)(functools.partial(self.attack, stage))
+        return replace(stage, attack=attack, settings={})
+
+    def attack(
+        self,
+        stage: Stage,
+        _: nn.Module,
+        images: Tensor,
+        labels: Tensor | None,
+        threat: Threat,
+        *,
+        ids: Tensor,
+        budgets: Tensor | None = None,
+        **run: Any,
+    ) -> AttackResult:
+        """Attack the samples that are not on disk, and return the rows of all."""
         what = self.shared | {"attack": stage.name, "settings": stage.settings}
-
-        @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
-        def attack(
-            model: nn.Module,
-            images: Tensor,
-            labels: Tensor | None,
-            threat: Threat,
-            *,
-            ids: Tensor,
-            budgets: Tensor | None = None,
-            **run: Any,
-        ) -> AttackResult:
-            eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
-            described = {each: what | {"eps": each} for each in eps.unique().tolist()}
-            asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
-            cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
-            with cache.filling(slice_size(self.data.image_shape)) as parts:
-                for part in parts:
-                    at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-                    warnings = stage.attack(
-                        self.model,
-                        self.data.images(at),
-                        None,
-                        Threat(self.options.norm, float(eps[part].max())),
-                        **stage.settings,
-                        **self.keywords(stage, at, ids[part], eps[part], cache.journals),
-                    ).warnings
-                    for each in eps[part].unique().tolist() if warnings else ():
-                        cache.journals[each].warn(warnings)
-            arrays = self.collected(cache)
-            return AttackResult(
-                stage.name,
-                threat,
-                stage.settings,
-                ids,
-                label=arrays["clean_prediction"],
-                adversarial=images,
-                **arrays,
-            )
-
-        return replace(stage, attack=attack, settings={})  # they are in the attack; checked with its images
-
-    def collected(self, cache: Cache[float]) -> dict[str, Any]:
-        """Return the rows that were wanted, and keep the warnings."""
+        eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
+        cells = {each: what | {"eps": each} for each in eps.unique().tolist()}
+        asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
+        cache = Cache(self.out, cells, _CELL_SCHEMA, asked, self.process)
+        with cache.filling(slice_size(self.data.image_shape)) as parts:
+            for part in parts:
+                at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+                most = Threat(self.options.norm, float(eps[part].max()))
+                how = stage.settings | self.keywords(stage, at, ids[part], eps[part], cache.journals)
+                warnings = stage.attack(self.model, self.data.images(at), None, most, **how).warnings
+                for each in eps[part].unique().tolist() if warnings else ():
+                    cache.journals[each].warn(warnings)
         stored = cache.collect()
         self.warnings.update(cache.warnings)
         found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
         found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
         wanted = pl.DataFrame(cache.wanted, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
         rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
-        return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+        arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+        label = arrays["clean_prediction"]
+        return AttackResult(
+            stage.name, threat, stage.settings, ids, label=label, adversarial=images, **arrays
+        )
 
     def keywords(
         self, stage: Stage, at: Tensor, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
@@ -191,14 +175,12 @@ class _Cells:
         several = float(eps.min()) < largest
         up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
         title = f"{self.name} {stage.name}{up_to}" if not options.quiet and self.process.first else ""
-        return {
+        how: dict[str, Any] = {
             "seed": options.seed,
-            "ids": ids,
             "batch_size": options.batch_size,
             "precision": options.precision,
-            "on_finished": keep,
-            "progress": title,
-            **({"compile": True} if options.compile else {}),
-            **({"budgets": eps} if several else {}),
-            **({} if self.context is None else {"context": self.context[at]}),
         }
+        how |= {"ids": ids, "on_finished": keep, "progress": title}
+        how |= {"compile": True} if options.compile else {}
+        how |= {"budgets": eps} if several else {}
+        return how | ({} if self.context is None else {"context": self.context[at]})

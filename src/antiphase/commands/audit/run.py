@@ -178,15 +178,13 @@ def _alignment(
     if not options.sense_limit:
         return None, []
     how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}
-    sensing, limit = SenseOptions(model=("audit",), parts=("alignment",), **how), options.sense_limit
+    sensing = SenseOptions(model=("audit",), parts=("alignment",), **how)
+    place = (data, sensing, options.out)
     try:
-        frames = [
-            sense(name, model, data, sensing, options.out, limit=limit)["alignment"]
-            for name, model in models.items()
-        ]
+        measured = [sense(*named, *place, limit=options.sense_limit) for named in models.items()]
     except UserError as error:
         return None, [f"the sensitivity of the attention was not measured: {error}"]
-    return pl.concat(frames), []
+    return pl.concat([frames["alignment"] for frames in measured]), []
 
 
 def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions) -> AttackGallery | None:
@@ -194,9 +192,8 @@ def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOpti
     chosen: dict[int, int] = {}
     for positions in torch.arange(len(data)).split(64):
         images, labels = data.images(positions), data.labels[positions]
-        right = torch.stack([logits_of(model, images).argmax(1) == labels for model in models.values()]).all(
-            0
-        )
+        hits = [logits_of(model, images).argmax(1) == labels for model in models.values()]
+        right = torch.stack(hits).all(0)
         for label, position in zip(labels[right].tolist(), positions[right].tolist(), strict=True):
             chosen.setdefault(label, position)
         if len(chosen) >= _GALLERY_SIZE:

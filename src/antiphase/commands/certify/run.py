@@ -27,22 +27,13 @@ from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
-_CELL_SCHEMA = {
-    "sample": pl.Int64,
-    "clean_prediction": pl.Int64,
-    "prediction": pl.Int64,
-    "radius": pl.Float64,
-    "top": pl.Int64,
-    "count": pl.Int64,
-}
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
+    ("sample", "clean_prediction", "prediction", "radius", "top", "count"), pl.Int64
+)
+_CELL_SCHEMA |= {"radius": pl.Float64}
 _ABOUT_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
-_SETTINGS_SCHEMA = {
-    "sigma": pl.Float64,
-    "select": pl.Int64,
-    "samples": pl.Int64,
-    "alpha": pl.Float64,
-    "smoothing_seed": pl.Int64,
-}
+_SETTINGS_SCHEMA = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
+_SETTINGS_SCHEMA |= {"smoothing_seed": pl.Int64}
 CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS_SCHEMA
 
 
@@ -151,8 +142,9 @@ def curve(
     counts = [int(np.sum(correct & (radius >= r))) for r in radii]
     rates = {count: asdict(proportion(count, len(radius))) for count in set(counts)}  # a step has one height
     numbers = [{"radius": float(r), **rates[count]} for r, count in zip(radii, counts, strict=True)]
-    schema = {"radius": pl.Float64, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-    return pl.DataFrame(numbers, schema=schema)
+    return pl.DataFrame(
+        numbers, dict.fromkeys(("radius", "value", "low", "high"), pl.Float64) | {"n": pl.Int64}
+    )
 
 
 def round_radii(smoothing: Smoothing) -> list[float]:
@@ -201,11 +193,10 @@ def paired_differences(
     differences = []
     for model, against in pairs:
         blocks = [rows.filter(model=name).sort("sample") for name in (model, against)]
+        right = [(block["prediction"] == block["label"]).to_numpy() for block in blocks]
+        sizes = [block["radius"].to_numpy() for block in blocks]
         for radius in radii:
-            held = [
-                ((block["prediction"] == block["label"]) & (block["radius"] >= radius)).to_numpy()
-                for block in blocks
-            ]
-            numbers = asdict(paired_difference(*held))
-            differences.append({"model": model, "against": against, "radius": radius, **numbers})
+            held = [hits & (size >= radius) for hits, size in zip(right, sizes, strict=True)]
+            about = {"model": model, "against": against, "radius": radius}
+            differences.append(about | asdict(paired_difference(*held)))
     return differences

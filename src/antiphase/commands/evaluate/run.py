@@ -112,15 +112,13 @@ def evaluate(
     rows = pl.concat([cell.named_rows() for cell in cells])
     patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
     summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
-    said = [
-        *doubts,
-        *_at_chance(summary["results"], sources),
-        *(
-            f"{name}: its features are taken behind its projection, before which it cannot be cut"
-            for name, model in lineup.by_name.items()
-            if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
-        ),
+    features = [(name, model) for name, model in lineup.by_name.items() if not answers_questions(model)]
+    projected = [
+        f"{name}: its features are taken behind its projection, before which it cannot be cut"
+        for name, model in features
+        if protocol.space == "raw" and not image_tower(model).raw
     ]
+    said = [*doubts, *_at_chance(summary["results"], sources), *projected]
     settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
         "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
         "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
@@ -155,28 +153,22 @@ def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOpti
 def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
     """Refuse options that were typed and have no effect."""
     used = {field for task in tasks for field in (*task.fields, *task.resolves)}
-    idle = set()
-    for field in dataclasses.fields(Protocol):
-        if field.name not in used:
-            idle |= {field.name, _OPTIONS.get(field.name, field.name)} & set(EvaluateOptions.model_fields)
+    unused = {field.name for field in dataclasses.fields(Protocol)} - used
+    idle = (unused | {_OPTIONS.get(name, name) for name in unused}) & set(EvaluateOptions.model_fields)
     idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
     kinds = {name.partition(":")[0] for name in data}
     idle |= {"split", "skip_bad"} if all(kind in _WHOLE or is_pope(kind) for kind in kinds) else set()
     idle |= {"limit"} if kinds <= _WHOLE else set()
     for name in sorted(filter(options.typed, idle)):
-        words = ", ".join(task.name for task in tasks)
-        raise UserError(
-            f"--{name.replace('_', '-')}: has no effect on {words} of {', '.join(data)}; leave it out"
-        )
+        option, words = name.replace("_", "-"), ", ".join(task.name for task in tasks)
+        raise UserError(f"--{option}: has no effect on {words} of {', '.join(data)}; leave it out")
 
 
 def protocol_of(options: EvaluateOptions) -> Protocol:
     """Return how the options ask the tasks to be measured."""
+    names = (field.name for field in dataclasses.fields(Protocol))
+    settings = {name: getattr(options, _OPTIONS.get(name, name)) for name in names}
     prompts = ("\n".join(options.prompt),) if options.prompt else ()
-    settings = {
-        field.name: getattr(options, _OPTIONS.get(field.name, field.name))
-        for field in dataclasses.fields(Protocol)
-    }
     settings["templates"] = tuple(dict.fromkeys((*options.templates, *prompts)))
     settings["objectives"] = tuple(dict.fromkeys(options.objective))
     return Protocol(**settings)
@@ -263,14 +255,13 @@ def _precision(task: EvaluationTask, precision: Precision) -> Precision:
 
 
 def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
-    measured = {cell.task.name for cell in cells}
     for task, names in (tasks or {}).items():
-        if task not in measured:
+        if all(cell.task.name != task for cell in cells):
             data = [source for source in sources if not names or source.name in names]
-            lack = "answer no questions in words" if find_task(task).answers else "encode no text"
-            able = any(task in source.tasks() for source in data)
-            shown = ", ".join(names or (source.name for source in sources))
-            why = f"the models {lack}" if able else f"{shown} cannot serve it"
+            why = f"{', '.join(names or (source.name for source in sources))} cannot serve it"
+            if any(task in source.tasks() for source in data):
+                lack = "answer no questions in words" if find_task(task).answers else "encode no text"
+                why = f"the models {lack}"
             raise UserError(
                 f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can"
             )
