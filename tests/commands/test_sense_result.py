@@ -227,9 +227,9 @@ def test_twins_of_other_depths_are_refused(lineup, tmp_path):
 
 
 def test_layer_figure_draws_a_panel_for_each_quantity_and_the_mean_of_a_family():
-    families = [Family("one", "#D55E00", ("one-0",)), Family("two", "#0072B2", ("two-0", "two-1"))]
+    families = [Family("one", "#D55E00", ("one",)), Family("two", "#0072B2", ("two-0", "two-1"))]
     frame = pl.DataFrame(
-        {"model": ["one-0", "two-0", "two-1"], "layer": [0, 0, 0], "value": [3.0, 1.0, 2.0]}
+        {"model": ["one", "two-0", "two-1"], "layer": [0, 0, 0], "value": [3.0, 1.0, 2.0]}
     ).with_columns(low=pl.col("value") - 0.5, high=pl.col("value") + 0.5)
     frame = with_means(frame, families, ["layer"], as_size)
     figure = layer_figure([[Axis("a", frame), Axis("b", frame)], [Axis("c", frame)]], families)

@@ -134,6 +134,8 @@ class _Cells:
     ) -> AttackResult:
         """Attack the samples that are not on disk, and return the rows of all."""
         what = self.shared | {"attack": stage.name, "settings": stage.settings}
+        if stage.name == "square":  # searches in float32 in any case
+            what.pop("precision", None)
         eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
         cells = {each: what | {"eps": each} for each in eps.unique().tolist()}
         asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
