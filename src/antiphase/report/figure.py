@@ -189,12 +189,14 @@ def draw_families(
     for place, family in enumerate(groups):
         style: Any = {"color": family.color, "lw": 1.9}
         marker = f"{MARKERS[place % len(MARKERS)]}-" if marks else ("-", "--")[place % 2]
-        aside = (
-            0.07 * (place - (len(groups) - 1) / 2) if bars else 0.0
-        )  # so that bars do not cover each other
+        # so that bars do not cover each other
+        aside = 0.07 * (place - (len(groups) - 1) / 2) if bars else 0.0
         for model in family.models if len(family.models) > 1 else ():
             thin = frame.filter(name=model)
-            axes.plot(thin[along] + aside, thin["value"], color=family.color, lw=0.8, alpha=0.55)
+            mark = marker if bars else "-"  # one layer has no line
+            axes.plot(
+                thin[along] + aside, thin["value"], mark, ms=2.0, color=family.color, lw=0.8, alpha=0.55
+            )
         thick = frame.filter(name=family.name)
         if thick.is_empty():
             continue
