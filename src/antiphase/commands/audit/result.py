@@ -37,19 +37,11 @@ from antiphase.evaluation.rates import (
     with_decisions,
 )
 from antiphase.registry import QUESTIONS, find
+from antiphase.report import words
 from antiphase.report.figure import Family, colors_of, families, rate_figure, seed_counts
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
-from antiphase.report.words import (
-    attack_condition,
-    attack_label,
-    lambda_range,
-    p_text,
-    percent,
-    percent_range,
-    points_range,
-)
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import as_share, mean_over_seeds
 
@@ -186,7 +178,9 @@ class AuditResult(Result):
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
             "images": self.accuracy["n"].max(),
-            "condition": attack_condition(*self._attack, _steps(self.record["settings"], self._attack[0])),
+            "condition": words.attack_condition(
+                *self._attack, _steps(self.record["settings"], self._attack[0])
+            ),
         }
         return Headline(
             _words("title", **values), _words("lead", **values), shown, _WHAT + eps_label(quoted["eps"])
@@ -208,7 +202,7 @@ class AuditResult(Result):
             value, low, high = mean.value, mean.low, mean.high
         else:
             value, low, high = frame.select("value", "low", "high").row(0)
-        return Rate(name, self.colors[name], percent(value), percent_range(low, high))
+        return Rate(name, self.colors[name], words.percent(value), words.percent_range(low, high))
 
     @property
     def _attack(self) -> tuple[str, str]:
@@ -238,13 +232,13 @@ class AuditResult(Result):
             ("lambda", "λ of each layer", "λ", self.lambda_tables()),
         ]
         names = ("rates", *(name for name, *_ in further))
-        words = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
+        texts = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
         sections = [
             Section("figures", "", plots=plots),
             Section("models", "Models", tables=[self.models_table()]),
-            Section("rates", "Rates under attack", words["rates"], panels=panels, in_navigation="Rates"),
+            Section("rates", "Rates under attack", texts["rates"], panels=panels, in_navigation="Rates"),
             *(
-                Section(name, title, words[name], tables=tables, in_navigation=short)
+                Section(name, title, texts[name], tables=tables, in_navigation=short)
                 for name, title, short, tables in further
                 if tables
             ),
@@ -277,7 +271,9 @@ class AuditResult(Result):
         """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [(attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
+        panels = [
+            (words.attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)
+        ]
         return rate_figure(panels, self.families)
 
     # tables
@@ -296,7 +292,7 @@ class AuditResult(Result):
                 Field(row["attention"], kind="word"),
                 Field("–" if row["seed"] is None else str(row["seed"])),
                 rate_field(row),
-                Field(lambda_range(model["lambda"])),
+                Field(words.lambda_range(model["lambda"])),
             )
             for row, model in zip(frame.iter_rows(named=True), self.models, strict=True)
         ]
@@ -343,7 +339,7 @@ class AuditResult(Result):
         return [
             tabulate(
                 "-".join((name, *attack)),
-                attack_label(*attack),
+                words.attack_label(*attack),
                 block,
                 ["model"],
                 "eps",
@@ -369,7 +365,7 @@ class AuditResult(Result):
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
-        title = attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
+        title = words.attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
         return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
@@ -431,8 +427,8 @@ def _difference_field(entry: Mapping[str, Any]) -> Field:
     """Return a difference with its p, or with its intervals over the images and over the seeds."""
     field = difference_field(entry)
     if entry["p_value"] is not None:
-        return replace(field, notes=(*field.notes, p_text(entry["p_value"])))
-    images = points_range(entry["image_low"], entry["image_high"])
+        return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
+    images = words.points_range(entry["image_low"], entry["image_high"])
     return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
 

@@ -71,17 +71,8 @@ def measure_radii(
 ) -> pl.DataFrame:
     """Measure margin and local Lipschitz constant of every image that is not on disk yet; return the rows.
 
-    Args:
-        name: of the model in the rows.
-        model: a loaded classifier, with its card.
-        data: images and labels.
-        out: run directory; cells lie under ``cells/``.
-        steps: steps of power iteration, whose start the seed draws.
-        seed: random seed.
-        process: measures its share of the images.
-        batch_size: images at once; affects no result.
-        progress: whether to show a progress bar on stderr.
-        limit: at most this many of the images.
+    ``steps`` are of power iteration, whose start the ``seed`` draws; cells lie under ``out``; of the images at most
+    ``limit`` are measured, in this ``process`` its share, ``batch_size`` at once, which affects no result.
     """
     labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
 

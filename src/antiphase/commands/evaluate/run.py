@@ -58,9 +58,9 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         specs = [*options.models, *options.against]
         loaded = load_models(specs, find_device(options.device), options.random_weights, answering=True)
         if protocol.templates and not any(map(is_dual_encoder, loaded)):
+            texts = ", ".join(map(repr, protocol.templates))
             raise UserError(
-                f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
-                "--templates and --prompt"
+                f"templates {texts}: none of the models is a CLIP; leave out --templates and --prompt"
             )
         learned = None if tasks is None else any(find_task(task).learns for task in tasks)
         parts = (options.split, options.limit, options.train_limit, learned, options.skip_bad, progress)
@@ -192,10 +192,10 @@ class _Cell:
 
     def named_rows(self) -> pl.DataFrame:
         """Return the rows that are stored, with what tells them from those of other cells."""
-        rows, attention = self.rows(), card_of(self.model).attention
-        assert rows is not None
-        about = {"model": self.name, "attention": attention, "task": self.task.name, "data": self.source.name}
-        return rows.select(*(pl.lit(value).alias(column) for column, value in about.items()), pl.all())
+        about = {"model": self.name, "attention": card_of(self.model).attention}
+        about |= {"task": self.task.name, "data": self.source.name}
+        columns = [pl.lit(value).alias(column) for column, value in about.items()]
+        return pl.DataFrame(self.rows()).select(*columns, pl.all())
 
 
 def warm(

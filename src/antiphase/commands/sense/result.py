@@ -325,12 +325,17 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     if model is None or "alignment" not in summary:
         return Headline(words["none"].format(model=summary["models"][0]["name"]), words["no_lead"])
     family = next(group for group in families(summary["models"]) if model in group.models)
-    estimates = _over_seeds([*summary["alignment"], *summary["explanation"]], family)
-    layers = {layer for layer, _ in estimates}
+    own = [row for row in (*summary["alignment"], *summary["explanation"]) if row["model"] in family.models]
+    own = [row for row in own if row["site"] == "pixels"]
+    layers = {row["layer"] for row in own}
     first, which, seeds = min(layers), family.name, len(family.models)
     if len(layers) > 1:
         which = words["layer"].format(layer=first + 1, family=which)
-    first_layer = {metric: estimate for (layer, metric), estimate in estimates.items() if layer == first}
+    of_models: dict[str, list[Estimate]] = {}
+    for row in own:
+        if row["layer"] == first:
+            of_models.setdefault(row["metric"], []).append(estimate_of(row))
+    first_layer = {metric: _over_seeds(metric, several) for metric, several in of_models.items()}
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
     lead = words["lead"].format(
         cosine=_interval(first_layer["cosine"], 3),
@@ -345,18 +350,10 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     return Headline(words[("undecided", "similar", "opposed")[sign]].format(which=which), lead)
 
 
-def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple[int, str], Estimate]:
-    """Return the estimates of a family with respect to the pixels, by layer and metric."""
-    groups: dict[tuple[int, str], list[Estimate]] = {}
-    for row in rows:
-        if row["model"] in family.models and row["site"] == "pixels":
-            groups.setdefault((row["layer"], row["metric"]), []).append(estimate_of(row))
-    return {
-        (layer, metric): sensitivity.within(metric)(mean_over_seeds([one.value for one in estimates]))
-        if len(estimates) > 1
-        else estimates[0]
-        for (layer, metric), estimates in groups.items()
-    }
+def _over_seeds(metric: str, estimates: Sequence[Estimate]) -> Estimate:
+    if len(estimates) == 1:
+        return estimates[0]
+    return sensitivity.within(metric)(mean_over_seeds([one.value for one in estimates]))
 
 
 def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:
