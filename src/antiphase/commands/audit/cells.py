@@ -116,9 +116,8 @@ class _Cells:
 
     def stored(self, stage: Stage) -> Stage:
         """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
-        # wrapped so that it takes budgets where the attack does; settings are checked with the images it attacks
-        attack = functools.wraps(stage.attack)(functools.partial(self.attack, stage))
-        return replace(stage, attack=attack, settings={})
+        # settings are checked with the images that are attacked
+        return replace(stage, attack=functools.partial(self.attack, stage), settings={})
 
     def attack(
         self,
@@ -129,60 +128,45 @@ class _Cells:
         threat: Threat,
         *,
         ids: Tensor,
-        budgets: Tensor | None = None,
         **run: Any,
     ) -> AttackResult:
         """Attack the samples that are not on disk, and return the rows of all."""
-        what = self.shared | {"attack": stage.name, "settings": stage.settings}
+        what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(threat.eps)}
         if stage.name == "square":  # searches in float32 in any case
             what.pop("precision", None)
-        eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
-        cells = {each: what | {"eps": each} for each in eps.unique().tolist()}
-        asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
-        cache = Cache(self.out, cells, _CELL_SCHEMA, asked, self.process)
+        asked = [(stage.name, sample) for sample in ids.tolist()]
+        cache = Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
+        journal = cache.journals[stage.name]
         with cache.filling(slice_size(self.data.image_shape)) as parts:
             for part in parts:
                 at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-                most = Threat(self.options.norm, float(eps[part].max()))
-                how = stage.settings | self.keywords(stage, at, ids[part], eps[part], cache.journals)
-                warnings = stage.attack(self.model, self.data.images(at), None, most, **how).warnings
-                for each in eps[part].unique().tolist() if warnings else ():
-                    cache.journals[each].warn(warnings)
-        stored = cache.collect()
+                how = stage.settings | self.keywords(stage, threat.eps, at, ids[part], journal)
+                own = Threat(self.options.norm, threat.eps)
+                result = stage.attack(self.model, self.data.images(at), None, own, **how)
+                if result.warnings:
+                    journal.warn(result.warnings)
+        found = cache.collect()[stage.name]
         self.warnings.update(cache.warnings)
-        found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
-        found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
-        wanted = pl.DataFrame(cache.wanted, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
-        rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
-        arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
-        label = arrays["clean_prediction"]
-        return AttackResult(
-            stage.name, threat, stage.settings, ids, label=label, adversarial=images, **arrays
+        found = found.unique("sample", keep="first")  # two runs at once may both write a sample
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(
+            found, on="sample", how="left", maintain_order="left"
         )
+        arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+        about = {"label": arrays["clean_prediction"], "adversarial": images}
+        return AttackResult(stage.name, threat, stage.settings, ids, **about, **arrays)
 
-    def keywords(
-        self, stage: Stage, at: Tensor, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
-    ) -> dict[str, Any]:
-        """Return how to attack some samples, each at its own ε, so that their rows are kept as they come."""
-        options, largest = self.options, float(eps.max())
+    def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
+        """Return how to attack some samples so that their rows are kept as they come."""
+        options = self.options
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
-            for each in eps[positions].unique().tolist():
-                own = positions[eps[positions] == each]
-                columns = {"sample": ids[own].numpy()}
-                columns |= {key: results[key][own].numpy() for key in _CELL_SCHEMA if key != "sample"}
-                rows = pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA)
-                journals[each].append(rows)
+            columns = {"sample": ids[positions].numpy()}
+            columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
+            journal.append(pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA))
 
-        several = float(eps.min()) < largest
-        up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
+        up_to = "" if math.isinf(eps) else f" ε={eps_label(eps)}"
         title = f"{self.name} {stage.name}{up_to}" if not options.quiet and self.process.first else ""
-        how: dict[str, Any] = {
-            "seed": options.seed,
-            "batch_size": options.batch_size,
-            "precision": options.precision,
-        }
+        how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision")}
         how |= {"ids": ids, "on_finished": keep, "progress": title}
         how |= {"compile": True} if options.compile else {}
-        how |= {"budgets": eps} if several else {}
         return how | ({} if self.context is None else {"context": self.context[at]})
