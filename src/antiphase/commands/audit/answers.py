@@ -18,7 +18,6 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.audit.run import attack_all, attack_gallery, attack_settings

@@ -11,6 +11,7 @@ from antiphase.commands import fields
 from antiphase.commands.options import Options, Typed, given, read_settings
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
+from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
     from antiphase.attacks.sweep import Ensemble

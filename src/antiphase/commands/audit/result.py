@@ -44,6 +44,7 @@ from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environm
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import as_share, mean_over_seeds
+from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
 _CORRECT = "Attack success rate on correctly classified images"

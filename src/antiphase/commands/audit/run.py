@@ -12,7 +12,6 @@ from torch import nn
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import logits_of
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
 from antiphase.commands.lineup import Lineup, load_lineup
@@ -106,7 +105,7 @@ def quickstart(options: QuickstartOptions, command: str = "") -> None:
     """Audit the models that come with the package, or a fresh pair."""
     models = {kind: tuple(f"specimen:{kind}-{seed}" for seed in range(8)) for kind in ("diffvit", "vit")}
     if options.train:
-        from antiphase.commands.train.options import TrainOptions
+        from antiphase.commands.train import TrainOptions
         from antiphase.commands.train.run import run as train
 
         recipe = {"data": "fashion-mnist", "epochs": options.epochs or 3, "seed": options.seed}

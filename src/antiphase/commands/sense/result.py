@@ -11,8 +11,6 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from antiphase import reading
-from antiphase.budgets import eps_label
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
 from antiphase.report.figure import (
@@ -34,6 +32,7 @@ from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate, mean_over_seeds
+from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
-from antiphase.budgets import eps_label
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.run_files import described, write_run
 from antiphase.commands.sense.options import SenseOptions
@@ -22,7 +21,6 @@ from antiphase.errors import UserError
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
-from antiphase.progress import progress_bar
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.alignment import (
     Gram,
@@ -49,6 +47,7 @@ from antiphase.sensitivity.lipschitz import (
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
+from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
 
