@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from antiphase.budgets import eps_label
 from antiphase.evaluation.rates import by_seed, over_seeds
 from antiphase.statistics.intervals import Estimate
+from antiphase.terminal import eps_label
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
 # report.

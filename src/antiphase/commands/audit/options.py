@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from antiphase.budgets import eps_label
-from antiphase.commands import fields
+from antiphase.commands import options as fields
 from antiphase.commands.options import Options, Typed, given, read_settings
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS

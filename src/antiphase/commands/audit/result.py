@@ -19,7 +19,6 @@ from typing import Any
 import polars as pl
 from rich.text import Text
 
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.card import write_card
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections

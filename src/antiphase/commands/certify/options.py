@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from antiphase.commands import fields
+from antiphase.commands import options as fields
 from antiphase.commands.options import Options
 from antiphase.precision import Precision
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from antiphase.commands import fields
+from antiphase.commands import options as fields
 from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from antiphase.commands import fields
+from antiphase.commands import options as fields
 from antiphase.commands.options import Options, at_least_one
 from antiphase.errors import UserError
 
