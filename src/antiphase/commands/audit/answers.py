@@ -38,6 +38,7 @@ from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
+from antiphase.terminal import eps_label
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
 from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers

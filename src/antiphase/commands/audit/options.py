@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from antiphase.commands import options as fields
-from antiphase.commands.options import Options, Typed, given, read_settings
+from antiphase.commands.options import Options, Typed, read_settings
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
 from antiphase.terminal import eps_label
@@ -137,7 +137,7 @@ class AuditOptions(Options):
         from antiphase.attacks.catalogue import find_attack, parse_settings
 
         texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
-        named = given(**{name: getattr(self, name) for name in _SETTINGS})
+        named = self.chosen(*_SETTINGS)
         typed = parse_settings(self.attack, texts) if texts else {}
         return find_attack(self.attack, **self.settings | typed | named)
 

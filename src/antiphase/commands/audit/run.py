@@ -30,7 +30,7 @@ from antiphase.processes import this_process
 from antiphase.registry import QUESTIONS, find
 from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

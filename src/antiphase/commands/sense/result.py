@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
+from antiphase.files import unreadable
 from antiphase.report.figure import (
     LEVEL,
     Axis,
@@ -105,7 +106,7 @@ def sensitivity_sections(
         try:
             rows = result.frame(part).select(*schema)
         except pl.exceptions.PolarsError as error:
-            raise reading.unreadable(f"{part}.parquet", error, "run it again") from None
+            raise unreadable(f"{part}.parquet", error, "run it again") from None
         plots, tables, numbers = draw(rows, pairs, groups)
         words = _WORDS[part]
         sentences = [words["words"].format(**numbers), _WORDS["intervals"]]
