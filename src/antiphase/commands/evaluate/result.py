@@ -200,9 +200,10 @@ def dot_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
     rows = [row for row in results if row["headline"]]
     names = [f"{_fitting(row['data'])}\n{_fitting(heading(row))}" for row in rows]
     lines = list(dict.fromkeys(names))
-    frame = pl.DataFrame(rows, infer_schema_length=None).select(
-        "model", "value", pl.col("low", "high").fill_null(pl.col("value")), line=pl.Series(names)
-    )
+    kinds = {"model": pl.String} | dict.fromkeys(("value", "low", "high"), pl.Float64)
+    columns = {name: [row[name] for row in rows] for name in kinds}
+    frame = pl.DataFrame(columns | {"line": names}, schema=kinds | {"line": pl.String})
+    frame = frame.with_columns(pl.col("low", "high").fill_null(pl.col("value")))
     frame = with_means(frame, groups, ["line"], as_share)
     with new_figure(6.4, 0.9 + 0.22 * len(lines) * (len(groups) + 1)) as figure:
         axes = figure.add_subplot()
