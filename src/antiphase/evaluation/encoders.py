@@ -8,8 +8,7 @@ from torch import nn
 
 from antiphase.data.images import PairSet, model_images
 from antiphase.evaluation.metrics import estimate, task_metrics
-from antiphase.evaluation.retrieval import chosen_captions, retrieval_rows
-from antiphase.evaluation.tasks import Captions
+from antiphase.evaluation.retrieval import Captions, chosen_captions, retrieval_rows
 from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 

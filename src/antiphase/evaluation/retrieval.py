@@ -1,6 +1,6 @@
 """Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import polars as pl
 import torch
@@ -13,9 +13,10 @@ from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import Captions, EvaluationTask, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
 from antiphase.modules import device_of
 
+Captions = Literal["first", "all"]  # of each image
 _HELD = 2**26  # similarities at a time: 256 MB in float32
 
 
