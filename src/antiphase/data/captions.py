@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from antiphase import reading
-from antiphase.data.archives import regular
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
 from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of
@@ -79,11 +79,10 @@ def _layout(path: Path) -> Iterator[None]:
     """Turn what an unexpected structure of a JSON list raises into a UserError."""
     try:
         yield
+    except UserError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: expected the published layout ({reason}): download it again") from error
+        raise UserError(f"{path}: expected the published layout ({error!r}): download it again") from error
 
 
 @dataclass(frozen=True)
@@ -183,17 +182,12 @@ def coco_objects(root: Path, split: str) -> FilePairs:
                 if not note["iscrowd"]:
                     areas[note["category_id"]] += note["area"]
             two = sorted(areas, key=lambda category: (-areas[category], category))[:2]
-            if len(two) < 2:
-                rows.append((file, (), None))
-                continue
+            two = two if len(two) == 2 else []
             rows.append((file, tuple(names[category] for category in two), None))
             size = entry["height"], entry["width"]
-            objects.append(
-                tuple(
-                    ImageObjects(names[kind], tuple(region_of(part, *size) for part in regions[kind]), *size)
-                    for kind in two
-                )
-            )
+            shapes = {kind: tuple(region_of(part, *size) for part in regions[kind]) for kind in two}
+            if two:
+                objects.append(tuple(ImageObjects(names[kind], shapes[kind], *size) for kind in two))
     pairs = coco.pairs("coco-objects", rows, (), "has fewer than two categories")
     return pairs.altered(objects=tuple(objects))
 
@@ -248,12 +242,9 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     columns = [cell.lower() for cell in header]
     chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
     if not all(chosen) or not lines:
-        expected = (
-            f"a header with one of {', '.join(_IMAGE_COLUMNS)} and one of {', '.join(_CAPTION_COLUMNS)}"
-        )
-        raise UserError(
-            f"{name}: columns {', '.join(columns)}, {len(lines)} rows: expected {expected}, then rows"
-        )
+        known = (", ".join(names) for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS))
+        expected = f"expected a header with one of {' and one of '.join(known)}, then rows"
+        raise UserError(f"{name}: columns {', '.join(columns)}, {len(lines)} rows: {expected}")
     if odd := [line for line, row in lines if len(row) != len(columns)]:
         expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
         raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
@@ -289,20 +280,14 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
     in double quotes.
     """
-    try:
-        lines = regular(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot read {path} ({reason}): give a table in UTF-8") from error
+    text = reading.read_text(path, "give a table in UTF-8", most=2**40)
+    lines = re.split("\r\n?|\n", text.removeprefix("\ufeff"))
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):
         try:
             cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
-            fault = f"line {number} of {path} is no row of a table ({error})"
-            raise UserError(
-                f"{fault}: put a whole cell in double quotes, and double those in it; one row a line"
-            ) from error
+            raise UserError(f"line {number} of {path} is no row of a table ({error}); quote cells") from error
         if any(cells):
             rows.append((number, [cell.strip() for cell in cells]))
     return rows

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from antiphase.data.folders import choose_split, class_folder, list_classes, refuse_missing, sub_folders
-from antiphase.data.images import ArrayImages, FileImages, array_set, file_set
+from antiphase.data.images import ArrayImages, FileImages
 from antiphase.errors import UserError, one_line, shown
 
 CLASSES = 1000
@@ -76,15 +76,13 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
         if entries := {match[1]: match[0] for match in map(pattern.fullmatch, below) if match}:
             break
     else:
-        fix = f"unpack {page} in {root}, or set ANTIPHASE_DATA"
-        raise UserError(f"{name} has no class folders in {root}: {', '.join(folders)}: {fix}")
+        raise UserError(f"{name} has no class folders in {root}: unpack {page} there, or set ANTIPHASE_DATA")
     wnids = variant_wnids(name)
-    labels = list(map(str, range(CLASSES))) if numbered else wnids
+    labels = [*map(str, range(CLASSES))] if numbered else wnids
     # a folder may also have another name, or the number of another folder
     if odd := set(labels) ^ entries.keys() or {*below} - {*entries.values()}:
-        raise UserError(
-            f"{name}: {folder} lacks the class {min(odd)}, or has a folder of no class: unpack {page} again"
-        )
+        fault = f"{folder} lacks the class {min(odd)}, or has a folder of no class"
+        raise UserError(f"{name}: {fault}: unpack {page} again")
     names = [prompt_names()[wnid] for wnid in wnids]
     return list_classes(name, split, folder, [entries[label] for label in labels], names)
 
@@ -110,7 +108,9 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    return file_set("tiny-imagenet", split, folder / "val", class_names, images, labels)
+    return FileImages.whole(
+        "tiny-imagenet", split, class_names, labels, root=folder / "val", files=tuple(images)
+    )
 
 
 def variant_wnids(name: str) -> tuple[str, ...]:
@@ -151,8 +151,7 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word)]
     if odd or not any(map(str.isalpha, "".join(words))):
-        reason = "are no words, but prompts are made of them; if they only number the classes, give names"
-        warnings.warn(f"class names {shown(', '.join(odd or words))} {reason}", stacklevel=3)
+        warnings.warn(f"class names {shown(', '.join(odd or words))} are no words; give names", stacklevel=3)
     return words
 
 
@@ -193,10 +192,8 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     place = root / folder
     title, fix = f"{name} ({split})", f"unpack {archives} as {place}"
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
-    theirs = {"sun397": {}, "pets": {"split": {"train": "trainval"}.get(split, split)}}.get(
-        name, {"split": split}
-    )
-    data = downloaded(title, dataset, root, fix, **theirs)
+    theirs = {"pets": {"split": {"train": "trainval"}.get(split, split)}, "sun397": {}}
+    data = downloaded(title, dataset, root, fix, **theirs.get(name, {"split": split}))
     if name == "sun397":
         files, labels = _sun397(place, split, data.classes)
     else:
@@ -207,7 +204,7 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     refuse_missing(title, place, files, fix)
     spaces = str.maketrans("_/" if name == "sun397" else "_", "  " if name == "sun397" else " ", "?")
     names = [" ".join(label.translate(spaces).split()) for label in data.classes]
-    return file_set(name, split, place, names, files, labels)
+    return FileImages.whole(name, split, names, labels, root=place, files=tuple(files))
 
 
 def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], list[int]]:
@@ -224,9 +221,7 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
     labels = [numbers.get("/".join(Path(file).parts[1:-1]), -1) for file in files]
     if -1 in labels:
         odd = files[labels.index(-1)]
-        raise UserError(
-            f"sun397: {odd} of {partition} is of no class of ClassName.txt: unzip {_SUN_PARTITIONS} again"
-        )
+        raise UserError(f"sun397: {odd} of {partition} is of no class: unzip {_SUN_PARTITIONS} again")
     return [folder / file for file in files], labels
 
 
@@ -238,7 +233,16 @@ def caltech101(split: str, root: Path) -> FileImages:
 
     Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
     """
-    folder = _caltech101_folder(root)
+    below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
+    places = [root / folder / "101_ObjectCategories" for folder in below]
+    folder = next(filter(sub_folders, places), None)
+    if folder is None:
+        folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
+        fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
+        downloaded("caltech101", "Caltech101", root, fix)
+    for place in (folder, folder.parent):
+        if (split_file := place / "antiphase-split.csv").exists():
+            raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
     classes = sub_folders(folder)
     names = [_CALTECH_NAMES.get(name, name.replace("_", " ").strip()) for name in classes]  # pyright: ignore
     images = list_classes("caltech101", split, folder, classes, names)
@@ -258,17 +262,6 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
         members.setdefault(file.partition("/")[0], []).append(file)
     train = {file for several in members.values() for file in several[:_TRAIN_IMAGES]}
     return {file: "train" if file in train else "test" for file in files}
-
-
-def _caltech101_folder(root: Path) -> Path:
-    below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
-    places = [root / folder / "101_ObjectCategories" for folder in below]
-    folder = next(filter(sub_folders, places), None)
-    if folder is None:
-        archive = "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
-        fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {places[0]}"
-        downloaded("caltech101", "Caltech101", root, fix)
-    return folder or places[0]
 
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -294,7 +287,9 @@ def digits(split: str) -> ArrayImages:
         members = generator.permutation(np.flatnonzero(labels == label))
         held_out[members[: round(len(members) / 5)]] = True
     rows = np.flatnonzero(held_out == (split == "test"))
-    return array_set("digits", split, list(map(str, range(10))), pixels[rows], labels[rows])
+    return ArrayImages.whole(
+        "digits", split, map(str, range(10)), labels[rows], pixels=torch.from_numpy(pixels[rows])
+    )
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
@@ -319,7 +314,9 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images.copy(), labels.copy())
+    return ArrayImages.whole(
+        "fashion-mnist", split, FASHION_MNIST_CLASSES, labels.copy(), pixels=torch.from_numpy(images.copy())
+    )
 
 
 def specimens() -> ArrayImages:
@@ -333,12 +330,13 @@ def specimen_images(path: Path) -> ArrayImages:
     try:
         with Image.open(path) as image:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
-            pixels = np.array(image).reshape(-1, 1, 28, 28)
+            pixels = torch.from_numpy(np.array(image).reshape(-1, 1, 28, 28))
     except (OSError, SyntaxError, KeyError, ValueError) as error:
-        fault = f"is not a valid file of specimen images ({error})"
-        raise UserError(f"{path} {fault}: reinstall antiphase") from error
-    labels, ids = torch.tensor(notes["labels"]), torch.tensor(notes["ids"])
-    return array_set("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, pixels, labels, ids)
+        raise UserError(
+            f"{path} is not a valid file of specimen images ({error}): reinstall antiphase"
+        ) from error
+    about = ("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, notes["labels"])
+    return ArrayImages.whole(*about, pixels=pixels, ids=torch.tensor(notes["ids"]))
 
 
 def cifar(name: str, split: str, root: Path) -> ArrayImages:
@@ -350,8 +348,8 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
     fix = f"put {archive} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
     data = downloaded(name, name.upper(), root, fix, train=split == "train")
     class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
-    pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
-    return array_set(name, split, class_names, pixels, torch.tensor(data.targets))
+    pixels = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
+    return ArrayImages.whole(name, split, class_names, data.targets, pixels=pixels)
 
 
 def random_images(
@@ -373,4 +371,6 @@ def random_images(
     noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)
     labels = classes.integers(0, num_classes, size=count, dtype=np.int64)
-    return array_set("random", split, list(map(str, range(num_classes))), pixels, labels)
+    return ArrayImages.whole(
+        "random", split, map(str, range(num_classes)), labels, pixels=torch.from_numpy(pixels)
+    )

@@ -158,7 +158,7 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     one, two = values > 0.5
     even = not metric.by_group or both["group"].value_counts()["count"].n_unique() == 1
     p = None
-    if hits and metric.clustered and metric.tested:
+    if hits and metric.tested and metric.clustered:
         p = mcnemar_clustered(one, two, both["group"].to_numpy())
     elif hits and even and not metric.clustered:
         p = mcnemar_exact(one, two)
@@ -210,14 +210,13 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
     values = units["value"].to_numpy()
     if metric.by_group:
         return mean_over_groups(values, units["group"].to_numpy())
-    draws = len(values)
     if metric.clustered:
         totals = units.group_by("group", maintain_order=True).agg(pl.sum("value"), pl.len().cast(pl.Float64))
         counted = units.filter("counted") if "counted" in units.columns else units
         draws = counted["group"].n_unique()
         whole = jackknife(totals.drop("group").to_numpy(), lambda means: means[..., 0] / means[..., 1])
     else:
-        whole = jackknife(values[:, None], lambda means: means[..., 0])
+        draws, whole = len(values), jackknife(values[:, None], lambda means: means[..., 0])
     if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
         whole = crossed_mean(np.full((1, draws), whole.value))
     return Estimate(whole.value, whole.low, whole.high, len(values))

@@ -100,16 +100,13 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     mine, other = (rows.filter(model=name) for name in (model, against))
     pairs = mine.join(other, on=[*_CELL, "sample"], suffix="_against")
     if not len(pairs) == len(mine) == len(other):
-        raise UserError(
-            f"{model!r} and {against!r} share {len(pairs)} of {len(mine)} and {len(other)} attacked images: "
-            "expected the same images, attacks and ε for both; attack both with the same settings"
-        )
+        shared = f"share {len(pairs)} of {len(mine)} and {len(other)} attacked images"
+        raise UserError(f"{model!r} and {against!r} {shared}: attack the same images with the same settings")
     results = []
     for key, cell in _ordered(pairs).group_by([*_CELL], maintain_order=True):
         broken = cell["success"].to_numpy(), cell["success_against"].to_numpy()
-        apart = paired_difference(*broken)
-        numbers = (apart.value, apart.low, apart.high, mcnemar_exact(*broken), apart.n)
-        results.append((model, against, *key, *numbers))
+        *apart, n = vars(paired_difference(*broken)).values()
+        results.append((model, against, *key, *apart, mcnemar_exact(*broken), n))
     return pl.DataFrame(results, COMPARISON_SCHEMA, orient="row")
 
 
@@ -251,6 +248,5 @@ def _refuse_repeats(rows: pl.DataFrame) -> None:
     repeated = key.filter(key.is_duplicated())
     if len(repeated):
         model, attack, _, eps, sample = repeated.row(0)
-        raise UserError(
-            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: repeat the run in an empty folder"
-        )
+        rows_of = f"rows of sample {sample} for {model}, {attack}, ε = {eps:g}"
+        raise UserError(f"duplicate {rows_of}: repeat the run in an empty folder")
