@@ -9,9 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphase.data import ImageSet
-from antiphase.data.images import PairSet
-from antiphase.evaluation.tasks import QuestionSet
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
@@ -21,7 +18,7 @@ from antiphase.precision import multiplies_bf16
 def run_record(
     models: Sequence[nn.Module],
     names: Sequence[str],
-    data: ImageSet | PairSet | QuestionSet,
+    data: Any,
     settings: dict[str, Any],
     warnings: list[str],
     command: str,

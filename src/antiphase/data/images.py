@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -269,27 +269,6 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
         raise UserError(f"batch size {batch_size}: expected 1 to {samples}, the samples of {name}")
 
 
-class PairSource(Protocol):
-    """Interface of training pairs: a set in random order, or a stream of shards."""
-
-    @property
-    def name(self) -> str: ...
-
-    def steps_per_epoch(self, batch_size: int) -> int: ...
-
-    def batches(
-        self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
-    ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch of an epoch, from step ``first`` on.
-
-        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
-        processes form the batch that a single process would see.
-        """
-        ...
-
-    def fingerprint(self) -> str: ...
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
     """Images with captions and stable ids, with random access, like :class:`~antiphase.data.ImageSet`.
@@ -331,6 +310,11 @@ class PairSet(Samples):
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
+        """Yield this process's share of each batch of an epoch, from step ``first`` on.
+
+        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
+        processes form the batch that a single process would see.
+        """
         steps = range(first, self.steps_per_epoch(batch_size))
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]

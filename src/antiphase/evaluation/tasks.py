@@ -1,6 +1,5 @@
 """What an evaluation task is: how it is measured, what its rows become, and the words that reports use for it."""
 
-import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,22 +25,11 @@ class Protocol(SimpleNamespace):
     """
 
 
-@typing.runtime_checkable
-class QuestionSet(typing.Protocol):
-    """A data set that is neither labelled images nor pairs, such as one of questions; its task knows more of it."""
-
-    name: str
-
-    def __len__(self) -> int: ...
-
-    def fingerprint(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Source:
     """A data set as the tasks see it: images to evaluate on and, where the set has them, images to learn from."""
 
-    test: ImageSet | PairSet | QuestionSet  # labelled images, pairs, or what a task of its own measures
+    test: Any  # labelled images, pairs, or what a task of its own measures, with a name, a length and a fingerprint
     train: ImageSet | PairSet | None = None  # images of the same classes
     validation: ImageSet | PairSet | None = None  # published; without it, the probe holds out some of train
 
@@ -119,7 +107,7 @@ def can_learn(source: Source) -> bool:
     return has_labels(source) and source.train is not None
 
 
-def labelled(data: ImageSet | PairSet | QuestionSet | None) -> tuple[ImageSet | PairSet, Tensor]:
+def labelled(data: Any) -> tuple[ImageSet | PairSet, Tensor]:
     """Return a data set and its labels, which ``serves`` has found there."""
     assert isinstance(data, ImageSet | PairSet)
     assert data.labels is not None

@@ -14,8 +14,9 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
 from antiphase.attention import outputs_only
+from antiphase.data import PairSet, ShardStream
 from antiphase.data.decoding import in_threads
-from antiphase.data.images import PairBatch, PairSource
+from antiphase.data.images import PairBatch
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import mean_lambdas
@@ -37,7 +38,7 @@ Number = Float[Tensor, ""]
 
 def train_clip(
     recipe: ClipRecipe,
-    pairs: PairSource,
+    pairs: PairSet | ShardStream,
     out: Path,
     *,
     evaluate: Evaluate | None = None,
@@ -115,7 +116,12 @@ class _Shares:
     """This process's share of each step."""
 
     def __init__(
-        self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
+        self,
+        recipe: ClipRecipe,
+        pairs: PairSet | ShardStream,
+        model: CLIP,
+        accelerator: Accelerator,
+        out: Path,
     ) -> None:
         self.recipe, self.pairs = recipe, pairs
         self.process = {"rank": accelerator.process_index, "world": accelerator.num_processes}
