@@ -217,8 +217,7 @@ class _Work:
             near = torch.zeros_like(success)
             verdict = Rows(tried, prediction=prediction, success=success, near=near)
             failed = tried["done"] & ~success & (tried["item"] < self.items)
-            rounded = self.main.oracle.precision != "float32" and not self.search.decides_in_float32
-            if rounded and failed.any():
+            if self.main.oracle.precision != "float32" and failed.any():
                 near[failed] = self._near(tried.take(failed), logits[failed])
                 verdict["forwards"] = tried["forwards"] + lane.oracle.passes * failed
             over = tried["done"] | success

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from antiphase.commands.fields import MOST_AT_ONCE, OptionalNumber, Out, Quiet, Seed, Track, Words
 from antiphase.commands.options import Options, Typed
 from antiphase.errors import UserError
-from antiphase.registry import CLIPS, LAMBDAS, VITS
+from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {
@@ -92,7 +92,7 @@ class TrainOptions(TrainingOptions):
     """Side of a patch in pixels. If not given: by the image size."""
     lambda_init: float | None = None
     """DiffViT: initial λ. If not given: 0.8."""
-    lambda_schedule: Literal["constant", "depth"] | None = None
+    lambda_schedule: Annotated[str | None, Typed(choices=SCHEDULES)] = None
     """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
