@@ -24,7 +24,6 @@ from antiphase.data.shards import (
     TITLES,
     RawSample,
     ShardStream,
-    _StoppedError,
     count_samples,
     find_shards,
     open_shards,
@@ -601,7 +600,7 @@ def test_a_long_way_to_the_first_step_can_be_stopped(six):
     stop = threading.Event()
     timer = threading.Timer(0.1, stop.set)
     timer.start()
-    with pytest.raises(_StoppedError):
+    with pytest.raises(InterruptedError):
         deque(stream._lane(0, 0, 0, [], stop), maxlen=0)
     timer.join()
 

@@ -8,9 +8,9 @@ import re
 import tarfile
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ from antiphase.errors import UserError, one_line, shown
 CLASSES = 1000
 WNID = re.compile(r"n\d{8}")
 """Pattern of a WordNet id."""
-
-
-_VARIANTS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
 
 
 def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -> Any:
@@ -77,7 +74,7 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
             break
     else:
         raise UserError(f"{name} has no class folders in {root}: unpack {page} there, or set ANTIPHASE_DATA")
-    wnids = variant_wnids(name)
+    wnids = published_wnids(name) or ()
     labels = [*map(str, range(CLASSES))] if numbered else wnids
     # a folder may also have another name, or the number of another folder
     if odd := set(labels) ^ entries.keys() or {*below} - {*entries.values()}:
@@ -113,22 +110,17 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     )
 
 
-def variant_wnids(name: str) -> tuple[str, ...]:
-    """Return the wnids of a variant's labels in order.
+def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:
+    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets.
 
-    >>> len(variant_wnids("imagenet-r")), variant_wnids("imagenet-a")[0]
+    >>> len(published_wnids("imagenet-r")), published_wnids("imagenet-a")[0]
     (200, 'n01498041')
     """
-    if name not in ("imagenet-a", "imagenet-r"):
-        return _wnids()
-    return tuple((files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt").read_text().split())
-
-
-def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
-    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets."""
-    if name == "imagenet" and classes == CLASSES:
-        return _wnids()
-    return variant_wnids(name) if name in _VARIANTS else None
+    if name in ("imagenet-a", "imagenet-r"):
+        synsets = files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt"
+        return tuple(synsets.read_text().split())
+    whole = name in ("imagenet-v2", "imagenet-sketch") or (name == "imagenet" and classes == CLASSES)
+    return _wnids() if whole else None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
@@ -171,13 +163,6 @@ def _wnids() -> tuple[str, ...]:
 
 
 _TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
-# class names used by CLIP's authors (data/prompts.md of openai/CLIP) where they differ from the folder names
-_NAMED = """
-BACKGROUND_Google=background, Faces=off-center face, Faces_easy=centered face, Leopards=leopard, Motorbikes=motorbike,
-airplanes=airplane, car_side=side of a car, cougar_body=body of a cougar cat, cougar_face=face of a cougar cat,
-crocodile_head=head of a crocodile, flamingo_head=head of a flamingo, snoopy=snoopy (cartoon beagle),
-yin_yang=yin and yang symbol"""
-_CALTECH_NAMES = dict(pair.strip().split("=") for pair in _NAMED.split(","))  # pyright: ignore
 _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 
 
@@ -225,11 +210,12 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
     return [folder / file for file in files], labels
 
 
-def caltech101(split: str, root: Path) -> FileImages:
+def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
     """List Caltech-101 with its background class: 9,144 images of 102 classes, sorted by folder.
 
     In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``. This
-    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list.
+    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list. ``names`` are those
+    of classes that are not called like their folder.
 
     Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
     """
@@ -244,8 +230,8 @@ def caltech101(split: str, root: Path) -> FileImages:
         if (split_file := place / "antiphase-split.csv").exists():
             raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
     classes = sub_folders(folder)
-    names = [_CALTECH_NAMES.get(name, name.replace("_", " ").strip()) for name in classes]  # pyright: ignore
-    images = list_classes("caltech101", split, folder, classes, names)
+    class_names = [names.get(name, name.replace("_", " ").strip()) for name in classes]
+    images = list_classes("caltech101", split, folder, classes, class_names)
     splits = split_by_digest(images.files)
     rows = [row for row, file in enumerate(images.files) if splits[file] == split]
     return images.take(rows).altered(ids=torch.arange(len(rows)))
@@ -319,22 +305,19 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     )
 
 
-def specimens() -> ArrayImages:
-    """Return the 1,000 Fashion-MNIST test images in the package."""
-    with as_file(files("antiphase") / "specimens" / SPECIMEN_FILE) as path:
-        return specimen_images(path)
+def specimens(file: Path | None = None) -> ArrayImages:
+    """Return the 1,000 Fashion-MNIST test images in the package, or those in a file like it.
 
-
-def specimen_images(path: Path) -> ArrayImages:
-    """Return Fashion-MNIST test images of a file, 28×28 grey; ids are positions in the 10,000 of the test set."""
+    They are 28×28 grey; ids are positions in the 10,000 of the test set.
+    """
+    file = file or Path(str(files("antiphase") / "specimens" / SPECIMEN_FILE))
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
             pixels = torch.from_numpy(np.array(image).reshape(-1, 1, 28, 28))
     except (OSError, SyntaxError, KeyError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a valid file of specimen images ({error}): reinstall antiphase"
-        ) from error
+        fault = f"is not a valid file of specimen images ({error})"
+        raise UserError(f"{file} {fault}: reinstall antiphase") from error
     about = ("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, notes["labels"])
     return ArrayImages.whole(*about, pixels=pixels, ids=torch.tensor(notes["ids"]))
 

@@ -74,10 +74,6 @@ class RawSample(NamedTuple):
     caption: str
 
 
-class _StoppedError(Exception):
-    """The consumer has finished."""
-
-
 @final
 @validated
 @dataclass(frozen=True)
@@ -188,7 +184,7 @@ class ShardStream:
             for row in order:
                 for sample in read_shard(shards[row], bad.append):
                     if stop.is_set():
-                        raise _StoppedError
+                        raise InterruptedError  # the consumer has finished
                     yield sample
 
         for turn in itertools.count():

@@ -99,17 +99,10 @@ SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PAIR_SOURCES.items()}
 """One-line description of each source of pairs."""
 
-PROBE_SETS = tuple(_LISTED["suites"]["probe"])
-"""The nine sets of the linear probe and of few-shot learning, in the paper's order."""
-
-MEAN_PER_CLASS = frozenset(_LISTED["suites"]["mean_per_class"])
-"""The probe sets scored by mean per-class accuracy; the others are scored by accuracy."""
-
-IMAGENET_SETS = tuple(_LISTED["suites"]["imagenet"])
-"""ImageNet, and test sets of its classes under distribution shift."""
-
-RETRIEVAL_SETS = tuple(_LISTED["suites"]["retrieval"])
-"""The image–caption sets for retrieval, in Karpathy's splits."""
+# of the DiffCLIP paper, see sources.toml
+_SUITES = {name: tuple(sets) for name, sets in _LISTED["suites"].items()}
+PROBE_SETS, IMAGENET_SETS, RETRIEVAL_SETS = (_SUITES[name] for name in ("probe", "imagenet", "retrieval"))
+MEAN_PER_CLASS = frozenset(_SUITES["mean_per_class"])
 
 
 def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:

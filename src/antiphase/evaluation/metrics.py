@@ -181,21 +181,21 @@ def summarise_tasks(
             metrics[str(model), str(task), str(data), metric.setting, metric.name] = metric
     results, differences = [], []
     for (model, *key), metric in metrics.items():
-        results.append(_line({"model": model}, key, asdict(estimate(metric))))
+        about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
+        headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
+        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | {"headline": headline})
         twin = twins.get(model)
         if twin is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])
             numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
-            differences.append(_line({"model": model, "twin": twin}, key, numbers))
+            line = {"model": model, "twin": twin} | about | _finite(numbers) | {"headline": headline}
+            differences.append(line)
     return {"results": results, "differences": differences}
 
 
-def _line(models: dict[str, str], key: Sequence[str], numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of a summary, ready for JSON: null for an infinite end."""
-    about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
-    finite = {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
-    headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
-    return models | about | numbers | finite | {"headline": headline}
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return numbers for JSON: null for an infinite end."""
+    return numbers | {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
 
 
 def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:
