@@ -362,7 +362,7 @@ def test_a_shard_that_the_server_does_not_have_is_named(served):
     (line,) = [line for batch in batches for line in batch.bad]
     assert "cc-0001.tar is cut short or damaged from its start (the command ended with exit code 22)" in line
     assert sorted(numbers_of(batches[0])) == list(range(7))
-    with pytest.raises(UserError, match=r"lane 1 has no usable sample .* cc-0001\.tar .*exit code 22"):
+    with pytest.raises(UserError, match=r"lane 1 has no usable sample .* cc-0001\.tar; .*exit code 22"):
         run(open_shards(f"{url}cc-{{0000..0001}}.tar", samples=7, lanes=2), 2)
 
 
@@ -561,7 +561,7 @@ def test_numbers_that_do_not_divide_are_one_line_before_anything_is_read(six, gi
 def test_a_lane_without_a_usable_sample_is_an_error_and_not_an_endless_loop(tmp_path):
     pattern = write_shards(tmp_path, [3, 3])
     write_tar(tmp_path / "cc-0001.tar", members_of(4)[:2])
-    line = r"lane 1 has no usable sample in cc-0001\.tar .*000004 has no cap"
+    line = r"lane 1 has no usable sample in its 1 shards, first cc-0001\.tar; .*000004 has no cap"
     with pytest.raises(UserError, match=line):
         run(open_shards(pattern, samples=4), 2)
     with pytest.raises(UserError, match=line):

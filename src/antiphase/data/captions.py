@@ -287,7 +287,8 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
         try:
             cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
-            raise UserError(f"line {number} of {path} is no row of a table ({error}); quote cells") from error
+            fix = "put a whole cell in double quotes, and double those in it; one row a line"
+            raise UserError(f"line {number} of {path} is no row of a table ({error}): {fix}") from error
         if any(cells):
             rows.append((number, [cell.strip() for cell in cells]))
     return rows

@@ -118,7 +118,8 @@ def list_classes(
         files += images
         labels += [label] * len(images)
     if left_out:
-        warnings.warn(f"{name}: left out files that Pillow cannot read, {dict(left_out)}", stacklevel=2)
+        reason = f"left out files that Pillow cannot read, {dict(left_out)}; convert them to PNG"
+        warnings.warn(f"{name}: {reason}", stacklevel=2)
     if not files:
         raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
     return FileImages.whole(name, split, class_names, labels, root=root, files=tuple(files))

@@ -173,7 +173,8 @@ def _labels(name: str, path: Path) -> list[int]:
         rows = scan(path)
         schema = rows.collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise UserError(f"{name}: {path} is no complete Parquet file ({first_line(error)})") from None
+        fault = f"{path} is no complete Parquet file ({first_line(error)})"
+        raise UserError(f"{name}: {fault}: download it again") from None
     image = next((schema[column] for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
     encoded = image == pl.Binary or (isinstance(image, pl.Struct) and "bytes" in image.to_schema())

@@ -143,7 +143,8 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word)]
     if odd or not any(map(str.isalpha, "".join(words))):
-        warnings.warn(f"class names {shown(', '.join(odd or words))} are no words; give names", stacklevel=3)
+        reason = "are no words, but prompts are made of them; if they only number the classes, give names"
+        warnings.warn(f"class names {shown(', '.join(odd or words))} {reason}", stacklevel=3)
     return words
 
 

@@ -189,7 +189,7 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
         reason = first_line(error)
         raise UserError(f"{name}: labels {shown(labels)} ({reason}); expected class numbers") from None
     if values.size != count or values.shape[:1] != (count,):
-        raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one an image")
+        raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one number an image")
     values = values.reshape(count)
     odd = values[~((values >= 0) & (values < MOST_CLASSES) & (values == np.floor(values)))]  # includes NaN
     if len(odd):
@@ -233,6 +233,6 @@ def checked_pixels(name: str, images: Any) -> Tensor:
     pixels = pixels if whole else pixels.float()
     low, high = (float(value) for value in torch.aminmax(pixels))
     if high == 1 if whole else not (low >= 0 and high <= 1):
-        expected = "0..255" if whole else "[0, 1]: divide bytes by 255, and do not normalise"
+        expected = "0..255: multiply by 255" if whole else "[0, 1]: divide bytes by 255, and do not normalise"
         raise UserError(f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected {expected}")
     return pixels

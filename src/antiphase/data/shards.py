@@ -195,8 +195,10 @@ class ShardStream:
                 empty = False
                 yield sample
             if empty:
-                fault = f"lane {number} has no usable sample in {shards[0].name} and its other shards"
-                fault += f" ({bad[-1]})" * bool(bad)
+                fault = (
+                    f"lane {number} has no usable sample in its {len(shards)} shards, first {shards[0].name}"
+                )
+                fault += f"; {bad[-1]}" * bool(bad)
                 raise UserError(f"{self.name}: {fault}: repair or remove them, or use fewer lanes")
 
 

@@ -21,7 +21,8 @@ Groups = Sequence[str]
 class Protocol(SimpleNamespace):
     """How the tasks are measured: the options of ``antiphase evaluate`` that they name in ``fields`` and ``resolves``.
 
-    A new setting is a field in ``commands/evaluate/options.py`` and a name in ``fields`` of the task that reads it.
+    The defaults are DiffCLIP's (Section 4.1, Appendix B). A new setting is a field in ``commands/evaluate/options.py``
+    and a name in ``fields`` of the task that reads it.
     """
 
 
@@ -92,9 +93,8 @@ def all_tasks() -> list[EvaluationTask]:
 
 def task_settings(tasks: Iterable[EvaluationTask] | None = None) -> set[str]:
     """Return the names of the settings of some tasks, or of all."""
-    return {
-        name for task in (all_tasks() if tasks is None else tasks) for name in (*task.fields, *task.resolves)
-    }
+    chosen = all_tasks() if tasks is None else tasks
+    return {name for task in chosen for name in (*task.fields, *task.resolves)}
 
 
 def has_labels(source: Source) -> bool:

@@ -65,14 +65,16 @@ def _templates(ensemble: str) -> list[str]:
     origin, lines = "--prompt", ensemble.splitlines()
     if "{}" not in ensemble:
         origin = Path(ensemble).expanduser()
-        expected = f"expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable file"
-        lines = [line.strip() for line in read_text(origin, expected).splitlines() if line.strip()]
+        try:
+            lines = [line.strip() for line in read_text(origin).splitlines() if line.strip()]
+        except UserError:
+            expected = f"expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable file"
+            raise UserError(f"templates {ensemble!r}: {expected}") from None
     if not lines:
         raise UserError(f"{origin} has no templates: expected one per line, with {{}} for the class name")
-    if odd := [line for line in lines if "{}" not in line]:
-        raise UserError(
-            f"{origin}: template {lines.index(odd[0]) + 1}, {odd[0]!r}: expected {{}} for the class name"
-        )
+    for number, line in enumerate(lines, 1):
+        if "{}" not in line:
+            raise UserError(f"{origin}: template {number}, {line!r}: expected {{}} for the class name")
     return lines
 
 
