@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from jaxtyping import UInt8
 from PIL import Image
-from torch import Tensor
 
 from antiphase.data.captions import table_rows
-from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import emoji_pairs
 from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import still_there
@@ -67,10 +64,6 @@ class MmvpSet:
 
     def __len__(self) -> int:
         return len(self.patterns)
-
-    def pixels(self, pair: int, which: int) -> UInt8[Tensor, "3 height width"]:
-        """Return the first (0) or second (1) image of a pair as RGB at its own size."""
-        return decode_whole(self.root / self.files[pair][which])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of file names and sizes, statements, patterns and question numbers."""
