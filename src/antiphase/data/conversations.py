@@ -178,9 +178,8 @@ def llava_conversations(
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
     records = read_json(file)
     if only is not None and isinstance(records, list):
-        records = [
-            one for one in records if isinstance(one, dict) and str(one.get("image", "")).startswith(only)
-        ]
+        told = (one for one in records if isinstance(one, dict))
+        records = [one for one in told if str(one.get("image", "")).startswith(only)]
     records = _checked(records, file, literal=True)
     if not records:
         of = "" if only is None else f" about an image whose path begins with {only!r}"
@@ -237,9 +236,8 @@ def shard_conversations(name: str, path: str, root: Path) -> Conversations:
         raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")
     paths = [Path(shard.place).resolve() for shard in shards]
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    records = [
-        record for tar in paths for record in _checked(list(_members(tar, folder)), tar, literal=False)
-    ]
+    told = (_checked(list(_members(tar, folder)), tar, literal=False) for tar in paths)
+    records = [record for several in told for record in several]
     if not records:
         raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
     return _llava(records, folder)

@@ -105,9 +105,8 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    return FileImages.whole(
-        "tiny-imagenet", split, class_names, labels, root=folder / "val", files=tuple(images)
-    )
+    more = {"root": folder / "val", "files": tuple(images)}
+    return FileImages.whole("tiny-imagenet", split, class_names, labels, **more)
 
 
 def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:
@@ -199,9 +198,8 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
     partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
     if partition is None:
         raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
-    files = [
-        line.strip().lstrip("/") for line in partition.read_text(encoding="utf-8").split("\n") if line.strip()
-    ]
+    lines = map(str.strip, partition.read_text(encoding="utf-8").split("\n"))
+    files = [line.lstrip("/") for line in lines if line]
     numbers = {label: number for number, label in enumerate(classes)}
     # a/abbey/sun_x.jpg: without the initial letter
     labels = [numbers.get("/".join(Path(file).parts[1:-1]), -1) for file in files]
@@ -274,9 +272,7 @@ def digits(split: str) -> ArrayImages:
         members = generator.permutation(np.flatnonzero(labels == label))
         held_out[members[: round(len(members) / 5)]] = True
     rows = np.flatnonzero(held_out == (split == "test"))
-    return ArrayImages.whole(
-        "digits", split, map(str, range(10)), labels[rows], pixels=torch.from_numpy(pixels[rows])
-    )
+    return ArrayImages.whole("digits", split, map(str, range(10)), labels[rows], pixels=pixels[rows])
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
@@ -301,9 +297,8 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    return ArrayImages.whole(
-        "fashion-mnist", split, FASHION_MNIST_CLASSES, labels.copy(), pixels=torch.from_numpy(images.copy())
-    )
+    about = ("fashion-mnist", split, FASHION_MNIST_CLASSES)
+    return ArrayImages.whole(*about, labels.copy(), pixels=images.copy())
 
 
 def specimens(file: Path | None = None) -> ArrayImages:
@@ -315,7 +310,7 @@ def specimens(file: Path | None = None) -> ArrayImages:
     try:
         with Image.open(file) as image:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
-            pixels = torch.from_numpy(np.array(image).reshape(-1, 1, 28, 28))
+            pixels = np.array(image).reshape(-1, 1, 28, 28)
     except (OSError, SyntaxError, KeyError, ValueError) as error:
         fault = f"is not a valid file of specimen images ({error})"
         raise UserError(f"{file} {fault}: reinstall antiphase") from error
@@ -332,7 +327,7 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
     fix = f"put {archive} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
     data = downloaded(name, name.upper(), root, fix, train=split == "train")
     class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
-    pixels = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
+    pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
     return ArrayImages.whole(name, split, class_names, data.targets, pixels=pixels)
 
 
@@ -355,6 +350,4 @@ def random_images(
     noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)
     labels = classes.integers(0, num_classes, size=count, dtype=np.int64)
-    return ArrayImages.whole(
-        "random", split, map(str, range(num_classes)), labels, pixels=torch.from_numpy(pixels)
-    )
+    return ArrayImages.whole("random", split, map(str, range(num_classes)), labels, pixels=pixels)

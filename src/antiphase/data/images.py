@@ -101,7 +101,8 @@ class ImageSet(Samples):
     def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
         """Return a whole split; ids are counted from 0 unless given."""
         numbers = torch.as_tensor(labels, dtype=torch.int64)
-        values: dict[str, Any] = {"ids": torch.arange(len(numbers)), **others}
+        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
+        values: dict[str, Any] = {"ids": torch.arange(len(numbers)), **others, **tensors}
         return cls(name=name, split=split, class_names=tuple(class_names), labels=numbers, **values)
 
     @property

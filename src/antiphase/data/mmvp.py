@@ -145,9 +145,8 @@ def _emoji_questions(names: Collection[str]) -> Iterator[tuple[str, str]]:
     for pattern, first, replaced, other in _EMOJI_RULES:
         # the empty end of a name matches once more behind a skin tone
         count = int(pattern == "Facing right")
-        both = [
-            (name, re.sub(replaced, other, name, count=count)) for name in names if re.search(first, name)
-        ]
+        chosen = [name for name in names if re.search(first, name)]
+        both = ((name, re.sub(replaced, other, name, count=count)) for name in chosen)
         both = [two for two in both if two[1] in names]
         for two in sorted(both, key=lambda two: key(EMOJI_MMVP, pattern, *two))[:_EMOJI_PAIRS]:
             yield from ((pattern, name) for name in two)

@@ -195,10 +195,8 @@ class ShardStream:
                 empty = False
                 yield sample
             if empty:
-                fault = (
-                    f"lane {number} has no usable sample in its {len(shards)} shards, first {shards[0].name}"
-                )
-                fault += f"; {bad[-1]}" * bool(bad)
+                fault = f"lane {number} has no usable sample in its {len(shards)} shards"
+                fault += f", first {shards[0].name}" + f"; {bad[-1]}" * bool(bad)
                 raise UserError(f"{self.name}: {fault}: repair or remove them, or use fewer lanes")
 
 

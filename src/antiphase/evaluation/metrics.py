@@ -40,9 +40,8 @@ def outcome_rows(**columns: Any) -> pl.DataFrame:
     """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
     usual = dict.fromkeys(ROW_SCHEMA) | {"setting": "", "seed": 0, "group": -1}
     lists = {name: values for name, values in columns.items() if not isinstance(values, int | str)}
-    frame = pl.DataFrame(lists).with_columns(
-        pl.lit(value).alias(name) for name, value in (usual | columns).items() if name not in lists
-    )
+    single = {name: pl.lit(value) for name, value in (usual | columns).items() if name not in lists}
+    frame = pl.DataFrame(lists).with_columns(**single)
     return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
 
 

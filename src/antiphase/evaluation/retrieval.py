@@ -109,9 +109,8 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
     metrics = {f"{metric.setting} {metric.name}": metric for metric in task_metrics("retrieval", frame)}
     if pairs.labels is not None:
         weights = zero_shot_classifier(model, pairs.class_names, prompts=pairs.prompts).weights.cpu()
-        top, *_, per_class = task_metrics(
-            "zero-shot", zero_shot_rows(images, weights, pairs.labels, pairs.ids)
-        )
+        frame = zero_shot_rows(images, weights, pairs.labels, pairs.ids)
+        top, *_, per_class = task_metrics("zero-shot", frame)
         metrics |= {"zero-shot": top, "zero-shot per class": per_class}
     return {name: round(estimate(metric).value, 4) for name, metric in metrics.items()}
 
@@ -128,9 +127,8 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
     several = rows["group"].n_unique() < len(rows)
-    return [
-        Metric(setting, f"R@{k}", observed(rows, pl.col("rank") < k), clustered=several) for k in (1, 5, 10)
-    ]
+    hits = ((k, observed(rows, pl.col("rank") < k)) for k in (1, 5, 10))
+    return [Metric(setting, f"R@{k}", values, clustered=several) for k, values in hits]
 
 
 TASK = EvaluationTask(
