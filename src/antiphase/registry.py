@@ -112,8 +112,12 @@ def find(table: Table, name: str, kind: str) -> Any:
     """
     if name not in table:
         raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")
-    found = table[name]
-    if not isinstance(found, str):
-        return found
-    module, _, attribute = found.partition(":")
+    return imported(table[name])
+
+
+def imported(place: Any) -> Any:
+    """Return the object at ``"module:attribute"``; what is no text is the object itself."""
+    if not isinstance(place, str):
+        return place
+    module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -22,8 +22,7 @@ from antiphase.data.folders import refuse_missing
 from antiphase.data.shards import find_shards
 from antiphase.data.sources import find_named, listed_sources
 from antiphase.errors import UserError, shown
-from antiphase.files import digest
-from antiphase.reading import parse_json
+from antiphase.files import digest, parse_json
 from antiphase.streams import generator, key
 
 ANSWERS = ("No", "Yes")

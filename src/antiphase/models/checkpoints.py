@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, invalid, shown
-from antiphase.files import digest, replacing, write_json
-from antiphase.reading import read_json
+from antiphase.files import digest, read_json, replacing, write_json
 
 State = dict[str, Tensor]
 Config = TypeVar("Config", bound=BaseModel)

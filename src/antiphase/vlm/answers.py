@@ -18,7 +18,7 @@ from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
-from antiphase.progress import progress_bar
+from antiphase.terminal import progress_bar
 
 _MISSING = "captions are scored by pycocoevalcap: pip install 'antiphase[caption]'"
 _LONGEST = 48  # tokens of a caption

@@ -29,9 +29,8 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
-from antiphase.files import digest
+from antiphase.files import digest, read_json_lines
 from antiphase.models.card import card_of
-from antiphase.reading import read_json_lines
 from antiphase.statistics.intervals import Estimate, as_difference, as_share, auc_values, ratio_values
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.streams import generator, key

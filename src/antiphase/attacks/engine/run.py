@@ -32,8 +32,8 @@ from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
 from antiphase.errors import UserError
-from antiphase.progress import status_bar
 from antiphase.streams import key, sample_keys
+from antiphase.terminal import status_bar
 
 _ROWS = 128  # default batch size (dev/attack-engine.md)
 _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits

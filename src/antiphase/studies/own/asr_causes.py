@@ -22,7 +22,6 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from antiphase.budgets import eps_label
 from antiphase.errors import UserError
 from antiphase.sensitivity.interventions import BRANCHES
 from antiphase.statistics.intervals import STRATA, Estimate, as_difference, as_share, standardised
@@ -36,6 +35,7 @@ from antiphase.studies.numbers import signed
 from antiphase.studies.papers.declarations import Checks, Paper, filled
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
 from antiphase.studies.spec import Cell, Profile, RowsByTable
+from antiphase.terminal import eps_label
 
 Matrix = Float[np.ndarray, "seeds samples"]
 
