@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from antiphase import reading
+from antiphase import files as reading
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
 from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of

@@ -18,8 +18,7 @@ from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.image_sets import prompt_names
 from antiphase.data.images import ArrayImages, subset_rows
 from antiphase.errors import UserError, first_line, shown
-from antiphase.files import printable
-from antiphase.reading import regular_file
+from antiphase.files import printable, regular_file
 
 MOST_CLASSES = 1_000_000
 """Larger labels are ids, for which there would be a class each."""

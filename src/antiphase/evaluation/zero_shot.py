@@ -21,8 +21,7 @@ from antiphase.evaluation.metrics import (
     observed,
 )
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source, has_labels, labelled
-from antiphase.files import digest
-from antiphase.reading import read_text
+from antiphase.files import digest, read_text
 
 OWN = "own"
 ENSEMBLES = (OWN, "80", "7", "1")
