@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from antiphase import files as reading
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
 from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of
 from antiphase.errors import UserError
+from antiphase.files import read_json, read_text
 
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 _COCO_LISTS = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
@@ -69,9 +69,9 @@ def listed_pairs(
     raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
 
 
-def read_json(path: Path) -> Any:
+def read_list(path: Path) -> Any:
     """Read a JSON file of any size."""
-    return reading.read_json(path, None, "download it again, or give an existing file", most=2**40)
+    return read_json(path, None, "download it again, or give an existing file", most=2**40)
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def _coco(name: str, root: Path, split: str, kind: str) -> _Coco:
     for folder, year in itertools.product((root, root / "coco"), (2014, 2017)):
         path = folder / f"annotations/{kind}_{split}{year}.json"
         if path.is_file():
-            return _Coco(path, split, read_json(path))
+            return _Coco(path, split, read_list(path))
     where = f"annotations/{kind}_{split}2014.json not found in {root} or {root / 'coco'}"
     raise UserError(f"COCO's {where}: unzip {_COCO_LISTS} and the images there, or set ANTIPHASE_DATA")
 
@@ -148,7 +148,7 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
     listed = coco.path.with_name(coco.path.name.replace("instances", "captions"))
     if listed.is_file():
         with _layout(listed):
-            captions = _Coco(listed, coco.split, read_json(listed)).captions()
+            captions = _Coco(listed, coco.split, read_list(listed)).captions()
     rows: list[Row] = []
     with _layout(coco.path):
         names = {entry["id"]: entry["name"] for entry in coco.content["categories"]}
@@ -213,7 +213,7 @@ def karpathy(
     if folder and not place.is_file():
         raise UserError(f"{name}: {place} not found: {fix}")
     rows: list[Row] = []
-    content = read_json(place)
+    content = read_list(place)
     with _layout(place):
         for entry in content["images"]:
             if entry["split"] == split or (entry["split"] == "restval" and split == "train"):
@@ -280,7 +280,7 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
     in double quotes.
     """
-    text = reading.read_text(path, "give a table in UTF-8", most=2**40)
+    text = read_text(path, "give a table in UTF-8", most=2**40)
     lines = re.split("\r\n?|\n", text.removeprefix("\ufeff"))
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):

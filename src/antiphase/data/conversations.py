@@ -15,7 +15,7 @@ from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
 from antiphase.data.archives import IMAGE_SUFFIXES, read_samples
-from antiphase.data.captions import read_json
+from antiphase.data.captions import read_list
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
 from antiphase.data.folders import refuse_missing
@@ -175,7 +175,7 @@ def llava_conversations(
     )
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
-    records = read_json(file)
+    records = read_list(file)
     if only is not None and isinstance(records, list):
         told = (one for one in records if isinstance(one, dict))
         records = [one for one in told if str(one.get("image", "")).startswith(only)]

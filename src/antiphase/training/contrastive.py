@@ -31,6 +31,7 @@ from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_le
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
+PairSource = PairSet | ShardStream
 Evaluate = Callable[[CLIP], dict[str, Any]]
 Embeddings = Float[Tensor, "batch embed"]
 Number = Float[Tensor, ""]
@@ -38,7 +39,7 @@ Number = Float[Tensor, ""]
 
 def train_clip(
     recipe: ClipRecipe,
-    pairs: PairSet | ShardStream,
+    pairs: PairSource,
     out: Path,
     *,
     evaluate: Evaluate | None = None,
@@ -116,12 +117,7 @@ class _Shares:
     """This process's share of each step."""
 
     def __init__(
-        self,
-        recipe: ClipRecipe,
-        pairs: PairSet | ShardStream,
-        model: CLIP,
-        accelerator: Accelerator,
-        out: Path,
+        self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
     ) -> None:
         self.recipe, self.pairs = recipe, pairs
         self.process = {"rank": accelerator.process_index, "world": accelerator.num_processes}
