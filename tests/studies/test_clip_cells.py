@@ -98,6 +98,7 @@ def test_shards_need_not_be_there_to_be_planned():
         "series": "DiffCLIP",
         "trained_on": CC12M,
         "depth": 12,
+        "dim": 768,
         "lambda_init": 0.8,
         "train_eps": 0.0,
         "lambda_schedule": "constant",
