@@ -38,7 +38,7 @@ from antiphase.terminal import say
 from antiphase.vlm.answers import answers_questions
 
 _VERSION = 1
-_OPTIONS = {"templates": "prompt", "space": "features", "objectives": "objective"}  # by field of the protocol
+_OPTIONS = {"space": "features", "objectives": "objective"}  # settings that the tasks call something else
 _WHOLE = {"mmvp", "emoji-mmvp"}  # data that are always whole
 
 
@@ -172,6 +172,14 @@ def protocol_of(options: EvaluateOptions) -> Protocol:
     settings["templates"] = tuple(dict.fromkeys((*options.templates, *prompts)))
     settings["objectives"] = tuple(dict.fromkeys(options.objective))
     return Protocol(**settings)
+
+
+def protocol_with(settings: Mapping[str, Any]) -> Protocol:
+    """Return the protocol of the default options, but for some settings by the names that the tasks have for them."""
+    if odd := sorted(settings.keys() - task_settings()):
+        raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(sorted(task_settings()))}")
+    chosen = {_OPTIONS.get(name, name): value for name, value in settings.items()}
+    return protocol_of(EvaluateOptions(models=("any",), **chosen))
 
 
 @dataclass(frozen=True)
