@@ -254,7 +254,7 @@ def test_an_evaluation_is_identified_by_its_model_task_data_and_protocol(twins):
     ("fields", "words"),
     [
         ({"task": "probing"}, "task 'probing': expected one of retrieval"),
-        ({"protocol": {"rounds": 3}}, "protocol 'rounds': expected some of templates"),
+        ({"protocol": {"rounds": 3}}, "protocol 'rounds': expected some of captions"),
         (
             {"task": "retrieval", "data": "digits"},
             "retrieval on digits: not possible with these data; expected one of zero-shot",
