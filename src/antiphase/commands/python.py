@@ -78,7 +78,7 @@ def study(names: Any, **options: Any) -> Result:
 
     Without ``store`` nothing is written, and a killed run cannot be resumed.
     """
-    from antiphase.studies.result import studied
+    from antiphase.studies.run_result import studied
     from antiphase.studies.run import run
 
     kind, named = find_command("study run").options, (names,) if isinstance(names, str) else names
