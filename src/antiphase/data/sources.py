@@ -105,6 +105,9 @@ PROBE_SETS = tuple(_LISTED["suites"]["probe"])
 MEAN_PER_CLASS = frozenset(_LISTED["suites"]["mean_per_class"])
 """The probe sets scored by mean per-class accuracy; the others are scored by accuracy."""
 
+EMOJI_SETS = tuple(_LISTED["suites"]["emoji"])
+"""The emoji by artist, drawings on white of nine groups."""
+
 IMAGENET_SETS = tuple(_LISTED["suites"]["imagenet"])
 """ImageNet, and test sets of its classes under distribution shift."""
 

@@ -96,9 +96,17 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    several = rows["group"].n_unique() < len(rows)
-    return [
-        Metric(setting, f"R@{k}", observed(rows, pl.col("rank") < k), clustered=several) for k in (1, 5, 10)
+    images = rows["group"].n_unique()
+    several = images < len(rows)
+    return [  # several captions of an image have a chance slightly below k / images
+        Metric(
+            setting,
+            f"R@{k}",
+            observed(rows, pl.col("rank") < k),
+            clustered=several,
+            chance=min(1.0, k / images),
+        )
+        for k in (1, 5, 10)
     ]
 
 

@@ -50,6 +50,10 @@ _READING = (
 )
 
 
+LEVELS = {"answers at random": "chance", "always the largest class": "constant"}
+"""Rows of tables below the models, and the level that each shows."""
+
+
 class EvaluateResult(Result):
     """What models know, with their differences to their twins."""
 
@@ -179,15 +183,19 @@ def _quoted(row: Number) -> str:
 
 
 def _task_table(task: str, results: Sequence[Number], groups: Sequence[Family]) -> Table:
-    """Tabulate the numbers of a task: models and data sets down, numbers across."""
+    """Tabulate the numbers of a task: models and data sets down, then chance and constant answers; numbers across."""
     colors = colors_of(groups)
     columns = list(dict.fromkeys(map(heading, results)))
     blocks: dict[tuple[str, str], dict[str, Field]] = {}
     for row in results:
         blocks.setdefault((row["model"], row["data"]), {})[heading(row)] = _field(row)
+    for words, level in LEVELS.items():
+        for row in results:
+            if row.get(level) is not None:  # summaries of older versions have none
+                blocks.setdefault((words, row["data"]), {})[heading(row)] = Field(percent(row[level]))
     rows = (
         (
-            Field(model, color=colors[model], kind="name"),
+            Field(model, color=colors.get(model), kind="word" if model in LEVELS else "name"),
             Field(data, kind="word"),
             *(fields.get(column, Field("–")) for column in columns),
         )

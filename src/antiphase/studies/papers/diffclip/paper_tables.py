@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.data.shards import TITLES
-from antiphase.evaluation.metrics import CLASSES_ALIKE
+from antiphase.evaluation.metrics import CLASSES_ALIKE, ROW_SCHEMA, task_metrics
+from antiphase.evaluation.tasks import find_task
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
 from antiphase.studies.figures import BY_SEED, Panel, Table, panels, tables
@@ -37,9 +38,27 @@ def model_table(
     paper: pl.DataFrame,
     column: str | pl.Expr = "data",
     digits: int = 1,
+    level: pl.DataFrame | None = None,
 ) -> list[Table]:
-    """Return a table with models down and data sets across, the paper's numbers beside ours."""
-    row = pl.format("{}, {}", "series", "pretraining")
+    """Return a table with models down and data sets across, the paper's numbers beside ours.
+
+    Args:
+        level: what answers without a model reach, from :func:`levels`, shown below the models.
+    """
+    row = (
+        pl.when(pl.col("pretraining") == "")
+        .then("series")
+        .otherwise(pl.format("{}, {}", "series", "pretraining"))
+    )
+    if level is not None:
+        whole = level.group_by("task", "series", maintain_order=True).agg(
+            pl.mean("value"), data=pl.lit(AVERAGE)
+        )
+        both = pl.concat([level, whole], how="diagonal_relaxed")
+        shown = both.join(means.select("task", "data").unique(), on=["task", "data"], maintain_order="left")
+        absent = [pl.lit(None, means.schema[name]).alias(name) for name in ("low", "high", "seeds", BY_SEED)]
+        blank = shown.with_columns(*absent, n=pl.lit(0, means.schema["n"]), pretraining=pl.lit(""))
+        means = pl.concat([means, blank.select(means.columns)])
     style = {"index": "model, trained on", "digits": digits}
     return tables(means, title, name, row, column, paper=paper, **style)
 
@@ -84,6 +103,32 @@ def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLI
     own = observed.filter(pl.col("series").is_in([first, second]))
     both = own.filter(pl.col("series").n_unique().over("pretraining") == 2)
     return both["pretraining"].unique(maintain_order=True).to_list()
+
+
+LEVELS = {"constant answer": "constant", "chance": "chance"}
+
+
+def levels(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return what the best constant answer and answers at random reach, where that is known.
+
+    Returns:
+        Columns ``task`` as in :func:`observations`, ``data``, ``series`` (of ``LEVELS``) and ``value``.
+    """
+    found: list[tuple[str, str, str, float]] = []
+    for (task, data), block in rows.group_by("task", "data", maintain_order=True):
+        stands_for = find_task(str(task)).stands_for
+        settings: list[str] = []
+        for metric in task_metrics(str(task), block.select(*ROW_SCHEMA)):
+            if not stands_for(str(data), metric.name):
+                continue
+            settings.append(metric.setting)
+            named = f"{task}, {metric.setting}" if len(settings) > 1 else str(task)
+            own = f"{metric.setting} retrieval" if task == "retrieval" else named
+            values = {words: getattr(metric, level) for words, level in LEVELS.items()}
+            found += [(own, str(data), words, value) for words, value in values.items() if value is not None]
+    return pl.DataFrame(
+        found, dict.fromkeys(("task", "data", "series"), pl.String) | {"value": pl.Float64}, orient="row"
+    )
 
 
 _MODEL = ["pretraining", "series", SEED]
