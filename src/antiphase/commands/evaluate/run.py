@@ -298,6 +298,6 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
             f"{row['model']}: accuracy {100 * row['value']:.1f} % is not above that of always naming the largest "
             f"class, {100 * row['constant']:.1f} %: read the mean over the classes"
             for row in rows
-            if row["low"] <= row["constant"]
+            if row["chance"] < row["low"] <= row["constant"]
         ),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.data.shards import TITLES
-from antiphase.evaluation.metrics import CLASSES_ALIKE, ROW_SCHEMA, task_metrics
+from antiphase.evaluation.metrics import CLASSES_ALIKE, task_metrics
 from antiphase.evaluation.tasks import find_task
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
@@ -118,7 +118,7 @@ def levels(rows: pl.DataFrame) -> pl.DataFrame:
     for (task, data), block in rows.group_by("task", "data", maintain_order=True):
         stands_for = find_task(str(task)).stands_for
         settings: list[str] = []
-        for metric in task_metrics(str(task), block.select(*ROW_SCHEMA)):
+        for metric in task_metrics(str(task), block):
             if not stands_for(str(data), metric.name):
                 continue
             settings.append(metric.setting)
