@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import antiphase as ap
 from antiphase.attacks import Threat
 from antiphase.attacks.autoattack import autoattack_ensemble
-from antiphase.heap import keep_freed_memory
+from antiphase.processes import keep_freed_memory
 
 STAGES = ("apgd-ce", "apgd-t", "fab-t", "square")
 Line = dict[str, Any]

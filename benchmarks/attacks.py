@@ -32,8 +32,8 @@ import antiphase as ap
 from antiphase.attacks import Threat, apgd, autoattack, fab, pgd, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attention import outputs_only
-from antiphase.heap import keep_freed_memory
 from antiphase.models.zoo import fingerprint
+from antiphase.processes import keep_freed_memory
 from antiphase.studies.report.findings import replace_marked
 
 PUBLISHED = Path(__file__).with_name("attacks.json")

@@ -23,8 +23,8 @@ import torch
 from rounds import provenance, ratio, take_turns
 from torch import Tensor, nn
 
-from antiphase.heap import keep_freed_memory
 from antiphase.models import clip_vit_b16, diffclip_vit_b16, diffvit, vit
+from antiphase.processes import keep_freed_memory
 
 WEE = {"patch_size": 16, "in_channels": 3, "dim": 256, "depth": 14, "num_heads": 4, "num_classes": 1000}
 TINY = {"depth": 4}  # Fashion-MNIST, 28 pixels in patches of 4: what studies and attacks run

@@ -21,8 +21,8 @@ from accelerate import Accelerator
 from rounds import provenance, ratio, take_turns
 from torch import Tensor, nn
 
-from antiphase.heap import keep_freed_memory
 from antiphase.models import clip_vit_b16, diffclip_vit_b16
+from antiphase.processes import keep_freed_memory
 from antiphase.training.contrastive import Share, accumulate
 
 Step = Callable[[], None]

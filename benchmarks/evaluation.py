@@ -31,7 +31,7 @@ from torch import Tensor
 
 from antiphase.evaluation.few_shot import Episodes, draw_episodes, few_shot_accuracies
 from antiphase.evaluation.retrieval import ranks
-from antiphase.heap import keep_freed_memory
+from antiphase.processes import keep_freed_memory
 
 LIMIT = 4.0  # GB, of the process that ranks
 

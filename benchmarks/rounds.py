@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import find_device
-from antiphase.commands.record import environment_record
 from antiphase.models.zoo import fingerprint
 
 

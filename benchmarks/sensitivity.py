@@ -29,8 +29,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import antiphase as ap
-from antiphase.heap import keep_freed_memory
 from antiphase.models import diffvit
+from antiphase.processes import keep_freed_memory
 from antiphase.sensitivity import Gram, align
 from antiphase.sensitivity.alignment import cotangent_grams, direction_grams, random_directions, token_grams
 from antiphase.streams import key, sample_keys

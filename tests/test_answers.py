@@ -9,7 +9,7 @@ from PIL import Image
 
 from antiphase.commands import COMMANDS
 from antiphase.commands.doctor import run as doctor
-from antiphase.commands.rerun.run import compared, recorded
+from antiphase.commands.rerun import compared, recorded
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
@@ -298,7 +298,7 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     monkeypatch.setenv("ANTIPHASE_NATIVE", "0")
     found = doctor.examine()
     assert found["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert found["kernels"] == {"ok": False, "path": None, "why": "ANTIPHASE_NATIVE=0"}
+    assert found["kernels"] == {"ok": False, "fix": "ANTIPHASE_NATIVE=0"}
     assert found["data"]["digits"] == {"ok": True, "fix": None, "n": 359}
     assert not found["data"]["cifar10"]["ok"]
     assert "put cifar-10-python.tar.gz from https://" in found["data"]["cifar10"]["fix"]

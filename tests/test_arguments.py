@@ -66,9 +66,9 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
             ("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1")
             for value in (-1, 1.5, 2**63)
         ),
-        ("step_size", 0, "0: expected a number above 0 and that is finite"),
-        ("step_size", math.inf, "inf: expected a number above 0 and that is finite"),
-        ("step_size", "1", "'1': expected a number above 0 and that is finite or None"),
+        ("step_size", 0, "0: expected a number above 0"),
+        ("step_size", math.inf, "inf: expected a finite number above 0"),
+        ("step_size", "1", "'1': expected a number above 0 or None"),
         ("ratio", True, "True: expected a number"),
         ("norm", "l1", "'l1': expected 'linf' or 'l2'"),
         ("norm", [], "of type list: expected 'linf' or 'l2'"),
@@ -97,13 +97,13 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         (
             "images",
             IMAGES * 255,
-            "with values from 127.5 to 127.5: expected a torch tensor of float and shape "
+            "of shape (3, 2, 4, 4) and torch.float32: expected a torch tensor of float and shape "
             "(samples, 2, …) and values in [0, 1]",
         ),
         (
             "images",
             IMAGES * math.nan,
-            "with values from nan to nan: expected a torch tensor of float and shape "
+            "of shape (3, 2, 4, 4) and torch.float32: expected a torch tensor of float and shape "
             "(samples, 2, …) and values in [0, 1]",
         ),
         *(

@@ -11,7 +11,7 @@ import types
 import polars as pl
 import pytest
 
-from antiphase.commands.options import parse_eps
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.errors import UserError
 
 
@@ -126,7 +126,7 @@ def test_version_and_help(run_cli):
         (["sense", "specimen:diffvit-0", "--eps", "2"], "eps 2: expected numbers above 0 and at most 1"),
         (
             ["sense", "specimen:diffvit-0", "--parts", "lipschitz", "--radius", "1/255,2/255"],
-            "radius '1/255,2/255': expected one number",
+            "radius '1/255,2/255': expected a finite number",
         ),
         (
             ["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"],
@@ -227,7 +227,7 @@ def test_a_disk_that_fails_is_one_line(tmp_path, monkeypatch, run_cli):
     def fail(*_args, **_options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("antiphase.commands.export.run.write_model", fail)
+    monkeypatch.setattr("antiphase.models.write_model", fail)
     code, _, err = run_cli("export", "specimen:vit-0", "--out", tmp_path / "run")
     assert (code, err) == (2, "antiphase: writing: Read-only file system; give another path\n")
     assert not list(tmp_path.iterdir())
@@ -253,10 +253,16 @@ def test_a_file_where_a_folder_belongs_is_named(tmp_path, run_cli, command):
 
 
 def test_eps_are_numbers_or_fractions():
-    assert parse_eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
-    for text in ("", "1//2", "1/0", "one", "1/255/2", "inf", "1e-999999999"):
+    def eps(text):
+        return AuditOptions(model="specimen:vit-0", eps=text).eps
+
+    assert eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
+    assert eps(["1/255", 0.25]) == (1 / 255, 0.25)
+    for text in ("1//2", "1/0", "one", "1/255/2", "inf", "1e-999999999", ["0.1", "one"]):
         with pytest.raises(UserError, match="fraction"):
-            parse_eps(text)
+            eps(text)
+    with pytest.raises(UserError, match="eps '': expected at least one"):
+        eps("")
 
 
 def test_an_interrupt_while_modules_load_is_one_line(monkeypatch, run_cli):

@@ -104,7 +104,7 @@ def test_commands_and_their_options_exist(page):
         words = shlex.split(line, comments=True)
         while hasattr(command, "commands"):
             assert words[0] in command.commands, line
-            command = command.commands[words.pop(0)]
+            command = command.get_command(None, words.pop(0))
         known = {name for parameter in command.params for name in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= known, line
 

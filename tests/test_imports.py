@@ -14,15 +14,11 @@ import antiphase
 LAYERS = (
     {
         "arguments",
-        "budgets",
         "errors",
         "files",
-        "heap",
         "modules",
         "precision",
         "processes",
-        "progress",
-        "reading",
         "registry",
         "store",
         "streams",

@@ -9,7 +9,7 @@ from antiphase.attention import AttentionMaps, combine, softmax_maps
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import measure
-from antiphase.commands.train.options import TrainClipOptions
+from antiphase.commands.train import TrainClipOptions
 from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
 from antiphase.errors import UserError

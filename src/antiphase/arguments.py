@@ -7,6 +7,7 @@ An annotation says what is accepted: a type, a ``Literal``, a tensor of a dtype 
 
 import functools
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,6 @@ def at_least(least: float) -> Must:
     return Must(f"of at least {least:g}", lambda number: number >= least)
 
 
-_FINITE = Must("that is finite", lambda number: abs(number) <= sys.float_info.max)
 ANY_NUMBER = Must("", lambda number: True)  # infinite or NaN, too
 OWN_WORDS = Must("", lambda value: True)  # the function checks it, in words of its own
 Size = Annotated[int, at_least(1)]  # however large
@@ -83,7 +83,7 @@ def validated(public: Public) -> Public:
         public.__init__ = validated(public.__init__)  # type: ignore[misc]
         return cast(Public, public)
     signature = inspect.signature(public)
-    kinds: dict[str, tuple[_Kind, ...]] = {}
+    kinds: dict[str, _Kind] = {}
 
     @functools.wraps(public)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def validated(public: Public) -> Public:
         sizes: dict[str, Any] = {}
 
         def check(name: str, value: Any) -> Any:
-            return _checked(name, value, kinds.get(name, ()), sizes)
+            return _checked(name, value, kinds.get(name, _ANYTHING), sizes)
 
         for name, value in bound.arguments.items():
             match signature.parameters[name].kind:
@@ -126,7 +126,7 @@ def check_argument(function: Callable[..., Any], name: str, value: Any) -> Any:
     """Return the value of one argument of a validated function, checked as a call would."""
     plain = unchecked(function)
     kinds = {} if plain is function else _kinds(plain, inspect.signature(plain))
-    return _checked(name, value, kinds.get(name, ()), {})
+    return _checked(name, value, kinds.get(name, _ANYTHING), {})
 
 
 class _OneLine(type(BaseModel)):
@@ -153,55 +153,41 @@ class Fields(BaseModel, metaclass=_OneLine):
 
 @dataclass(frozen=True)
 class _Kind:
-    """One of the types that an annotation allows; ``array`` is that of jaxtyping."""
+    """What an annotation allows, in words, and the types of jaxtyping in it."""
 
     words: str
-    holds: Callable[[Any], bool]
-    musts: tuple[Must, ...] = ()
-    array: Any = None
-
-    @property
-    def described(self) -> str:
-        return f"{self.words} {' and '.join(must.words for must in self.musts)}".strip()
+    holds: Callable[[Any], Any]
+    arrays: tuple[Any, ...] = ()
 
 
-def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str, tuple[_Kind, ...]]:
+def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str, _Kind]:
     hints = get_type_hints(public, include_extras=True)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and get_origin(options := hints.pop(name)) is Unpack:
             hints |= get_type_hints(get_args(options)[0], include_extras=True)
-    return {name: _allowed(hint) for name, hint in hints.items()}
+    return {name: _kind(hint) for name, hint in hints.items()}
 
 
-def _checked(name: str, value: Any, kinds: tuple[_Kind, ...], sizes: dict[str, Any]) -> Any:
-    """Return an argument of one of the kinds; add the lengths of its named axes to ``sizes``."""
-    if not kinds:
-        return value
+def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
+    """Return an argument that fits; add the lengths of its named axes to ``sizes``."""
     value = value.item() if isinstance(value, np.generic) else value
-    kind = next((kind for kind in kinds if kind.holds(value)), None)
-    if kind is None:
-        words = " or ".join(dict.fromkeys(kind.described for kind in kinds))
+    if not kind.holds(value):
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        words = kind.words.replace("a number", "a finite number") if infinite else kind.words
         raise UserError(f"{name} {_given(value)}: expected {words}")
-    for must in kind.musts:
-        if not must.holds(value):
-            raise UserError(f"{name} {_given(value, must)}: expected {kind.described}")
-    if kind.words == "a number" and isinstance(value, int) and abs(value) >= 2**63:
-        return float(value)  # torch takes no such integer
-    if not isinstance(value, Tensor | np.ndarray) or not kind.array:
-        return value
-    for axis, size in _axes(kind.array, value.shape):
+    array = next((array for array in kind.arrays if isinstance(value, array)), None)
+    for axis, size in [] if array is None else _axes(array, value.shape):
         known, first = sizes.setdefault(axis, (size, name))
         if known != size:
             words = f"{axis.lstrip('*')} {known}"
             words = f"one per {axis.removesuffix('s')}, ({known},)" if value.ndim == 1 else words
             raise UserError(f"{name} {_given(value)}: expected {words}, as in {first}")
-    return value
+    large = isinstance(value, int) and abs(value) >= 2**63  # torch takes no such integer
+    return float(value) if large and "number" in kind.words else value
 
 
-def _given(value: Any, must: Must | None = None) -> str:
+def _given(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray):
-        if must is UNIT_RANGE:
-            return f"with values from {value.min():g} to {value.max():g}"
         kind = "of" if isinstance(value, Tensor) else "of type ndarray,"
         return f"{kind} shape {tuple(value.shape)} and {value.dtype}"
     plain = value is None or isinstance(value, str | bytes | Real)
@@ -217,11 +203,12 @@ def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:
     return [(name, size) for name, size in zip(names, shape, strict=True) if name.lstrip("*").isidentifier()]
 
 
+_ANYTHING = _Kind("anything", lambda value: True)
+_NUMBER = _Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
 _PLAIN = {
+    Any: _ANYTHING,
     int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    float: _Kind(
-        "a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), (_FINITE,)
-    ),
+    float: _Kind("a number", lambda value: _NUMBER.holds(value) and abs(value) <= sys.float_info.max),
     Callable: _Kind("a callable", callable),
 }
 _WORDS = {str: "text", bool: "True or False", Tensor: "a torch tensor", type(None): "None"}
@@ -229,38 +216,43 @@ _LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapp
 
 
 @functools.cache
-def _allowed(hint: Any) -> tuple[_Kind, ...]:
-    """Return the kinds that an annotation allows; none if it allows everything."""
+def _kind(hint: Any) -> _Kind:
+    """Return what an annotation allows."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    if hint is Any or isinstance(hint, TypeVar) or OWN_WORDS in parts:
-        return ()
+    if isinstance(hint, TypeVar) or OWN_WORDS in parts:
+        return _ANYTHING
     if origin is Annotated:
-        new = tuple(part for part in parts[1:] if isinstance(part, Must))
-        return tuple(
-            kind
-            if kind.words == "None"
-            else replace(kind, musts=new + (() if ANY_NUMBER in new else kind.musts))
-            for kind in _allowed(parts[0])
+        kind = _NUMBER if ANY_NUMBER in parts else _kind(parts[0])
+        musts = [part for part in parts[1:] if isinstance(part, Must) and part.words]
+        return replace(
+            kind,
+            words=f"{kind.words} {' and '.join(must.words for must in musts)}".strip(),
+            holds=lambda value: (
+                kind.holds(value) and (value is None or all(must.holds(value) for must in musts))
+            ),
         )
     if origin in (Union, types.UnionType):
-        kinds = [_allowed(part) for part in parts]
-        return tuple(chain(*kinds)) if all(kinds) else ()
+        kinds = [_kind(part) for part in parts]
+        return _Kind(
+            " or ".join(dict.fromkeys(kind.words for kind in kinds)),
+            lambda value: any(kind.holds(value) for kind in kinds),
+            tuple(chain.from_iterable(kind.arrays for kind in kinds)),
+        )
     if origin is Literal:
         words = " or ".join(", ".join(map(repr, parts)).rsplit(", ", 1))
-        return (_Kind(words, lambda value: isinstance(value, str | int) and value in parts),)
+        return _Kind(words, lambda value: isinstance(value, str | int) and value in parts)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         words = "a torch tensor" if issubclass(hint.array_type, Tensor) else "a numpy array"
         shape = ", ".join("…" if name[0] in "*." else name.lstrip("#") for name in hint.dim_str.split())
         words = f"{words} of {hint.dtype.__name__.lower()} and shape ({shape})"
-        return (_Kind(words, lambda value: isinstance(value, hint), array=hint),)
+        return _Kind(words, lambda value: isinstance(value, hint), (hint,))
     if origin in _LISTS:
-        inner = (
-            " or ".join(kind.described for kind in _allowed(parts[0])) if len({*parts} - {...}) == 1 else ""
+        words = f"a {_LISTS[origin]}" + (
+            f", each {_kind(parts[0]).words}" if len({*parts} - {...}) == 1 else ""
         )
-        words = f"a {_LISTS[origin]}" + (f", each {inner}" if inner else "")
-        return (_Kind(words, lambda value: _holds(origin, parts, value)),)
-    words = _WORDS.get(origin) or str(origin.__name__)
-    return (_PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin)),)
+        return _Kind(words, lambda value: _holds(origin, parts, value))
+    words = _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
+    return _PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin))
 
 
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
@@ -270,15 +262,11 @@ def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
         return False
     if isinstance(value, Iterator) or not parts:  # reading an iterator would use it up
         return True
+    elements = tuple(chain(*value.items()) if issubclass(origin, Mapping) else value)
     if issubclass(origin, Mapping):
-        return all(map(_fits, parts * len(value), chain(*value.items())))
-    if origin is tuple and ... not in parts:
-        return len(parts) == len(value) and all(map(_fits, parts, value))
-    return all(_fits(parts[0], element) for element in value)
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    kinds = _allowed(hint)
-    return not kinds or any(
-        kind.holds(value) and all(must.holds(value) for must in kind.musts) for kind in kinds
+        parts *= len(value)
+    elif origin is not tuple or ... in parts:
+        parts = parts[:1] * len(elements)
+    return len(parts) == len(elements) and all(
+        _kind(part).holds(element) for part, element in zip(parts, elements, strict=True)
     )

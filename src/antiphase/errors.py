@@ -51,20 +51,15 @@ _BOUNDS = {
     "less_than": ("below", "lt"),
 }
 _KINDS = {
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "model_type": "an object with fields",
-    "model_attributes_type": "an object with fields",
-    "dict_type": "an object with fields",
-    "list_type": "a list",
-    "tuple_type": "a list",
+    "int": "an integer",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "model": "an object with fields",
+    "dict": "an object with fields",
+    "list": "a list",
+    "tuple": "a list",
 }
 
 
@@ -95,8 +90,8 @@ def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError
         words, value = f"expected {number}", value.replace("'", "")
     elif kind == "literal_error":
         words = f"expected {context['expected']}".replace("'", "")
-    elif kind in _KINDS:
-        words = f"expected {_KINDS[kind]}"
+    elif kind.endswith(("_type", "_parsing", "_from_float", "_number")) and kind.split("_")[0] in _KINDS:
+        words = f"expected {_KINDS[kind.split('_')[0]]}"
     elif kind == "json_invalid" or isinstance(first["input"], dict):
         value = ""
     return UserError(f"{field}{value}: {words.replace('Input should be', 'expected')}")

@@ -55,14 +55,14 @@ ESTIMATORS: Table = {
 
 
 MODELS: Table = {
-    "specimen": "antiphase.models.zoo:SPECIMEN",
-    "python": "antiphase.models.schemes.python_code:PYTHON",
-    "timm": "antiphase.models.schemes.libraries:TIMM",
-    "torchvision": "antiphase.models.schemes.libraries:TORCHVISION",
-    "hf": "antiphase.models.schemes.libraries:HUGGING_FACE",
-    "open_clip": "antiphase.models.schemes.libraries:OPEN_CLIP",
-    "diffclip": "antiphase.models.schemes.diffclip:DIFFCLIP",
-    "hub": "antiphase.models.zoo:HUB",
+    "specimen": "antiphase.models.zoo:_specimen",
+    "python": "antiphase.models.schemes.python_code:_python",
+    "timm": "antiphase.models.schemes.libraries:_timm",
+    "torchvision": "antiphase.models.schemes.libraries:_torchvision",
+    "hf": "antiphase.models.schemes.libraries:_hugging_face",
+    "open_clip": "antiphase.models.schemes.libraries:_open_clip",
+    "diffclip": "antiphase.models.schemes.diffclip:_diffclip",
+    "hub": "antiphase.models.zoo:_hub",
 }
 """Schemes of model specifications, the part before the first colon: a ``Scheme`` each."""
 
@@ -96,6 +96,12 @@ LAMBDAS: Table = {
 }
 """Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 
+SCHEDULES: Table = {
+    "constant": "antiphase.attention.lambdas:constant",
+    "depth": "antiphase.attention.lambdas:by_depth",
+}
+"""Schedules of λ_init: a function from the λ_init of a model to one from the index of a layer to its λ_init."""
+
 
 def find(table: Table, name: str, kind: str) -> Any:
     """Return the object that is registered under a name; ``kind`` says in the error what the table holds.
@@ -106,8 +112,12 @@ def find(table: Table, name: str, kind: str) -> Any:
     """
     if name not in table:
         raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")
-    found = table[name]
-    if not isinstance(found, str):
-        return found
-    module, _, attribute = found.partition(":")
+    return imported(table[name])
+
+
+def imported(place: Any) -> Any:
+    """Return the object at ``"module:attribute"``; what is no text is the object itself."""
+    if not isinstance(place, str):
+        return place
+    module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)

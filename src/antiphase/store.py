@@ -14,9 +14,8 @@ from typing import Any, Generic, TypeVar
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.files import digest, replacing, write_json
+from antiphase.files import digest, read_json, read_rows, replacing, write_json
 from antiphase.processes import Process
-from antiphase.reading import read_json, read_rows
 
 _NAME = re.compile(r"[0-9]+-[0-9]+(-[0-9a-f]{16})?\.parquet")  # writer, number, digest
 _DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")

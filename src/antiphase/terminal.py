@@ -1,10 +1,17 @@
-"""Text for a terminal: names and messages of others cannot move the cursor or reverse what is read."""
+"""Text for a terminal: what is printed, progress bars, durations and budgets in words.
 
+Names and messages of others cannot move the cursor or reverse what is read.
+"""
+
+import contextlib
 import io
+import itertools
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +19,8 @@ if TYPE_CHECKING:
 
 # control characters but tab and newline, line separators, marks of direction, halves of characters
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{postfix}"
 
 
 def safe(text: str) -> str:
@@ -61,3 +70,66 @@ def console(err: bool = False, **settings: Any) -> "Console":
 
     plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
     return Safe(stderr=err, **plain, **settings)
+
+
+@dataclass(frozen=True)
+class StatusBar:
+    """A progress bar with a note behind it."""
+
+    show: Callable[[float, str], None]  # sets how much is done, and the note
+    say: Callable[[str], None]  # writes a line above the bar
+
+
+@contextlib.contextmanager
+def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
+    """Show a progress bar on stderr, on a terminal or in a notebook; in the end it is gone.
+
+    ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
+    """
+    from tqdm.auto import tqdm  # takes a while
+
+    hidden = not shown or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    settings = {"initial": min(done, total), "leave": False, "disable": hidden, "bar_format": _LAYOUT}
+    with tqdm(desc=safe(title), total=total, **settings) as bar:
+
+        def show(completed: float, note: str) -> None:
+            bar.set_postfix_str(safe(note), refresh=False)
+            bar.update(min(completed, total) - bar.n)  # tqdm knows no total beyond its end
+
+        yield StatusBar(show, lambda line: bar.write(safe(line), file=sys.stderr))
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar; yield a function that advances it by a number of units."""
+    done = 0.0
+    with status_bar(title, total, shown) as bar:
+
+        def advance(count: float) -> None:
+            nonlocal done
+            done += count
+            bar.show(done, "")
+
+        yield advance
+
+
+def duration(seconds: float) -> str:
+    """Format a duration.
+
+    >>> duration(4.24), duration(95), duration(7984), duration(400_000)
+    ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    large, small = next(pair for pair in itertools.pairwise(steps) if seconds >= pair[0][1])
+    return f"{int(seconds // large[1])} {large[0]} {int(seconds % large[1] // small[1])} {small[0]}"
+
+
+def eps_label(eps: float) -> str:
+    """Format ε as a fraction of 255 or as a number, whichever is shorter.
+
+    >>> [eps_label(eps) for eps in (0.5 / 255, 4.5 / 255, 8 / 255, 0.2, 0.3, 2.0)]
+    ['0.5/255', '4.5/255', '8/255', '0.2', '0.3', '2']
+    """
+    return min(f"{eps * 255:g}/255", f"{eps:g}", key=len)

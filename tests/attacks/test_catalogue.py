@@ -37,7 +37,7 @@ def test_parse_settings_reads_what_the_function_takes(name, texts, settings):
         ("pgd", "steps=many", "steps 'many': expected an integer"),
         ("pgd", "steps=0", "steps 0: expected an integer of at least 1"),
         ("pgd", "momentum=-1", "momentum -1.0: expected a number of at least 0"),
-        ("pgd", "step_size=1/0", "step_size '1/0': expected a number above 0 and that is finite or None"),
+        ("pgd", "step_size=1/0", "step_size '1/0': expected a number above 0 or None"),
         ("pgd", "random_start=2", "random_start '2': expected True or False"),
         ("pgd", "schedule=square", "schedule 'square': expected 'constant', 'linear' or 'cosine'"),
         ("apgd-ce", "budgets=0.1", "attack 'apgd-ce' has no setting 'budgets'"),

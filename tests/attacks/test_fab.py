@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.attacks import Threat
+from antiphase.attacks.catalogue import find_attack
 from antiphase.attacks.fab import fab, step_onto_plane
 from antiphase.attacks.threat import row_norm
 from antiphase.errors import UserError
@@ -115,25 +116,45 @@ def test_no_slope_no_step():
     assert torch.equal(step, torch.zeros_like(x))
 
 
+@pytest.mark.parametrize("targets", [None, 4])
+@pytest.mark.parametrize("eps", [1.2, math.inf])
+@pytest.mark.parametrize(("low", "high", "most"), [(0.35, 0.65, 1.0005), (0.0, 1.0, 1.01)])
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("low", "high"), [(0.35, 0.65), (0.0, 1.0)])
-def test_linear_models_within_one_percent_of_the_least_perturbation(norm, low, high):
+def test_linear_models_at_the_least_perturbation(norm, low, high, most, eps, targets):
     model, images = _linear(5), _images(23, low, high)
     if high == 1.0:
-        images = (4 * images - 1.5).clamp(0, 1)  # most pixels at a bound
+        images = (4 * images - 1.5).clamp(0, 1)  # most pixels at a bound, where the step is no straight line
     least = _least(model, images, norm)
-    result = fab(model, images, None, UNLIMITED[norm], steps=30)
+    threat = Threat(norm, eps * float(least.max()))
+    result = fab(model, images, None, threat, steps=30, targets=targets)
     assert result.success.all()
     ratio = result.distance / least
     assert (ratio > 1 - 1e-4).all()
-    assert (ratio < 1.01).all()
+    assert (ratio < most).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_final_search_only_shortens_and_is_another_attack_to_the_store(norm, precision):
+    model, images = _network(), _images(41)
+    long = fab(model, images, None, UNLIMITED[norm], steps=19, final_search=False, precision=precision)
+    short = fab(model, images, None, UNLIMITED[norm], steps=19, precision=precision)
+    assert short.success.all()
+    assert (short.distance <= long.distance).all()
+    assert (short.distance < 0.999 * long.distance).any()
+    assert (short.forwards - long.forwards).float().mean() == pytest.approx(6, abs=0.5)
+    assert torch.equal(short.backwards, long.backwards)
+    assert long.settings == short.settings | {"final_search": False}
+    for name in ("fab", "fab-t"):
+        assert find_attack(name).stages[0].settings["final_search"] is True
+        assert find_attack(name, final_search=False).stages[0].settings["final_search"] is False
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_targeted_on_linear_models(norm):
     model, images = _linear(5), _images(3)
     for image, least in zip(images, _least(model, images, norm), strict=True):
-        for factor, falls in ((0.99, False), (1.01, True)):
+        for factor, falls in ((0.999, False), (1.001, True)):
             threat = Threat(norm, factor * float(least))
             assert bool(fab(model, image[None], None, threat, targets=4, steps=30).success) == falls
 

@@ -48,7 +48,7 @@ def with_ensemble(monkeypatch):
     """Add an ensemble of a weak attack, a nearest-example search and a strong attack to the catalogue."""
     stages = tuple(
         catalogue.find_attack(name, **settings).stages[0]
-        for name, settings in (("fgsm", {}), ("fab", {"steps": 1}), ("pgd", {}))
+        for name, settings in (("fgsm", {}), ("fab", {"steps": 1, "final_search": False}), ("pgd", {}))
     )
     monkeypatch.setitem(ATTACKS, "mixed", AttackSpec(pgd, "mixed", stages=lambda: Ensemble("mixed", stages)))
 
@@ -110,10 +110,10 @@ class _Killed(Exception):
 
 
 class _Counted:
-    """Two APGDs, the second of which gets samples of several ε in one call; counts what is attacked."""
+    """Two APGDs; counts what is attacked."""
 
     def __init__(self):
-        self.finished, self.mixed, self.last = [], 0, None
+        self.finished, self.last = [], None
 
     @property
     def ensemble(self):
@@ -123,19 +123,16 @@ class _Counted:
         )
 
     def _attack(self, name):
-        def attack(model, images, labels, threat, *, budgets=None, on_finished=None, **run):
-            eps = torch.full((len(images),), threat.eps) if budgets is None else budgets
-            self.mixed += budgets is not None
-
+        def attack(model, images, labels, threat, *, on_finished=None, **run):
             def told(positions, results):
                 on_finished(positions, results)
                 at = positions.tolist()
-                self.finished += [(name, run["ids"][i].item(), round(eps[i].item(), 6)) for i in at]
+                self.finished += [(name, run["ids"][i].item(), round(threat.eps, 6)) for i in at]
                 if self.last and len(self.finished) >= self.last:
                     raise _Killed
 
             finished = told if on_finished else None
-            return apgd(model, images, labels, threat, budgets=budgets, on_finished=finished, **run)
+            return apgd(model, images, labels, threat, on_finished=finished, **run)
 
         return attack
 
@@ -147,16 +144,15 @@ def counted(monkeypatch):
     return attacks
 
 
-def test_down_resumes_in_the_middle_of_a_call_for_several_eps(tmp_path, model, data, counted):
+def test_down_resumes_in_the_middle_of_a_call(tmp_path, model, data, counted):
     plan = attack_options(EPS, attack="counted", nested="down", batch_size=2)
     images = data.images(range(COUNT))
     expected = sweep(counted.ensemble, model, images, None, Threat(), EPS, nested="down", ids=data.ids)
     measure("m", model, data, plan, tmp_path / "whole", process=Process())
-    whole, counted.finished, counted.mixed = counted.finished, [], 0
+    whole, counted.finished = counted.finished, []
     counted.last = len(whole) - 2
     with pytest.raises(_Killed):
         measure("m", model, data, plan, tmp_path / "killed", process=Process())
-    assert counted.mixed
     assert len(counted.finished) < len(whole)
     counted.last = None
     rows, _ = measure("m", model, data, plan, tmp_path / "killed", process=Process())

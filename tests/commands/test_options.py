@@ -16,11 +16,11 @@ from antiphase.commands.audit.options import AttackOptions, AuditOptions, Quicks
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.command import Command
 from antiphase.commands.evaluate.options import EvaluateOptions
-from antiphase.commands.export.options import ExportOptions
-from antiphase.commands.look.options import LookOptions
+from antiphase.commands.export import ExportOptions
+from antiphase.commands.look import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.train.options import TrainClipOptions, TrainOptions
+from antiphase.commands.train import TrainClipOptions, TrainOptions
 from antiphase.errors import UserError
 from antiphase.studies import options as studies
 

@@ -205,7 +205,7 @@ def test_lambda_init_of_a_model_that_knows_its_own_is_refused(spec, value):
 
 def test_lambda_init_without_a_differential_tower_is_refused(released):
     path, _ = released(None)
-    with pytest.raises(UserError, match="both towers have standard attention"):
+    with pytest.raises(UserError, match="no tower has a λ"):
         load_model(f"diffclip:{path}#lambda_init=0.8")
 
 

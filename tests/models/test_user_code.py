@@ -155,8 +155,8 @@ class Evil:
     [
         ("python:none.py:build", "python:none.py:build: no such file or module 'none.py'"),
         ("python:no_such_module:build", "no such file or module 'no_such_module'"),
-        ("python:net.py", "expected python:FILE:CALLABLE or python:MODULE:CALLABLE"),
-        ("python:net.py:buidl", "no 'buidl' in net; expected the name of a function"),
+        ("python:net.py", "expected python:FILE_OR_MODULE:CALLABLE"),
+        ("python:net.py:buidl", "no 'buidl' in net; expected a function's name"),
         ("python:net.py:WIDTH", "WIDTH is a int; expected a function"),
         (
             "python:net.py:build?depth=4",
@@ -167,7 +167,7 @@ class Evil:
         ("python:net.py:leaves", r"raised SystemExit: 3 \(net.py, line"),
         ("python:net.py:number", "returned int; expected a torch.nn.Module"),
         ("python:net.py:maps", r"returns a tensor of float32 and shape \(2, 3, 6, 6\).*expected logits"),
-        ("python:net.py:odd", r"fails on images of 8×8 to 512×512 pixels \(RuntimeError: .*image_shape = "),
+        ("python:net.py:odd", r"fails on images of 8 to 512 pixels \(RuntimeError: .*image_shape = "),
         ("python:net.py:not_finite", "'positions' contains NaN"),
         ("python:net.py:build?weights=none.pt", "none.pt: no such file"),
         (

@@ -85,13 +85,16 @@ def test_weights_are_found_by_the_model_s_names(tmp_path, held):
     ("held", "ignored"),
     [
         (averaged(), "n_averaged"),
-        ({"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}}, "criterion.weight"),
+        (
+            {"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}},
+            "state_dict.criterion.weight",
+        ),
         (STATE | {"loss_fn.weight": torch.ones(3)}, "loss_fn.weight"),
         (
             STATE | {"total_ops": torch.zeros(1), "0.total_params": torch.zeros(1)},
             "total_ops, 0.total_params",
         ),
-        ({"model": STATE, "discriminator": {"weight": torch.ones(1)}}, r"discriminator\.\*"),
+        ({"model": STATE, "discriminator": {"weight": torch.ones(1)}}, "discriminator.weight"),
         ({"model": STATE, "epoch": torch.tensor(3)}, "epoch"),
     ],
 )
@@ -99,7 +102,7 @@ def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ign
     torch.save(held, tmp_path / "a.pt")
     found, said = read(tmp_path / "a.pt")
     assert same(found, STATE)
-    assert said == f"{tmp_path / 'a.pt'}: ignored, not in the model: {ignored}".replace("\\", "")
+    assert said == f"{tmp_path / 'a.pt'}: ignored, not in the model: {ignored}"
 
 
 @pytest.mark.parametrize(

@@ -520,19 +520,21 @@ def test_what_is_left_out_is_left_out():
     assert list(attention_maps(wild(Holder(LeftOutAttention())), rand(1, 3, 6))) == ["other"]
 
 
-def test_attention_maps_of_a_clip_without_texts_say_what_is_missing():
+def test_images_alone_run_the_image_tower_of_a_clip():
     clip = diffclip(
         vision={"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2},
         text={"dim": 8, "depth": 1, "num_heads": 2, "context_length": 8},
         embed_dim=4,
     ).eval()
     images = torch.rand(2, 3, 8, 8)
-    with pytest.raises(
-        UserError, match=r"CLIP failed on the inputs .*'texts'.*a call such as model.encode_image"
-    ):
-        attention_maps(clip, images)
-    assert list(attention_maps(clip, images, call=clip.encode_image)) == ["visual.blocks.0.attn"]
+    ((name, maps),) = attention_maps(clip, images).items()
+    assert name == "visual.blocks.0.attn"
+    assert_close(map_function(clip, name)(images), maps.combined.flatten(1), rtol=0, atol=0)  # one head
     with pytest.raises(UserError, match="this model takes"):
-        attention_maps(clip, images[:, :2], call=clip.encode_image)
+        attention_maps(clip, images[:, :2])
+    with pytest.raises(UserError, match=r"CLIP failed on the inputs .*'texts'.*such as model.encode_image"):
+        attention_maps(clip, {"images": images})
+    with pytest.raises(UserError, match=r"CLIP failed on the inputs .*'texts'"):
+        attention_maps(clip, torch.zeros(2, 8, dtype=torch.int64))
     with pytest.raises(UserError, match=r"name 'blocks.9': the model has no such module that it calls once"):
         map_function(clip, "blocks.9")

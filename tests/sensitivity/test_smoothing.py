@@ -206,11 +206,11 @@ def test_margins_and_radii_refuse_what_cannot_be_used(given, named):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        (lambda x: x * 255, "images with values from .*: expected .* values in"),
-        (lambda x: x - 1, "images with values from -"),
+        (lambda x: x * 255, "images of shape .*: expected .* values in"),
+        (lambda x: x - 1, "images of shape .*: expected .* values in"),
         (lambda x: (x * 255).byte(), "images of shape .* and torch.uint8"),
         (lambda x: x[:0], "images of shape .*with at least one element"),
-        (lambda x: x * math.nan, "images with values from nan"),
+        (lambda x: x * math.nan, "images of shape .*: expected .* values in"),
         (lambda x: x.numpy(), "images of type ndarray"),
     ],
 )

@@ -43,7 +43,7 @@ def exists(name):
     if name.startswith("antiphase "):
         command, words = typer.main.get_command(app), shlex.split(name)[1:]
         while hasattr(command, "commands"):
-            command = command.commands[words.pop(0)]
+            command = command.get_command(None, words.pop(0))
         known = {option for parameter in command.params for option in parameter.opts}
         return {word for word in words if word.startswith("-")} <= known
     if name.endswith(".py"):

@@ -100,7 +100,6 @@ class _Apgd:
     restarts: int
     rho: float
     momentum: float
-    decides_in_float32 = False
 
     def __post_init__(self) -> None:
         self.loss = objectives.resolve(self.objective, self.targets)

@@ -63,15 +63,17 @@ def autoattack_ensemble(
     """Return the stages of :func:`autoattack`."""
     restarts = 5 if version == "plus" else 1
     first = {"steps": steps, "restarts": restarts} | ({"passes": _PASSES} if version == "rand" else {})
-    gradient, boundary = unchecked(apgd), unchecked(fab)  # this function's caller has checked them
+    gradient = unchecked(apgd)  # this function's caller has checked the settings
     ce, dlr = Stage("apgd-ce", gradient, first), Stage("apgd-dlr", gradient, first | {"objective": "dlr"})
     apgd_t = Stage("apgd-t", gradient, {"steps": steps, "targets": targets})
+    # as in the official ensemble; not among the settings, which name stored rows
+    boundary = partial(unchecked(fab), final_search=False)
+    blind = Stage(
+        "square", partial(unchecked(square), rescale_schedule=False), {"queries": queries}, black_box=True
+    )
     # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
     plain_fab = Stage("fab", boundary, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
     fab_t = Stage("fab-t", boundary, {"steps": steps, "targets": targets}, nearest=True)
-    # with the official schedule for any number of queries; not one of the settings, which name stored rows
-    official = partial(unchecked(square), rescale_schedule=False)
-    blind = Stage("square", official, {"queries": queries}, black_box=True)
     stages = {
         "standard": (ce, apgd_t, fab_t, blind),
         "2020": (ce, dlr, plain_fab, blind),

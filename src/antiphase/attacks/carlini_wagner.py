@@ -105,7 +105,7 @@ class _CarliniWagner:
     initial_const: float
     confidence: float
     abort_early: bool
-    name, restarts, decides_in_float32 = "carlini-wagner", 1, False
+    name, restarts = "carlini-wagner", 1
 
     def __post_init__(self) -> None:
         low, high = self.threat.bounds

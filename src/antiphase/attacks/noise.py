@@ -52,7 +52,7 @@ class _Noise:
     threat: Threat
     kind: NoiseKind
     draws: int
-    targets, restarts, decides_in_float32 = None, 1, False
+    targets, restarts = None, 1
 
     @property
     def name(self) -> str:

@@ -169,7 +169,7 @@ class _Foreign:
     unusable: int = 0  # images with NaN or infinite pixels
     clipped: int = 0  # images beyond the bounds
     excess: float = 0.0  # how far beyond
-    targets, restarts, decides_in_float32 = None, 1, False
+    targets, restarts = None, 1
 
     def start(self, rows: Rows) -> None:
         rows["loss"] = torch.zeros_like(rows["eps"])

@@ -115,7 +115,6 @@ class PgdSearch:
     name: str = "pgd"
     mask: Callable[[Rows], Tensor] | None = None
     targets = None
-    decides_in_float32 = False
 
     def __post_init__(self) -> None:
         self.loss = objectives.resolve(self.objective)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.attacks.threat import Threat
-from antiphase.budgets import eps_label
+from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
     import polars as pl

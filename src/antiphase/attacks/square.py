@@ -19,19 +19,12 @@ from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Bounds, Keys, Norm, Numbers, Threat, per_row
 from antiphase.streams import sample_keys, uniform
 
-# When few rows are left, the batch is filled to this many images with later queries of each row, see _Square.step. On
-# a CPU in float32, 32 images were fastest (dev/attack-engine.md). In bf16 larger batches are better: rows that wait for
-# float32 leave room, and the float32 passes should fill a batch too.
-_FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 8 * QUANTUM}
+# When few rows are left, the batch is filled to this many images with later queries of each row, see _Square.step; 32
+# images were fastest on a CPU (dev/attack-engine.md)
+_FILL = {"cpu": 2 * QUANTUM}
 _FILL_ELSEWHERE = 64
 AUTOATTACK_QUERIES = 5_000
 _MOST_AHEAD = 16  # queries of one row: most of those further ahead are discarded
-# In bf16, a proposal is repeated in float32 unless its loss is lower by more than _REACH times the rounding error of
-# gains, which is estimated from about the last _MEMORY accepted proposals. Proposals are repeated _TOGETHER at a time
-# (dev/low-precision.md).
-_REACH = 0.5
-_MEMORY = 8
-_TOGETHER = 64
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # iterations of 10,000 after which p is halved
 _TILES = 5  # tiles per side of the initial l2 change
 _FIXED = 2.0**60  # units of the fixed-point sums, which are at most 4: 2⁶² fits in an int64
@@ -73,9 +66,9 @@ def square(
     Windows are squares that cover a share p of the image: p_init at first, halved after iterations 10, 50,
     200, 500, 1000, 2000, 4000, 6000 and 8000, with an odd side of at least 3 pixels for l2. If the image is too narrow
     for the square, the window is a rectangle of the same area. The search stops at the first query that changes the
-    prediction, otherwise the image of highest loss is kept. It takes at most ``queries`` forward passes, one more to
-    confirm a success and, with ``precision="bf16"``, one in float32 for each possible improvement. It does not use
-    gradients.
+    prediction, otherwise the image of highest loss is kept. It takes at most ``queries`` forward passes, and one more
+    to confirm a success. It does not use gradients. It searches in float32 whatever the precision: a loss that is kept
+    for being high also has a rounding error that is high (dev/low-precision.md).
 
     Source: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, *Square Attack: a Query-Efficient Black-Box
     Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Windows
@@ -96,6 +89,7 @@ def square(
     """
     threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
+    run |= {"precision": "float32"}
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
     return run_search(model, images, labels, threat, search, run, budgets)
 
@@ -104,10 +98,7 @@ def square(
 class _Square:
     """Square.
 
-    State of a row: the current image is ``best``; for linf the ``low``est and ``high``est image allowed. In low
-    precision also the loss of ``best`` in that precision (``rough``; ``loss`` is in float32), the mean rounding error
-    of a gain (``rounding``), whether query t ``waits`` for a float32 pass, and the loss that low precision has
-    ``seen`` for it.
+    State of a row: the current image is ``best``; for linf the ``low``est and ``high``est image allowed.
     """
 
     threat: Threat
@@ -117,7 +108,6 @@ class _Square:
     targets: int | None
     objective: str | Objective | TargetedObjective
     rescale_schedule: bool
-    decides_in_float32 = True
 
     def __post_init__(self) -> None:
         self.name = "square-t" if self.targets else "square"
@@ -134,48 +124,27 @@ class _Square:
             rows["best"] = first_linf(rows["low"], rows["high"], rows["key"])
         else:
             rows["best"] = first_l2(clean, eps, rows["key"], bounds)
-        rows.fill(-torch.inf, "rough", "seen")
-        rows.fill(0.0, "rounding")
-        rows["waits"] = rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Evaluate several queries of each row at once if few rows are left, and accept the first improvement.
 
         Each query assumes that those before it are rejected, as most are. Queries after an accepted one are discarded,
         not counted, and drawn again from the new image: the result equals that of one query at a time. A proposal that
-        changes no pixel is counted without a pass. Low precision rejects only proposals that are clearly worse;
-        float32 decides on the others, in batches of many rows; until then a row waits.
+        changes no pixel is counted without a pass.
         """
-        low, waits = oracle.precision != "float32", rows["waits"]
-        ahead = self._ahead(len(rows) - int(waits.sum()), rows["clean"][0].numel(), oracle)
+        ahead = self._ahead(len(rows), rows["clean"][0].numel(), oracle)
         t = rows["t"][:, None] + torch.arange(ahead, device=rows["t"].device)
         x = self._propose(rows, t)
         changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
         until = (self.queries - rows["t"]).clamp(max=ahead)
-        asked, until = _full_batches(changes & (t < self.queries) & ~waits[:, None], rows["t"], until)
-        rough, adversarial = self._answers(rows, x, asked, oracle.logits)
-        loss, near = rough, asked
-        if low:  # float32 decides on what is near
-            least = rows["rough"] - _REACH * rows["rounding"]
-            near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))
-            near[:, 0] |= waits
-            rough[:, 0] = torch.where(waits, rows["seen"], rough[:, 0])
-            until = torch.where(waits, 1, until)
-            busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have further low-precision queries
-            asked, until = _full_batches(near, rows["t"], until, _TOGETHER if busy else 0)
-            loss, adversarial = self._answers(rows, x, asked, oracle.in_float32().logits)
+        asked, until = _full_batches(changes & (t < self.queries), rows["t"], until)
+        loss, adversarial = self._answers(rows, x, asked, oracle)
         # prefer adversarial images, then the higher loss
         found = rows["found"][:, None]
         better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
         moved, first = better.any(1), better.int().argmax(1)
         queries = torch.where(moved, first + 1, until)
         row = torch.arange(len(rows), device=first.device)
-        if low:
-            again = (asked & (t < (rows["t"] + queries)[:, None])).sum(1)
-            rows["forwards"] = rows["forwards"] + again * oracle.passes
-            rows["waits"] = (near & ~asked).any(1) & ~moved
-            rows.put("seen", rows["waits"], rough[row, until.clamp(max=ahead - 1)])
-            self._learn(rows, moved, rough[row, first], loss[row, first])
         at = moved.nonzero().flatten()  # few rows: avoid copying the images of the others
         rows["best"][at] = x[at, first[at]]
         rows.put("loss", moved, loss[row, first])
@@ -184,29 +153,21 @@ class _Square:
         rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
 
-    def _answers(self, rows: Rows, x: Proposals, asked: Flags, model: Classifier) -> tuple[Losses, Flags]:
+    def _answers(self, rows: Rows, x: Proposals, asked: Flags, oracle: Oracle) -> tuple[Losses, Flags]:
         """Return the losses and whether the prediction changes; −∞ and False for queries that were not evaluated."""
         loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
         adversarial = torch.zeros_like(asked)
         row = asked.nonzero()[:, 0]
         if len(row):
             context = (rows["context"][row],) if "context" in rows else ()
-            label, logits = rows["label"][row], model(x[asked], *context)
+            label, logits = rows["label"][row], oracle.logits(x[asked], *context)
             loss[asked] = objectives.one_each(self.loss(logits, label, rows["target"][row]), logits)
             adversarial[asked] = logits.argmax(1) != label
         return loss, adversarial
 
-    def _learn(self, rows: Rows, moved: Tensor, rough: Numbers, loss: Numbers) -> None:
-        """Record the low-precision losses of accepted proposals."""
-        first = rows["rough"].isinf()
-        error = torch.where(first, rough - loss, (rough - rows["rough"]) - (loss - rows["loss"])).abs()
-        weight = torch.where(first, 1.0, 1.0 / _MEMORY)
-        rows.put("rounding", moved, rows["rounding"] + weight * (error - rows["rounding"]))
-        rows.put("rough", moved, rough)
-
     def _ahead(self, count: int, pixels: int, oracle: Oracle) -> int:
         """Return the number of queries of each row that are evaluated at once."""
-        fill = _FILL.get((oracle.device.type, oracle.precision), _FILL_ELSEWHERE)
+        fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
         fill = min(fill, max(QUANTUM, PIXELS // pixels))
         return max(1, min(-(-fill // max(1, count)), _MOST_AHEAD, self.queries))
 
@@ -223,18 +184,16 @@ class _Square:
         return x
 
 
-def _full_batches(asked: Flags, t: Counts, until: Counts, least: int = 0) -> tuple[Flags, Counts]:
+def _full_batches(asked: Flags, t: Counts, until: Counts) -> tuple[Flags, Counts]:
     """Defer queries that would start another quantum, those of the most advanced rows first.
 
-    All are deferred if they are fewer than ``least``. Return the remaining ones, and how many queries of each row they
-    decide.
+    Return the remaining ones, and how many queries of each row they decide.
     """
     order = t.argsort(stable=True)
     rank = torch.empty_like(asked, dtype=torch.int64)
     rank[order] = asked[order].flatten().cumsum(0).view_as(rank)
     total = int(asked.sum())
-    now = 0 if total < least else total - total % QUANTUM or total
-    late = asked & (rank > now)
+    late = asked & (rank > (total - total % QUANTUM or total))
     return asked & ~late, torch.where(late.any(1), late.int().argmax(1), until)
 
 

@@ -1,11 +1,9 @@
 """Attacks one after the other, each on the samples that are still robust, at one ε or at several."""
 
-import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any, Literal, Unpack
 
 import torch
@@ -33,8 +31,7 @@ class Stage:
 
     Attributes:
         name: of the attack.
-        attack: function of (model, images, labels, threat) and keyword arguments; ``budgets``, if it is one of them,
-            is an ε for each sample.
+        attack: function of (model, images, labels, threat) and keyword arguments.
         settings: its keyword arguments.
         nearest: whether it looks for the nearest adversarial example whatever ε is: one search serves every ε.
         black_box: whether it uses no gradients.
@@ -109,9 +106,8 @@ def sweep(
       ε, and its text suggests this. Our studies of it use ``"up"``: with PGD-20, 1,000 images and five ε, every verdict
       on both specimens was the same (``dev/attack-engine.md``).
 
-    A result's ``forwards``, ``backwards`` and ``seconds`` are those spent at its own ε; going down, the time of a call
-    for several ε is shared out by passes. ``threat`` gives norm and bounds, ``settings`` the keyword arguments of an
-    attack function.
+    A result's ``forwards``, ``backwards`` and ``seconds`` are those spent at its own ε. ``threat`` gives norm and
+    bounds, ``settings`` the keyword arguments of an attack function.
 
     Raises:
         UserError: There is no ε, or as the attack does.
@@ -131,40 +127,42 @@ def sweep(
     ensemble.check(model, images, options.context)
     ids = torch.arange(len(images)) if options.ids is None else options.ids.cpu()
     samples = _Samples(model, images, labels, ids, run)
-    if down:
-        return _descend(samples, ensemble, threat, budgets)
-    carries = nested != "off"
-    whole: AttackResult | None = None
+    carries = nested != "off" and not down
+    before: AttackResult | None = None  # at the ε before, in the order in which they are attacked
     results: list[AttackResult] = []
     below: dict[int, Piece] = {}  # by stage, at the ε before
-    for budget in budgets:
-        here, before = replace(threat, eps=budget), whole if carries else None
-        whole = None if before is None else _carried(before, here)
+    for budget in reversed(budgets) if down else budgets:
+        here, whole, left = replace(threat, eps=budget), None, torch.arange(len(images))
+        if before is not None and down:
+            whole, left = _unbroken(before, here, images), before.success.nonzero().flatten()
+        elif before is not None and carries:
+            whole, left = _carried(before, here), (~before.success).nonzero().flatten()
         pieces: dict[int, Piece] = {}
+        count = len(left)
         for number, stage in enumerate(ensemble.stages):
-            robust = torch.arange(len(images)) if whole is None else (~whole.success).nonzero().flatten()
-            if not len(robust):
+            if not len(left):
                 break
             if carries and stage.nearest and number in below:
                 positions, part = below[number]
-                part = _within(_carried(part.take(torch.searchsorted(positions, robust)), here))
+                part = _within(_carried(part.take(torch.searchsorted(positions, left)), here))
             elif carries and ensemble.minimal:  # one search at infinite ε, of which each ε counts its share
                 part = _within(
-                    replace(samples.under(stage, robust, replace(threat, eps=math.inf))(), threat=here)
+                    replace(samples.attack(stage, left, replace(threat, eps=math.inf)), threat=here)
                 )
             else:
-                part = samples.under(stage, robust, here)()
-            samples.labels = (
-                part.label if samples.labels is None else samples.labels
-            )  # which has those of all
-            pieces[number] = robust, part
-            whole = _merged(whole, part, robust, here)
+                part = samples.attack(stage, left, here)
+            pieces[number] = left, part
+            whole = _merged(whole, part, left, here)
             if options.on_finished is not None:
-                over = robust if number + 1 == len(ensemble.stages) else robust[part.success]
+                over = left if number + 1 == len(ensemble.stages) else left[part.success]
                 options.on_finished(over, whole.arrays)
-        whole = _concluded(ensemble, whole, pieces, len(images), before)
-        results.append(whole)
+            left = left[~part.success]
+        before = _concluded(
+            ensemble, whole, pieces, count if down else len(images), before if carries else None
+        )
+        results.append(before)
         below = pieces
+    results.sort(key=lambda result: result.threat.eps)
     worse = falling_asr(budgets, [result.asr for result in results])
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]
 
@@ -179,86 +177,19 @@ class _Samples:
     ids: Tensor
     run: RunOptions
 
-    def under(
-        self, stage: Stage, positions: Positions, threat: Threat, **more: Any
-    ) -> Callable[[], AttackResult]:
-        """Return the call that attacks the samples at some positions."""
-        options: dict[str, Any] = {**self.run, **more, "ids": self.ids[positions]}
+    def attack(self, stage: Stage, positions: Positions, threat: Threat) -> AttackResult:
+        """Attack the samples at some positions."""
+        options: dict[str, Any] = {**self.run, "ids": self.ids[positions]}
         options.pop("on_finished", None)
         if options.get("progress") is True and stage.name:
             options["progress"] = stage.name
         if options.get("context") is not None:
             options["context"] = options["context"][positions]
         labels = None if self.labels is None else self.labels[positions]
-        images = self.images[positions]
-        return partial(stage.attack, self.model, images, labels, threat, **stage.settings, **options)
-
-
-def _descend(
-    samples: _Samples, ensemble: Ensemble, threat: Threat, budgets: Sequence[float]
-) -> list[AttackResult]:
-    """Attack at the largest ε, and the broken samples at the next smaller one; return a result for each, ε rising.
-
-    The stage that is furthest back goes first, so that samples come to the late and long ones together, each with its
-    own ε: an attack with an argument ``budgets`` takes them all at once, another is called for each ε. Verdicts are
-    those of one ε after the other.
-    """
-    count, last = len(samples.ids), len(ensemble.stages)
-    level = torch.full((count,), len(budgets) - 1)  # of each sample: which ε it is attacked at
-    turn = torch.zeros_like(level)  # and the stage that comes next there
-    pieces: dict[tuple[int, int], list[Piece]] = {}  # by level and stage
-    while bool((at_work := (level >= 0) & (turn < last)).any()):
-        number = int(turn[at_work].min())
-        stage = ensemble.stages[number]
-        chosen = (at_work & (turn == number)).nonzero().flatten()
-        together = "budgets" in inspect.signature(stage.attack).parameters and math.isfinite(budgets[-1])
-        groups = [chosen] if together else [chosen[level[chosen] == one] for one in level[chosen].unique()]
-        for here in groups:
-            levels = level[here].unique().tolist()
-            mixed = (
-                {"budgets": torch.tensor(budgets, dtype=torch.float64)[level[here]]}
-                if len(levels) > 1
-                else {}
-            )
-            part = samples.under(stage, here, replace(threat, eps=budgets[levels[-1]]), **mixed)()
-            samples.labels = (
-                part.label if samples.labels is None else samples.labels
-            )  # which has those of all
-            part.settings.pop("budgets", None)
-            passes = (
-                part.forwards + part.backwards
-            ).double() + 1e-9  # where nothing was spent, in equal shares
-            for one in levels:
-                rows = level[here] == one
-                seconds = part.seconds * float(passes[rows].sum() / passes.sum())
-                pieces.setdefault((one, number), []).append(
-                    (here[rows], replace(part.take(rows), seconds=seconds))
-                )
-            broken = here[part.success]
-            turn[here] += 1
-            turn[broken] = 0
-            level[broken] -= 1
-    results: list[AttackResult] = []
-    whole: AttackResult | None = None
-    for one in reversed(range(len(budgets))):
-        here = replace(threat, eps=budgets[one])
-        stages = {number: _joined(pieces[one, number]) for number in range(last) if (one, number) in pieces}
-        first = stages[0][1] if stages else None
-        if whole is not None:  # samples robust at the ε above stay robust, at no cost
-            whole = _carried(
-                whole,
-                here,
-                settings=first.settings if first else whole.settings,
-                success=torch.zeros_like(whole.success),
-                prediction=whole.clean_prediction.clone(),
-                adversarial=samples.images.detach().cpu().clone(),
-                distance=torch.zeros_like(whole.distance),
-            )
-        for positions, part in stages.values():
-            whole = _merged(whole, part, positions, here)
-        whole = _concluded(ensemble, whole, stages, len(first) if first else 0)
-        results.append(whole)
-    return results[::-1]
+        result = stage.attack(self.model, self.images[positions], labels, threat, **stage.settings, **options)
+        if self.labels is None:
+            self.labels = result.label  # the first call is given all samples
+        return result
 
 
 def _concluded(
@@ -288,18 +219,6 @@ def _concluded(
     return replace(whole, seconds=seconds, stages=tuple(parts), warnings=tuple(dict.fromkeys(warnings)))
 
 
-def _joined(pieces: list[Piece]) -> Piece:
-    """Put together the results of one stage at one ε, call by call, for different samples."""
-    positions, order = torch.cat([positions for positions, _ in pieces]).sort()
-    parts = [part for _, part in pieces]
-    arrays: dict[str, Any] = {
-        name: torch.cat([part.arrays[name] for part in parts]) for name in parts[0].arrays
-    }
-    warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)
-    seconds = sum((part.seconds for part in parts), 0.0)
-    return positions, replace(parts[0], warnings=tuple(warnings), seconds=seconds, **arrays).take(order)
-
-
 def _within(part: AttackResult) -> AttackResult:
     """Count the nearest examples that were found within ε."""
     near = part.distance <= part.threat.eps + part.threat.slack(part.adversarial)
@@ -312,6 +231,18 @@ def _carried(result: AttackResult, threat: Threat, **changes: Any) -> AttackResu
     return replace(result, threat=threat, warnings=(), seconds=0.0, **none, **changes)
 
 
+def _unbroken(result: AttackResult, threat: Threat, images: Tensor) -> AttackResult:
+    """Return the result of no attack at a smaller ε, at which samples that are robust need none."""
+    return _carried(
+        result,
+        threat,
+        success=torch.zeros_like(result.success),
+        prediction=result.clean_prediction.clone(),
+        adversarial=images.detach().cpu().clone(),
+        distance=torch.zeros_like(result.distance),
+    )
+
+
 def _merged(
     whole: AttackResult | None, part: AttackResult, positions: Positions, threat: Threat
 ) -> AttackResult:
@@ -321,4 +252,4 @@ def _merged(
     arrays: dict[str, Any] = {name: tensor.clone() for name, tensor in whole.arrays.items()}
     for name, tensor in part.arrays.items():
         arrays[name][positions] = tensor + arrays[name][positions] if name in _PASSES else tensor
-    return replace(whole, **arrays)
+    return replace(whole, settings=part.settings, **arrays)

@@ -2,7 +2,7 @@
 
 A λ module returns λ of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``, called with the layer's tokens if its
 class says ``reads_tokens = True``. ``draw_parameters(stream)`` draws its parameters; ``stream(name)`` is the random
-generator of one. A new module is registered in :data:`antiphase.registry.LAMBDAS`.
+generator of one. A new module is registered in :data:`antiphase.registry.LAMBDAS`, a schedule in ``SCHEDULES``.
 """
 
 import math
@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, at_least, validated
-from antiphase.registry import LAMBDAS, find
 
 Stream = Callable[[str], torch.Generator]  # from a parameter's name in the module to its generator
 
@@ -37,6 +36,11 @@ def depth_scheduled(layer: Annotated[int, at_least(0)]) -> float:
     (0.2, 0.778)
     """
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+def by_depth(lambda_init: float) -> Callable[[int], float]:
+    """Return the schedule :func:`depth_scheduled`, whatever the λ_init."""
+    return depth_scheduled
 
 
 class VectorLambda(nn.Module):
@@ -125,11 +129,6 @@ def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
 def make_zero(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
     """Return λ = 0, not learned; the layer's factor 1 − λ_init keeps the given λ_init."""
     return FixedLambda(0.0)
-
-
-def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
-    """Return the module that computes λ by a registered parameterisation."""
-    return find(LAMBDAS, kind, "parameterisation of λ")(sizes, lambda_init)
 
 
 def lambda_of(module: nn.Module) -> nn.Module | None:

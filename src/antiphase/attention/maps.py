@@ -68,9 +68,7 @@ def check_broadcast(name: str, tensor: Tensor, shape: torch.Size) -> None:
     try:
         torch.broadcast_shapes(tensor.shape, shape)
     except RuntimeError:
-        raise UserError(
-            f"{name} of shape {tuple(tensor.shape)}: expected one that fits {tuple(shape)}"
-        ) from None
+        raise UserError(f"{name} of shape {tuple(tensor.shape)}: expected to fit {tuple(shape)}") from None
 
 
 def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:

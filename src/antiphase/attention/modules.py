@@ -1,6 +1,5 @@
 """Attention modules behind one interface: ``forward(x, mask)`` and ``maps(x, mask)``."""
 
-from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -11,9 +10,10 @@ from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.contract import Parts
 from antiphase.attention.backends.norm import HeadNorm
-from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of, make_lambda
+from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
 from antiphase.attention.maps import combine, softmax_maps
 from antiphase.errors import UserError
+from antiphase.registry import LAMBDAS, find
 
 Tokens = Float[Tensor, "batch tokens dim"]
 Projection = Float[Tensor, "batch _ width"]
@@ -35,24 +35,48 @@ class AttentionMaps(NamedTuple):
         return combine(self.positive, self.negative, self.lam)
 
 
-class _SelfAttention(nn.Module, ABC):
-    """Projection to queries, keys and values, attention, norm and factor behind each head, projection."""
+class _SelfAttention(nn.Module):
+    """Projection to queries, keys and values, maps, norm and factor behind each head, projection.
 
-    norm: nn.RMSNorm | None
-    scale: float
-    proj: nn.Linear
+    A head has a map for each of its ``branches``, and values as wide as these together; two maps are weighted by a λ.
+    """
+
     shown: tuple[str, ...]
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, backend: BackendName) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        branches: int = 1,
+        *,
+        parameterisation: str | None = None,
+        lambda_init: float = DEFAULT_LAMBDA_INIT,
+        head_norm: bool = False,
+        scale: float = 1.0,
+        qkv_bias: bool = True,
+        backend: BackendName = "auto",
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise UserError(f"dim {dim} cannot be divided among {num_heads} heads")
+        if heads < 1 or dim % (heads * branches):
+            raise UserError(f"dim {dim} cannot be divided among {heads * branches} heads")
+        self.branches, self.width, self.scale = branches, dim // (heads * branches), scale
+        self.lambda_init = lambda_init
         self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        if parameterisation is not None:
+            make = find(LAMBDAS, parameterisation, "parameterisation of λ")
+            self.lam = make(LambdaSizes(dim, self.width, heads), lambda_init)
+        self.norm = nn.RMSNorm(branches * self.width, eps=_EPS) if head_norm else None
+        self.proj = nn.Linear(dim, dim)
 
-    @abstractmethod
     def parts(self, *projected: Projection) -> Parts:
-        """Return queries and keys, one of each per branch, and values, as views of their projection or of two."""
+        """Return queries and keys, one of each per branch, and values, as views of their projection or of two.
+
+        With two branches, map 2i of the projection is A1 of head i and map 2i + 1 its A2.
+        """
+        q, k, v = _thirds(*projected)
+        q, k = (x.unflatten(-1, (-1, self.branches, self.width)).permute(3, 0, 2, 1, 4) for x in (q, k))
+        return q, k, v.unflatten(-1, (-1, self.branches * self.width)).transpose(1, 2)
 
     def forward(
         self, x: Tokens, mask: Tensor | None = None, *, queries: int | None = None
@@ -90,16 +114,7 @@ class _SelfAttention(nn.Module, ABC):
         return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))  # pyright: ignore
 
 
-class _OneMap(_SelfAttention):
-    num_heads: int
-
-    def parts(self, *projected: Projection) -> Parts:
-        heads = (self.num_heads, -1)
-        q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in _thirds(*projected))
-        return (q,), (k,), v
-
-
-class SoftmaxAttention(_OneMap):
+class SoftmaxAttention(_SelfAttention):
     """Standard multi-head self-attention, with timm's parameter names (``qkv``, ``proj``).
 
     ``num_heads`` divides ``dim``, the width of the tokens. For ``backend`` see
@@ -112,13 +127,11 @@ class SoftmaxAttention(_OneMap):
     def __init__(
         self, dim: Count, num_heads: Count, *, qkv_bias: bool = True, backend: BackendName = "auto"
     ) -> None:
-        super().__init__(dim, num_heads, qkv_bias, backend)
+        super().__init__(dim, num_heads, qkv_bias=qkv_bias, backend=backend)
         self.num_heads = num_heads
-        self.norm, self.scale = None, 1.0
-        self.proj = nn.Linear(dim, dim)
 
 
-class NormedAttention(_OneMap):
+class NormedAttention(_SelfAttention):
     """Standard multi-head self-attention: proj(scale · RMSNorm(A·V)), the norm over each head's values.
 
     A control for :class:`DifferentialAttention`, which has the same norm and factor, and a second map.
@@ -134,10 +147,8 @@ class NormedAttention(_OneMap):
         scale: float = 1.0 - DEFAULT_LAMBDA_INIT,
         backend: BackendName = "auto",
     ) -> None:
-        super().__init__(dim, num_heads, True, backend)
-        self.num_heads, self.scale = num_heads, scale
-        self.norm = nn.RMSNorm(dim // num_heads, eps=_EPS)
-        self.proj = nn.Linear(dim, dim)
+        super().__init__(dim, num_heads, head_norm=True, scale=scale, backend=backend)
+        self.num_heads = num_heads
 
 
 class DifferentialAttention(_SelfAttention):
@@ -178,22 +189,18 @@ class DifferentialAttention(_SelfAttention):
         if num_heads < 2 or num_heads % 2:
             reason = "which is even (two of its heads make one differential head)"
             raise UserError(f"num_heads {num_heads}: expected the standard twin's head count, {reason}")
-        super().__init__(dim, num_heads, qkv_bias, backend)
+        super().__init__(
+            dim,
+            num_heads // 2,
+            branches=2,
+            parameterisation=parameterisation,
+            lambda_init=lambda_init,
+            head_norm=head_norm,
+            scale=1.0 - lambda_init if rescale else 1.0,
+            qkv_bias=qkv_bias,
+            backend=backend,
+        )
         self.num_diff_heads = num_heads // 2
-        self.width = dim // num_heads
-        self.lambda_init = lambda_init
-        sizes = LambdaSizes(dim, self.width, self.num_diff_heads)
-        self.lam = make_lambda(parameterisation, sizes, lambda_init)
-        self.norm = nn.RMSNorm(2 * self.width, eps=_EPS) if head_norm else None
-        self.scale = 1.0 - lambda_init if rescale else 1.0
-        self.proj = nn.Linear(dim, dim)
-
-    def parts(self, *projected: Projection) -> Parts:
-        """Return the parts of both branches; map 2i of the projection is A1 of head i and map 2i + 1 its A2."""
-        q, k, v = _thirds(*projected)
-        branches = (self.num_diff_heads, 2, self.width)
-        q, k = (part.unflatten(-1, branches).permute(3, 0, 2, 1, 4) for part in (q, k))
-        return q, k, v.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2)
 
 
 def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:

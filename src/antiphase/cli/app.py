@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib
 import inspect
 import json
 import logging
@@ -22,11 +21,10 @@ from typer.core import TyperGroup
 from typer.exceptions import Exit, TyperException
 from typer.main import get_command_from_info, get_group_from_info
 
-from antiphase.commands import COMMANDS
+from antiphase.commands import COMMANDS, commands_of
 from antiphase.errors import Failures, UserError, first_line, one_line, shown
-from antiphase.heap import keep_freed_memory
-from antiphase.processes import rank_and_count
-from antiphase.reading import read_text
+from antiphase.files import read_text
+from antiphase.processes import keep_freed_memory, rank_and_count
 from antiphase.terminal import prepare_streams, say
 
 if TYPE_CHECKING:
@@ -47,28 +45,18 @@ class HelpGroup(TyperGroup):
         return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])
 
 
-class _Commands(Mapping[str, Any]):
-    """The commands by name, each built when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        return _build(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
 class LazyGroup(HelpGroup):
     """The top group: a command's module is imported when the command is asked for."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()  # type: ignore[assignment]
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _build(cmd_name) if cmd_name in COMMANDS else None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super(TyperGroup, self).format_help(
@@ -77,23 +65,18 @@ class LazyGroup(HelpGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @functools.cache
 def _build(name: str) -> Any:
     """Return typer's command, or the group of commands whose names begin with this one."""
-    module, line = COMMANDS[name]
-    commands = importlib.import_module(module)
     how: dict[str, Any] = {"pretty_exceptions_short": True, "rich_markup_mode": "markdown"}
-    among = getattr(commands, "COMMANDS", {})
-    single = among.get(name) or getattr(commands, "COMMAND", None)
-    group = typer.Typer(cls=HelpGroup, help=line)
-    if single is not None:
-        register(group, single)
-        return get_command_from_info(group.registered_commands[0], **how)
-    for command in among.values():
+    group, commands = typer.Typer(cls=HelpGroup, help=COMMANDS[name]), commands_of(name)
+    for command in commands.values():
         register(group, command)
+    if name in commands:
+        return get_command_from_info(group.registered_commands[0], **how)
     app.add_typer(group, name=name)
     return get_group_from_info(app.registered_groups.pop(), suggest_commands=True, **how)
 
@@ -108,8 +91,46 @@ def register(group: typer.Typer, command: "Command") -> None:
     from antiphase.commands.command import Refusal
 
     options = command.options
+    fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
 
-    def call(*, context: typer.Context, config: Any, verbose: bool, as_json: bool, **values: Any) -> None:
+    def read(context: typer.Context, path: Path | None) -> Path | None:
+        if path is not None:
+            context.default_map = _configured(path, fields)
+        return path
+
+    def call(
+        *,
+        context: typer.Context,
+        config: Annotated[
+            Path | None,
+            typer.Option(
+                callback=read,
+                is_eager=True,
+                metavar="FILE",
+                help="TOML file with values of these options, under their names; what is typed counts more.",
+            ),
+        ] = None,
+        as_json: Annotated[
+            bool,
+            typer.Option(
+                "--json",
+                metavar="",
+                help="Print one JSON value to standard output; all else goes to standard error.",
+            ),
+        ] = False,
+        verbose: Annotated[
+            bool,
+            typer.Option(
+                "--verbose",
+                "-v",
+                callback=_log,
+                is_eager=True,
+                metavar="",
+                help="Say more: why a backend was not chosen, and after a mistake where it was found.",
+            ),
+        ] = False,
+        **values: Any,
+    ) -> None:
         typed, stored = (
             {
                 key: value
@@ -119,27 +140,28 @@ def register(group: typer.Typer, command: "Command") -> None:
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
-        output = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-        with output, command.reporting(chosen) as report:
-            answer = report(command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]])))
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            answer = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
             say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
         if isinstance(answer, Refusal):
             raise typer.Exit(1)
 
-    fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
+    context, *shared, _ = inspect.signature(call).parameters.values()
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    parameters = [
-        inspect.Parameter("context", _KEYWORD, annotation=typer.Context),
-        *parameters,
-        *_shared(fields),
-    ]
+    parameters = [context, *parameters, *shared]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__doc__ = options.__doc__
     group.command(command.name.split()[-1])(call)
+
+
+def _log(verbose: bool) -> None:
+    if verbose:
+        logging.basicConfig(format="antiphase: %(message)s")
+        logging.getLogger("antiphase").setLevel(logging.INFO)
 
 
 app = typer.Typer(
@@ -221,51 +243,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _shared(fields: "Mapping[str, FieldInfo]") -> list[inspect.Parameter]:
-    """Return the parameters that every command has."""
-
-    def read(context: typer.Context, path: Path | None) -> Path | None:
-        if path is not None:
-            context.default_map = _configured(path, fields)
-        return path
-
-    config = typer.Option(
-        "--config",
-        callback=read,
-        is_eager=True,
-        metavar="FILE",
-        help="TOML file with values of these options, under their names; what is typed counts more.",
-    )
-
-    def log(verbose: bool) -> None:
-        if verbose:
-            logging.basicConfig(format="antiphase: %(message)s")
-            logging.getLogger("antiphase").setLevel(logging.INFO)
-
-    talkative = typer.Option(
-        "--verbose",
-        "-v",
-        callback=log,
-        is_eager=True,
-        metavar="",
-        help="Say more: why a backend was not chosen, and after a mistake where it was found.",
-    )
-    as_json = typer.Option(
-        "--json", metavar="", help="Print one JSON value to standard output; all else goes to standard error."
-    )
-    return [
-        inspect.Parameter("config", _KEYWORD, annotation=Annotated[Path | None, config], default=None),
-        inspect.Parameter("as_json", _KEYWORD, annotation=Annotated[bool, as_json], default=False),
-        inspect.Parameter("verbose", _KEYWORD, annotation=Annotated[bool, talkative], default=False),
-    ]
-
-
 def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]:
-    """Return the values of a TOML file as one would type them.
-
-    Raises:
-        UserError: it cannot be read, or has something that is no option.
-    """
+    """Return the values of a TOML file as one would type them."""
     try:
         stored = tomllib.loads(read_text(path, "expected a TOML file"))
     except UserError as error:

@@ -1,9 +1,7 @@
 """A command: its options, what it does, and the result that is read back from its directory."""
 
-import importlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase.commands.options import Options
 from antiphase.commands.run_folder import run_folder
 from antiphase.processes import this_process
+from antiphase.registry import imported
 from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
@@ -45,41 +44,41 @@ class Command:
 
     def function(self) -> Callable[..., Any]:
         """Return the function that does the work."""
-        return _imported(self.run) if isinstance(self.run, str) else self.run
+        return imported(self.run)
 
     def result_type(self) -> "type[Result]":
         """Return the class of the result."""
-        return _imported(self.result)
+        return imported(self.result)
 
-    @contextmanager
-    def reporting(self, options: Any) -> Iterator[Callable[[Answer], Answer]]:
-        """Hold the directory of a run while the work is done.
-
-        Yields:
-            What turns the work's return value into the answer: it prints what the result says, and returns its summary.
-        """
+    def answer(self, options: Any, typed: str) -> Answer:
+        """Do the work in the directory of a run, print what the result says, and return its summary."""
         if not self.result or not self.in_folder:
-            yield lambda answer: answer
-            return
-        began = time.monotonic()
-        with run_folder(options.out, self.name):
-            yield lambda _: self._report(options.out, began)
+            return self.function()(options, typed)
+        began, out = time.monotonic(), options.out
+        with run_folder(out, self.name):
+            self.function()(options, typed)
+            if not this_process().first:
+                return None
+            from antiphase.commands.result import read_result
 
-    def _report(self, out: Path, began: float) -> Answer:
-        if not this_process().first:
-            return None
+            result = read_result(out, self.name)
+            report = result.write_report(out)
+            for part in result.console():
+                console().print(part)
+            for warning in result.warnings:
+                say(f"warning: {warning}")
+            say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
+            return result.summary | {"out": str(out), "report": str(report)}
+
+    def measure(self, options: Any, typed: str, *, stored: bool) -> "Result":
+        """Do the work in the directory of a run and return the result; its page is written if the directory stays."""
         from antiphase.commands.result import read_result
 
-        result = read_result(out, self.name)
-        report = result.write_report(out)
-        for part in result.console():
-            console().print(part)
-        for warning in result.warnings:
-            say(f"warning: {warning}")
-        say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-        return result.summary | {"out": str(out), "report": str(report)}
-
-
-def _imported(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+        with run_folder(Path(options.out), self.name):
+            self.function()(options, typed)
+            process = this_process()
+            process.wait()
+            result = read_result(Path(options.out), self.name, stored=stored)
+            if stored and process.first:
+                result.write_report(Path(options.out))
+            return result

@@ -1,16 +1,17 @@
 """Models, their twins and the images that all of them are measured on."""
 
+import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import nn
 
-from antiphase.commands.live_objects import live_object
-from antiphase.commands.loading import check_twins, find_device, load_models
+from antiphase.commands.loading import check_twins, find_device, live_object, load_models
 from antiphase.commands.options import Options
-from antiphase.commands.record import run_record
 from antiphase.data import ImageSet, load_data
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
@@ -27,6 +28,9 @@ from antiphase.models.card import (
 )
 from antiphase.models.class_names import read_class_names
 from antiphase.models.zeroshot import bound, is_dual_encoder
+from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
+from antiphase.precision import multiplies_bf16
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,7 @@ class Lineup:
         return list(zip(self.names, self.names[len(self.models) :], strict=False))
 
     def check_fit(self) -> None:
-        """Refuse images that a model does not take.
-
-        Raises:
-            UserError: shape or number of classes differ.
-        """
+        """Refuse images that a model does not take."""
         for model in self.everyone:
             check_fit(card_of(model), self.data)
 
@@ -90,10 +90,26 @@ class Lineup:
     def record(
         self, options: Options, settings: dict[str, Any], warnings: list[str], command: str, seconds: float
     ) -> dict[str, Any]:
-        """Return the content of ``run.json``."""
-        return run_record(
-            self.everyone, self.names, self.data, settings, warnings, command, seconds, options.record()
-        )
+        """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
+        cards = {name: card_of(model) for name, model in self.by_name.items()}
+        preprocessing = {
+            name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing is not None
+        }
+        return {
+            "command": command,
+            "options": options.record(),
+            "settings": settings,
+            "models": {name: card.spec for name, card in cards.items()},
+            "fingerprints": {name: fingerprint(model) for name, model in self.by_name.items()},
+            **({"preprocessing": preprocessing} if preprocessing else {}),
+            "architectures": {name: _architecture(model) for name, model in self.by_name.items()},
+            "data": self.data.name,
+            "data_fingerprint": self.data.fingerprint(),
+            "n": len(self.data),
+            "seconds": round(seconds, 2),
+            **environment_record(device_of(self.models[0])),
+            "warnings": warnings,
+        }
 
 
 def load_lineup(options: Any) -> Lineup:
@@ -104,9 +120,6 @@ def load_lineup(options: Any) -> Lineup:
     Args:
         options: of a command, with ``model``, ``against``, ``data``, ``split``, ``limit``, ``random_weights``,
             ``prompt``, ``device`` and ``quiet``; ``skip_bad`` and ``classes``, if it has them.
-
-    Raises:
-        UserError: twins and models differ in number, nothing is known of the data, or an option has no use.
     """
     place = find_device(options.device)
     check_twins(options.model, options.against)
@@ -147,11 +160,7 @@ def load_lineup(options: Any) -> Lineup:
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
-    """Return short names where they tell the models apart, whole specifications where not.
-
-    Raises:
-        UserError: if a model is named twice.
-    """
+    """Return short names where they tell the models apart, whole specifications where not."""
     for names in ([card.name for card in cards], [card.spec for card in cards]):
         if len(set(names)) == len(names):
             return names
@@ -159,18 +168,35 @@ def short_names(cards: Sequence[ModelCard]) -> list[str]:
 
 
 def check_fit(card: ModelCard, data: ImageSet) -> None:
-    """Refuse images that a model does not take.
-
-    Raises:
-        UserError: if shape or number of classes differ.
-    """
+    """Refuse images whose shape or number of classes a model does not take."""
     if card.image_shape != data.image_shape:
-        raise UserError(
-            f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "
-            "give data that fits with --data"
-        )
-    if len(data) and int(data.labels.max()) >= card.num_classes:
-        raise UserError(
-            f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
-            "give data that fits with --data"
-        )
+        why = f"takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}"
+    elif len(data) and int(data.labels.max()) >= card.num_classes:
+        why = f"tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}"
+    else:
+        return
+    raise UserError(f"{card.spec} {why}; give data that fits with --data")
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    """Return the class of a model, without what normalises or binds it, and the number of its parameters."""
+    inner = model
+    while type(inner).__module__.startswith("antiphase.models.") and isinstance(
+        wrapped := getattr(inner, "model", None), nn.Module
+    ):
+        inner = wrapped
+    return {
+        "architecture": type(inner).__name__,
+        "parameters": sum(each.numel() for each in model.parameters()),
+    }
+
+
+def environment_record(device: torch.device) -> dict[str, Any]:
+    """Return what hardware and which libraries a result was made with."""
+    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
+    lacking = "" if multiplies_bf16(torch.device("cpu")) else "no bf16, "
+    on_cpu = f"{cpu}, {lacking}{torch.get_num_threads()} threads"
+    return {
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
+        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
+    }

@@ -1,13 +1,18 @@
-"""Models and the device they run on, as the options name them."""
+"""Models, images and devices as the options name them; objects of the caller are held under names.
+
+So options and records stay text: ``given:NAME`` stands for an object during a call.
+"""
 
 import os
 import shutil
 import warnings
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from antiphase.commands.live_objects import live_object
 from antiphase.commands.options import Options
 from antiphase.errors import UserError, first_line, shown
 from antiphase.processes import this_process
@@ -16,6 +21,22 @@ from antiphase.terminal import say
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from antiphase.data import ImageSet
+
+PREFIX = "given:"
+_HELD: ContextVar[Mapping[str, Any]] = ContextVar("held")
+
+
+def live_object(spec: Any) -> Any:
+    """Return the object of a specification; None for any other specification."""
+    if not isinstance(spec, str) or not spec.startswith(PREFIX):
+        return None
+    if spec not in _HELD.get({}):
+        raise UserError(
+            f"{spec}: was an object of another Python session; expected a specification, or the object"
+        )
+    return _HELD.get({})[spec]
 
 
 def load_models(
@@ -28,10 +49,6 @@ def load_models(
         place: the device.
         random_weights: whether the models of other libraries among them are built without a download.
         answering: whether models that answer questions in words are of use.
-
-    Raises:
-        UserError: if a model cannot be loaded or is of no use, or random weights are asked for and none of them can
-            have them.
     """
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, scheme_of
@@ -147,3 +164,91 @@ def find_device(name: str) -> "torch.device":
         cudnn: Any = torch.backends.cudnn
         cudnn.conv.fp32_precision = "ieee"  # torch's default would round images to 10 bits
     return device
+
+
+@contextmanager
+def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield options in which ``given:NAME`` stands for each object, and hold the objects for the block.
+
+    A model without a card gets one from the images and its output for one of them. In the end its modules are in the
+    mode they were in. It stays on its device unless ``device`` says otherwise.
+
+    Args:
+        values: options; ``model``, ``models`` and ``against`` may hold modules, ``data`` an image set or what
+            ``load_data`` takes.
+    """
+    from antiphase.data import ImageSet, load_data
+    from antiphase.modules import device_of, evaluating
+
+    text, data, images = dict(values), values.get("data"), None
+    if not _is_text(data):
+        if "models" in values:
+            raise UserError(
+                "data: evaluate takes the names of data sets; antiphase.evaluation has the tasks for arrays"
+            )
+        images = data if isinstance(data, ImageSet) else load_data(data)
+        text["data"] = f"{PREFIX}{images.name}"
+    modules: dict[str, nn.Module] = {}
+    for option in ("model", "models", "against"):
+        if not _is_text(value := values.get(option)):
+            several = isinstance(value, Sequence)
+            specs = tuple(_named(model, images, modules) for model in (value if several else [value]))
+            text[option] = specs if several else specs[0]
+    devices = [str(device_of(module)) for module in modules.values()]  # refuses weights without values
+    if devices and values.get("device", "auto") == "auto":
+        text["device"] = devices[0]
+    with ExitStack() as stack:
+        for spec, module in modules.items():
+            stack.enter_context(evaluating(module))
+            if not hasattr(module, "card"):
+                assert images is not None
+                _add_card(spec, module, images)
+                stack.callback(object.__delattr__, module, "card")
+        data = {} if images is None else {text["data"]: images}
+        stack.callback(_HELD.reset, _HELD.set({**_HELD.get({}), **modules, **data}))
+        yield text
+
+
+def _is_text(value: Any) -> bool:
+    several = isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+    return value is None or isinstance(value, str) or several
+
+
+def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]") -> str:
+    """Return the specification of a model; a module is added to the modules."""
+    from torch import nn
+
+    if isinstance(model, str):
+        return model
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: got a {kind}; expected a specification or a torch.nn.Module")
+    card = getattr(model, "card", None)
+    if card is None and images is None:
+        raise UserError(
+            f"model {kind}: says nothing of its images; give data= as an image set, such as "
+            "antiphase.data.load_data('digits')"
+        )
+    stem = f"{PREFIX}{kind if card is None else card.name}"
+    specs = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(spec for spec in specs if modules.setdefault(spec, model) is model)
+
+
+def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
+    import torch
+
+    from antiphase.models.card import ModelCard, attention_kind, with_card
+    from antiphase.modules import device_of, running
+
+    name = spec.removeprefix(PREFIX)
+    image = images.images([0]).to(device_of(model))
+    with running(model, image, f"model {name}", f"an image of {images.name}"), torch.no_grad():
+        logits = model(image.clone())
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")
+    count = logits.shape[1]
+    # labels count the outputs: there are no folders whose order could be another
+    names = images.class_names if len(images.class_names) == count else None
+    card = ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names)
+    with_card(model, card)

@@ -1,4 +1,4 @@
-"""What every model of options shares: validation whose errors are one line, and how the command line shows a field."""
+"""Options of commands: validation whose errors are one line, how the command line shows a field, and shared fields."""
 
 import os
 import re
@@ -7,11 +7,30 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from antiphase.errors import UserError, invalid, shown
+from antiphase.precision import Precision
+
+MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
+_MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
+_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
+_NUMBER = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
+)  # e999999999 takes minutes
+_STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset())  # names of fields from a file
 
 
 @dataclass(frozen=True)
@@ -31,10 +50,6 @@ class Typed:
     metavar: str | None = None
     text: Callable[[Any], str] | None = None
     choices: Collection[str] | None = None
-
-
-_MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
-_STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset())  # names of fields from a file
 
 
 class Options(BaseModel):
@@ -89,65 +104,63 @@ class Options(BaseModel):
                 )
         return value
 
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """Return those of the fields that are not None."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def record(self) -> dict[str, Any]:
         """Return the fields for JSON; a model made from them equals this one."""
         return self.model_dump(mode="json")
 
 
-_NUMBER = re.compile(
-    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
-)  # e999999999 takes minutes
-_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
-_SETTING = re.compile(r"\w+\s*=")
+# readers of what was typed: text becomes values, and values stay as they are
 
 
-def parse_eps(text: str, name: str = "eps") -> tuple[float, ...]:
-    """Return the numbers of a comma-separated list, which are finite; ``1/255`` is a number.
-
-    >>> parse_eps("0.5/255, 0.25")
-    (0.00196078431372549, 0.25)
-    """
-    return tuple(_number(part, name) for part in text.split(","))
-
-
-def _number(part: str, name: str = "eps") -> float:
-    above, slash, below = (word.strip() for word in part.partition("/"))
+def read_number(value: Any, info: ValidationInfo) -> Any:
+    """Read a finite number from text; ``1/255`` is one."""
+    if not isinstance(value, str):
+        return value
+    above, slash, below = (word.strip() for word in value.partition("/"))
     try:
         if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
             return float(Fraction(above) / Fraction(below if slash else 1))
     except (ValueError, ZeroDivisionError, OverflowError):
         pass
-    raise UserError(f"{name} {shown(part.strip())}: expected a finite number or a fraction such as 1/255")
+    raise UserError(
+        f"{info.field_name} {shown(value.strip())}: expected a finite number or a fraction such as 1/255"
+    )
 
 
-def read_eps(value: Any, info: ValidationInfo) -> Any:
-    """Read numbers from text, alone or in a sequence; leave numbers as they are."""
+def read_words(value: Any) -> Any:
+    """Split a comma-separated list; take a number as a list of it, and None as an empty list.
+
+    >>> read_words("probe, few-shot"), read_words(None), read_words(0.5)
+    (('probe', 'few-shot'), (), (0.5,))
+    """
     if isinstance(value, str):
-        return parse_eps(value, info.field_name or "eps")
-    if isinstance(value, int | float):
-        return (value,)
-    if not isinstance(value, Iterable):
-        return value
-    name = info.field_name or "eps"
-    return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if value is None or isinstance(value, int | float):
+        return () if value is None else (value,)
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
+
+
+def read_models(value: Any) -> Any:
+    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings of one.
+
+    >>> read_models("python:net.py:build?depth=4, width=8, timm:resnet18")
+    ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
+    """
+    if not isinstance(value, str):
+        return read_words(value)
+    models = (re.sub(r"\s*,\s*", ",", part.strip()) for part in re.split(r",(?!\s*\w+\s*=)", value))
+    return tuple(filter(None, models))
 
 
 def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
     """Refuse a number that is given twice."""
-    for at, number in enumerate(numbers):
-        if number in numbers[:at]:
-            raise UserError(f"{info.field_name} {eps_text(number)}: given twice; give each number once")
+    if again := [number for number in numbers if numbers.count(number) > 1]:
+        raise UserError(f"{info.field_name} {eps_text(again[0])}: given twice; give each number once")
     return numbers
-
-
-def read_one_eps(value: Any, info: ValidationInfo) -> Any:
-    """Read one number from text, which is no list; leave a number as it is."""
-    if not isinstance(value, str):
-        return value
-    numbers = parse_eps(value, info.field_name or "eps")
-    if len(numbers) != 1:
-        raise ValueError("expected one number, such as 8/255")
-    return numbers[0]
 
 
 def eps_text(value: float | Sequence[float]) -> str:
@@ -158,36 +171,8 @@ def eps_text(value: float | Sequence[float]) -> str:
     """
     if not isinstance(value, int | float):
         return ",".join(map(eps_text, value))
-    text = f"{value * 255:g}/255"
-    return text if len(text) < 8 and _number(text) == value else repr(value)
-
-
-def read_words(value: Any) -> Any:
-    """Split a comma-separated list; leave other sequences as they are, and None as no words.
-
-    >>> read_words("probe, few-shot"), read_words(None)
-    (('probe', 'few-shot'), ())
-    """
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return () if value is None else value
-
-
-def read_models(value: Any) -> Any:
-    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
-
-    >>> read_models("python:net.py:build?depth=4,width=8, timm:resnet18")
-    ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
-    """
-    if not isinstance(found := read_words(value), Sequence):
-        return found
-    words: list[str] = []
-    for word in found:
-        if isinstance(value, str) and words and "?" in words[-1] and _SETTING.match(word):
-            words[-1] += f",{word}"
-        else:
-            words.append(word)
-    return tuple(words)
+    above = f"{value * 255:g}"
+    return f"{above}/255" if len(above) < 4 and float(Fraction(above) / 255) == value else repr(value)
 
 
 def as_tuple(value: Any) -> Any:
@@ -195,11 +180,11 @@ def as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path) else value
 
 
-def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
+def at_least_one(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuse an empty list."""
-    if not words:
+    if not values:
         raise ValueError("expected at least one")
-    return words
+    return values
 
 
 def directory(value: str | Path) -> Path:
@@ -247,6 +232,125 @@ def read_settings(value: Any) -> Any:
     return settings
 
 
-def given(**settings: Any) -> dict[str, Any]:
-    """Return the settings that are not None."""
-    return {name: value for name, value in settings.items() if value is not None}
+# kinds of values
+Words = Annotated[tuple[str, ...], BeforeValidator(read_words), Typed(text=",".join, metavar="A,B,…")]
+Models = Annotated[tuple[str, ...], BeforeValidator(read_models), Typed(text=",".join, metavar="MODEL,…")]
+Number = Annotated[float, BeforeValidator(read_number), Typed(text=eps_text)]
+OptionalNumber = Annotated[float | None, BeforeValidator(read_number), Typed(text=eps_text)]
+Numbers = Annotated[
+    tuple[Annotated[float, BeforeValidator(read_number)], ...],
+    BeforeValidator(read_words),
+    AfterValidator(at_least_one),
+    AfterValidator(each_once),
+    Typed(text=eps_text, metavar="X,…"),
+]
+Unicode = Annotated[str, AfterValidator(in_unicode)]
+Directory = Annotated[Path, BeforeValidator(directory), Typed(metavar="DIRECTORY")]
+
+# models
+_FORMS = (
+    "specimen:diffvit-0, a run directory, python:FILE:CALLABLE (runs your code), timm:NAME, torchvision:NAME, "
+    "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME."
+)
+Model = Annotated[
+    Models,
+    AfterValidator(at_least_one),
+    Typed(argument=True),
+    Field(description=f"Model, or several separated by commas: {_FORMS}"),
+]
+
+
+def _one(spec: str) -> str:
+    if (count := len(read_models(spec))) > 1:
+        raise ValueError(f"{count} models; expected one")
+    return spec
+
+
+Single = Annotated[str, AfterValidator(_one), Typed(metavar="MODEL")]
+OneModel = Annotated[Single, Typed(argument=True), Field(description=f"Model: {_FORMS}")]
+Against = Annotated[
+    Models,
+    Field(
+        description="Model to compare with, such as the twin with standard attention; several separated by commas, one "
+        "for each model."
+    ),
+]
+RandomWeights = Annotated[
+    bool,
+    Field(
+        description="Build timm:, torchvision:, hf: and open_clip: models with random weights, without a download."
+    ),
+]
+Prompt = Annotated[
+    Unicode | None,
+    Field(
+        description="Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own "
+        "prompts, or 'a photo of {}'."
+    ),
+]
+
+# images
+Data = Annotated[
+    str | None,
+    Field(
+        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in "
+        "docs/data.md. If not given: the test images of the model's own data."
+    ),
+]
+Classes = Annotated[
+    Path | None,
+    Field(
+        description="Text file with the data's class names in the order of the model's outputs, one per line; a blank "
+        "line stands for a class missing from the data. If not given: classes are matched by the names stored with the "
+        "model."
+    ),
+]
+Split = Annotated[str, Field(description="Split of the data: test, train or another that the source has.")]
+Limit = Annotated[int | None, Typed(metavar="N"), Field(ge=1, description="Use at most N images.")]
+SkipBad = Annotated[bool, Field(description="Leave out images that cannot be read, and count them.")]
+
+# questions
+Suffix = Annotated[
+    Unicode,
+    Field(
+        description="Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer "
+        "the question using a single word or phrase.' is one."
+    ),
+]
+
+# the run
+Out = Annotated[Directory, Field(description="Directory to write. The same command resumes a killed run.")]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Random seed.")]
+BatchSize = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=MOST_AT_ONCE,
+        description="Images per batch; affects no result. If not given: chosen to fit the device.",
+    ),
+]
+Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:1 and so on.")]
+Quiet = Annotated[bool, Typed(flags=("--quiet", "-q")), Field(description="Show no progress bars.")]
+
+Track = Annotated[
+    Words,
+    Field(
+        description="Experiment trackers that get loss, accuracy, learning rate and λ by layer, separated by commas: "
+        "tensorboard, wandb, mlflow or another that accelerate supports. Affects no result."
+    ),
+]
+
+# attacks
+Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
+SearchPrecision = Annotated[
+    Precision,
+    Field(
+        description="Precision of the search; bf16 is faster on a GPU. Every success is confirmed in float32."
+    ),
+]
+Compile = Annotated[
+    bool,
+    Field(
+        description="Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."
+    ),
+]

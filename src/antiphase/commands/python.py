@@ -9,16 +9,14 @@ models and data that cannot be loaded or do not fit each other.
 import inspect
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from antiphase.commands import find_command
-from antiphase.commands.live_objects import as_text
+from antiphase.commands.loading import as_text
 from antiphase.commands.options import Options
-from antiphase.commands.result import Result, read_result
-from antiphase.commands.run_folder import run_folder
+from antiphase.commands.result import Result
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
@@ -104,23 +102,18 @@ def _run(name: str, values: dict[str, Any]) -> Result:
     """Do the work of a command in its directory, or in one that does not stay, and read what it wrote."""
     command, stored = find_command(name), values.get("out") is not None
     with as_text(values) as text, _place("out", values.get("out")) as out:
-        text["out"] = out
-        if not stored and "cache" in command.options.model_fields:
-            text.setdefault("cache", f"{out}/features")
-        chosen = command.options(**text)
-        with run_folder(Path(out), name):
-            command.function()(chosen, _call(name, chosen, "" if stored else out))
-            process = this_process()
-            process.wait()
-            result = read_result(Path(out), name, stored=stored)
-            if stored and process.first:
-                result.write_report(Path(out))
+        temporary = {} if stored else {"out": out}
+        if not stored and "cache" in command.options.model_fields and "cache" not in text:
+            temporary["cache"] = f"{out}/features"
+        chosen = command.options(**text | {"out": out} | temporary)
+        result = command.measure(chosen, _call(name, chosen, temporary), stored=stored)
     if stored or "run.json" not in result.files:
         return result
     record = result.record
-    record["options"] = _elsewhere(record.get("options", {}), out)
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    return type(result)(result.kind, {**result.files, "run.json": text.encode()})
+    for option in temporary:
+        record.get("options", {}).pop(option, None)
+    content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    return type(result)(result.kind, {**result.files, "run.json": content.encode()})
 
 
 @contextmanager
@@ -135,14 +128,9 @@ def _place(option: str, path: Any) -> Iterator[Any]:
         yield name
 
 
-def _elsewhere(options: dict[str, Any], place: str) -> dict[str, Any]:
-    """Leave out the options that name a temporary directory."""
-    return {name: value for name, value in options.items() if not place or not str(value).startswith(place)}
-
-
-def _call(name: str, chosen: Options, place: str = "") -> str:
+def _call(name: str, chosen: Options, left_out: Collection[str] = ()) -> str:
     """Return a call as text, for the record."""
-    options = _elsewhere(chosen.model_dump(mode="json", include=chosen.model_fields_set), place)
+    options = chosen.model_dump(mode="json", include=chosen.model_fields_set - {*left_out})
     return f"antiphase.{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 

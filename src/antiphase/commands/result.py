@@ -15,8 +15,7 @@ from antiphase.arguments import validated
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
-from antiphase.files import replacing
-from antiphase.reading import as_json, as_json_lines, as_rows
+from antiphase.files import as_json, as_json_lines, as_rows, replacing
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +28,7 @@ WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 _MOST_ROWS = 24  # of a table in a notebook
-RUN_KEYS = (
+_RECORDED = (
     "command",
     "settings",
     "data",
@@ -40,15 +39,13 @@ RUN_KEYS = (
     "versions",
     "warnings",
 )
+_READERS = {".parquet": as_rows, ".jsonl": lambda content, name: _frame(as_json_lines(content, name))}
 
 
-def _as_lines(content: bytes, name: str) -> "pl.DataFrame":
+def _frame(rows: Any) -> "pl.DataFrame":
     import polars as pl  # takes time to import
 
-    return pl.DataFrame(as_json_lines(content, name))
-
-
-_READERS = {".parquet": as_rows, ".jsonl": _as_lines}
+    return pl.DataFrame(rows)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -126,7 +123,7 @@ class Result(ABC):
     @property
     def record(self) -> dict[str, Any]:
         """Settings, versions, hardware and warnings, as in ``run.json``."""
-        return self.read_json("run.json", RUN_KEYS if "summary.json" in self.needs else ())
+        return self.read_json("run.json", _RECORDED if "summary.json" in self.needs else ())
 
     @property
     def warnings(self) -> list[str]:
@@ -149,10 +146,10 @@ class Result(ABC):
         """
         names = self.tables
         stem = table or (self.main_table if self.main_table in names else names[0])
-        for suffix, reader in _READERS.items():
-            if (name := stem + suffix) in self.files:
-                return reader(self.files[name], name)
-        raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
+        if stem not in names:
+            raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
+        suffix = next(suffix for suffix in _READERS if stem + suffix in self.files)
+        return _READERS[suffix](self.files[stem + suffix], stem + suffix)
 
     def plot(self) -> "Figure":
         """Draw the first figure of the report."""
@@ -318,12 +315,12 @@ def listed(models: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(names[:2] if more else names) + more
 
 
-def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
-    """Return the models of two results as pairs, in their order.
+def combined_rows(
+    one: Result, two: Result, table: str | None = None
+) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
+    """Return the rows of both under names that differ, and the models, paired in their order, under these names."""
+    import polars as pl
 
-    Raises:
-        UserError: they differ in number, or were measured on different images.
-    """
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
     if len(mine) != len(theirs):
         raise UserError(f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results")
@@ -332,17 +329,6 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
             f"compare: different images, {one.record['data']} and {two.record['data']}; expected the same data, split "
             "and limit"
         )
-    return list(zip(mine, theirs, strict=True))
-
-
-def combined_rows(
-    one: Result, two: Result, table: str | None = None
-) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
-    """Return the rows of both under names that differ, and the paired models under these names."""
-    import polars as pl
-
-    pairs = paired_models(one, two)
-    taken = {name for name, _ in pairs}
-    renamed = {name: f"{name} (other)" if name in taken else name for _, name in pairs}
-    theirs = two.frame(table).with_columns(pl.col("model").replace(renamed))
-    return pl.concat([one.frame(table), theirs]), [(name, renamed[other]) for name, other in pairs]
+    renamed = {name: f"{name} (other)" if name in mine else name for name in theirs}
+    others = two.frame(table).with_columns(pl.col("model").replace(renamed))
+    return pl.concat([one.frame(table), others]), list(zip(mine, renamed.values(), strict=True))

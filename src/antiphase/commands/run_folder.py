@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from antiphase.errors import UserError, shown
-from antiphase.files import room, write_text
-from antiphase.reading import read_bytes, read_json
+from antiphase.files import read_bytes, read_json, room, write_text
 
 MARKER = ".antiphase"  # holds the name of the command
 LOCK = ".lock"  # holds the process that writes; the system releases it however the process ends
@@ -25,10 +24,6 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
     Args:
         out: the directory.
         command: which command writes it, such as ``"audit"``.
-
-    Raises:
-        UserError: the directory cannot be written, holds the run of another command or is being written by another
-            process, or the disk is full.
     """
     missing: list[Path] = []
     with contextlib.ExitStack() as held:
@@ -61,11 +56,7 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Hold the lock of a directory, which is made if missing.
-
-    Raises:
-        UserError: naming the process that holds it.
-    """
+    """Hold the lock of a directory, which is made if missing."""
     out.mkdir(parents=True, exist_ok=True)
     while True:
         with (out / LOCK).open("a+", encoding="utf-8", errors="replace") as file:
@@ -92,11 +83,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def check_holder(out: Path, command: str) -> None:
-    """Refuse a directory that holds the run of another command.
-
-    Raises:
-        UserError: naming that command.
-    """
+    """Refuse a directory that holds the run of another command."""
     holder = held_by(out)
     if holder not in (None, command):
         raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from antiphase import reading
+from antiphase import files as reading
 from antiphase.data.archives import regular
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
 from antiphase.data.images import FilePairs

@@ -21,16 +21,21 @@ from antiphase.data.folders import refuse_missing
 from antiphase.data.shards import find_shards
 from antiphase.data.sources import find_named, listed_sources
 from antiphase.errors import UserError, shown
-from antiphase.files import digest
-from antiphase.reading import parse_json
+from antiphase.files import digest, parse_json
 from antiphase.streams import generator, key
 
-ASK = "Is there {} in the image?"
-"""POPE's question, with a place for an object and its article.
+ANSWERS = ("No", "Yes")
+"""The two answers to :func:`ask`, in the order of a classifier's classes."""
 
-POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the published
-files say.
-"""
+
+def ask(thing: str) -> str:
+    """Return POPE's question whether a thing is in the image.
+
+    POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the
+    published files say.
+    """
+    return f"Is there {with_article(thing)} in the image?"
+
 
 ASK_CAPTION = "Provide a one-sentence caption for the provided image."
 """As in the instructions of LLaVA 1.5."""
@@ -314,7 +319,7 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversation
             share = seen[themes[row], name] / counts[themes[row]]
             share = 1 - share if name in names else share
             if uniform(row, "ask", name) * (1 - share) < share:
-                questions.append((ASK.format(with_article(name)), "Yes" if name in names else "No"))
+                questions.append((ask(name), ANSWERS[name in names]))
         if not questions:
             return row, ((ASK_CAPTION, caption),)
         (first, answer), *rest = sorted(questions, key=lambda turn: uniform(row, "order", turn[0]))

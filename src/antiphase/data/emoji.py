@@ -35,8 +35,8 @@ from antiphase.data.images import ArrayPairs
 from antiphase.data.objects import ImageObjects, run_lengths
 from antiphase.errors import UserError
 from antiphase.files import replacing
-from antiphase.progress import progress_bar
 from antiphase.streams import generator, key, sample_keys, uniform
+from antiphase.terminal import progress_bar
 
 SIZE = 64
 _GROUPS = "Smileys & Emotion, People & Body, Animals & Nature, Food & Drink, Travel & Places"

@@ -21,7 +21,7 @@ from antiphase.data.folders import SPLITS, choose_split, split_named
 from antiphase.data.images import FileImages, FilePairs, file_set
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
 from antiphase.errors import UserError, first_line, one_line, shown
-from antiphase.reading import parse_json
+from antiphase.files import parse_json
 
 OFFLINE = (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, RuntimeError)
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""

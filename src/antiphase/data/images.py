@@ -21,8 +21,8 @@ from antiphase.data.decoding import Square, decode, decode_whole, describe_trans
 from antiphase.data.objects import ImageObjects
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
-from antiphase.progress import progress_bar
 from antiphase.streams import generator
+from antiphase.terminal import progress_bar
 
 _OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
 

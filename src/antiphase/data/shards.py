@@ -28,10 +28,9 @@ from antiphase.data.decoding import decode_whole, in_threads
 from antiphase.data.folders import choose_split, data_root
 from antiphase.data.images import PairBatch, check_batch_size, still_there
 from antiphase.errors import UserError, one_line
-from antiphase.files import digest, write_text
-from antiphase.progress import progress_bar
-from antiphase.reading import read_json
+from antiphase.files import digest, read_json, write_text
 from antiphase.streams import generator, key
+from antiphase.terminal import progress_bar
 
 CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
 """Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder."""

@@ -23,8 +23,8 @@ from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.precision import Precision, autocast
 from antiphase.processes import Process
-from antiphase.progress import progress_bar
 from antiphase.store import missing
+from antiphase.terminal import progress_bar
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
 _VERSION = "1"

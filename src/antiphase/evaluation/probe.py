@@ -31,8 +31,8 @@ from antiphase.evaluation.tasks import (
 )
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
-from antiphase.progress import progress_bar
 from antiphase.streams import generator
+from antiphase.terminal import progress_bar
 
 COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself

@@ -22,11 +22,10 @@ AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 _LIBRARIES = {"antiphase", "open_clip", "timm", "torch", "torchvision", "transformers"}
 # by full name, so that these libraries need not be imported
 _KNOWN: dict[str, AttentionKind] = {
-    "antiphase.attention.modules.DifferentialAttention": "differential",
     "timm.layers.diff_attention.DiffAttention": "differential",
     "timm.models.vision_transformer.DiffParallelScalingBlock": "differential",
     "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": "differential",
-    "antiphase.attention.modules.SoftmaxAttention": "softmax",
+    "antiphase.attention.modules._SelfAttention": "softmax",
     "timm.layers.attention.Attention": "softmax",
     "timm.layers.attention.AttentionRope": "softmax",
     "timm.layers.attention_pool.AttentionPoolLatent": "softmax",
@@ -97,9 +96,11 @@ def _known(module: nn.Module) -> AttentionKind | None:
     for base in kind.__mro__:
         if known := _KNOWN.get(f"{base.__module__}.{base.__qualname__}"):
             changed = "forward" in vars(module) or (_is_users(kind) and kind.forward is not base.forward)
-            return "unknown" if changed else known
+            return "unknown" if changed else "differential" if lambda_of(module) else known
     if lambda_of(module) is not None:
         return "differential"
+    if family := vars(module).get("attention_family"):  # of the slot that it was made for
+        return "unknown" if "forward" in vars(module) else family
     parts = dict(module.named_children()) if kind.__module__.startswith("transformers.") else {}
     plain = any(all(isinstance(parts.get(name), nn.Linear) for name in names) for names in _PROJECTIONS)
     return "softmax" if plain else None
@@ -165,9 +166,7 @@ class ModelCard:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     num_classes: int  # number of logits; 0 for a dual encoder that is not bound to prompts
     recipe: dict[str, Any] | None = None  # of the training, if known
-    class_names: tuple[str, ...] | None = (
-        None  # one per output, if known; WordNet ids for timm's ImageNet models
-    )
+    class_names: tuple[str, ...] | None = None  # of the outputs, if known; WordNet ids for ImageNet models
     any_size: bool = False  # whether it also takes images of other heights and widths
     code: str = ""  # digest of the user's code that built it; empty for other models
     lambdas: tuple[float, ...] = ()  # mean λ of each layer, where it was measured in a user's own modules
@@ -197,8 +196,7 @@ def square_of(model: nn.Module) -> Square:
     _, height, width = card.image_shape
     if height != width:
         raise UserError(
-            f"{card.spec}: takes images of {height}×{width} pixels, but pictures are made square; give arrays of that "
-            "shape, such as npz:FILE"
+            f"{card.spec}: takes {height}×{width} pixels, pictures are square; give arrays, npz:FILE"
         )
     inner = getattr(model, "model", None)  # if it is bound to prompts
     squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
@@ -252,10 +250,8 @@ def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
     fixed = [card for card in cards if not card.any_size]
     for card in fixed[1:]:
         if card.image_shape != fixed[0].image_shape:
-            raise UserError(
-                f"{fixed[0].spec} takes images of shape {fixed[0].image_shape}, {card.spec} of {card.image_shape}; "
-                "measure each in its own run"
-            )
+            shapes = f"{fixed[0].image_shape}, {card.spec} of {card.image_shape}"
+            raise UserError(f"{fixed[0].spec} takes images of shape {shapes}; measure each in its own run")
     channels, height, width = (fixed or cards)[0].image_shape
     return (height if fixed and height == width else None), channels
 

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, invalid, shown
-from antiphase.files import digest, replacing, write_json
-from antiphase.reading import read_json
+from antiphase.files import digest, read_json, replacing, write_json
 
 State = dict[str, Tensor]
 Config = TypeVar("Config", bound=BaseModel)
@@ -85,8 +84,7 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     path = directory / RECIPE_FILE
     if not path.exists():
         raise UserError(
-            f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
-            "train-vlm or export"
+            f"{directory}: no {RECIPE_FILE} found; expected a directory of antiphase train or export"
         )
     recipe = read_json(path, fix="restore it from a backup or train again")
     seed, data = recipe.get("seed"), recipe.get("data")
@@ -108,12 +106,10 @@ def read_weights(path: Path) -> State:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path}: incomplete or invalid safetensors file ({error}); copy it again or retrain"
+            f"{path}: incomplete or invalid safetensors ({error}); copy it again or retrain"
         ) from None
     if stored not in (None, weights_digest(tensors)):
-        raise UserError(
-            f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
-        )
+        raise UserError(f"{path}: damaged: not the weights of its digest; copy it again or retrain")
     return tensors
 
 
@@ -192,52 +188,51 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     ``own`` are the model's tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
-    tables = _tables(path)
-    if not tables:
-        raise UserError(
-            f"{path}: no weights found; expected a dictionary of tensors, as state_dict() returns"
-        )
+    held = _tensors(path)
+    if not held:
+        raise UserError(f"{path}: no weights found; expected a dictionary of tensors, as of state_dict()")
     names = {_WRAPPER.sub("", key): key for key in own}
     needed = {short for short in names if not short.endswith(_COUNTER)}
-    # by table, and the prefix that its tensors' names have before the model's
-    sets: dict[tuple[str, str], State] = {}
-    for place, table in tables.items():
-        for key, tensor in table.items():
-            for start in re.finditer(r"^|\.", key):
-                if (short := key[start.end() :]) in needed:
-                    sets.setdefault((place, key[: start.end()]), {})[short] = tensor
-    fits = [one for one, tensors in sets.items() if len(tensors) == len(needed)]
+    sets: dict[str, State] = {}  # by what precedes the model's names
+    for key, tensor in held.items():
+        for start in re.finditer(r"^|[.\0]", key):
+            if (short := key[start.end() :]) in needed:
+                sets.setdefault(key[: start.end()], {})[short] = tensor
+    fits = [prefix for prefix, tensors in sets.items() if len(tensors) == len(needed)]
     if sized and len(fits) > 1:
-        shapes = {short: own[names[short]].shape for short in needed}
-        fits = [
-            one for one in fits if all(sets[one][short].shape == shapes[short] for short in needed)
-        ] or fits
-    labels = {".".join(one).strip(".") or ".": one for one in fits}
+        same = {
+            prefix: all(x.shape == own[names[key]].shape for key, x in sets[prefix].items())
+            for prefix in fits
+        }
+        fits = list(filter(same.get, fits)) or fits
+    labels = {_dotted(prefix).strip(".") or ".": prefix for prefix in fits}
     if which:
         known = ", ".join(labels) or "none"
-        labels = {text: one for text, one in labels.items() if which in (text, *text.split("."))}
+        labels = {text: prefix for text, prefix in labels.items() if which in (text, *text.split("."))}
         if not labels:
             raise UserError(f"{name}: no weights {shown(which)} that fit the model; the file has {known}")
-    biggest = max(tables, key=lambda place: len(tables[place])), ""
-    place, prefix = max(
-        sets, key=lambda one: len(sets[one]), default=biggest
-    )  # loading says what does not match
-    if labels:
-        place, prefix = labels[_choice(list(labels), path)]
-    held = {key: tensor for key, tensor in tables[place].items() if key.startswith(prefix)}
-    tensors = {names.get(key.removeprefix(prefix), key.removeprefix(prefix)): held[key] for key in held}
-    if not labels:
-        return tensors
-    extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
-    ignored = [key for key in tables[place] if key not in held] + extra
-    for other in (other for other in tables if other not in dict(labels.values())):
-        ignored += [f"{other}.*"] if other else tables[other]
+    # if nothing fits, loading says what does not match
+    best = max(sets, key=lambda one: len(sets[one]), default="")
+    prefix = labels[_choice(list(labels), path)] if labels else best
+    found = {key[len(prefix) :]: tensor for key, tensor in held.items() if _is_in(key, prefix)}
+    found = {names.get(key, key): tensor for key, tensor in found.items()}
+    aside = [key for key in found if labels and key not in own and _ASIDE.fullmatch(key)]
+    ignored = [_dotted(key) for key in held if fits and not any(_is_in(key, one) for one in fits)] + aside
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
         warnings.warn(
             f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2
         )
-    return {key: tensor for key, tensor in tensors.items() if key not in extra}
+    return {key: tensor for key, tensor in found.items() if key not in aside}
+
+
+def _is_in(key: str, prefix: str) -> bool:
+    """Return whether a tensor's name begins with a prefix, and no dictionary's key follows."""
+    return key.startswith(prefix) and "\0" not in key[len(prefix) :]
+
+
+def _dotted(place: str) -> str:
+    return place.replace("\0", ".")
 
 
 def file_and_set(name: str | Path) -> tuple[Path, str]:
@@ -249,13 +244,12 @@ def file_and_set(name: str | Path) -> tuple[Path, str]:
 
 def _choice(labels: list[str], path: Path) -> str:
     """Return the only set of weights that fits, or the moving average of the only other one."""
-    averages = list(filter(_AVERAGE.search, labels))
     if len(labels) == 1:
         return labels[0]
+    averages = list(filter(_AVERAGE.search, labels))
     if len(labels) > 2 or len(averages) != 1:
-        raise UserError(
-            f"{path}: several sets of weights fit the model: {', '.join(labels)}; choose one: {path}#{labels[0]}"
-        )
+        sets = f"{', '.join(labels)}; choose one: {path}#{labels[0]}"
+        raise UserError(f"{path}: several sets of weights fit the model: {sets}")
     (other,) = set(labels) - set(averages)
     warnings.warn(
         f"{path}: loaded the moving average {averages[0]}; for the other weights: {path}#{other}",
@@ -264,38 +258,33 @@ def _choice(labels: list[str], path: Path) -> str:
     return averages[0]
 
 
-def _tables(path: Path) -> dict[str, State]:
-    """Return the dictionaries of tensors in a file by their place in it, such as ``"state_dict"``."""
+def _tensors(path: Path) -> State:
+    """Return the tensors of a file by name: the keys of the dictionaries around each, separated by null characters."""
     if len(files := files_of(path)) > 1:
-        return {"": {key: value for file in files[1:] for key, value in _tables(file).get("", {}).items()}}
+        return {key: tensor for file in files[1:] for key, tensor in _tensors(file).items()}
     _refuse_mistaken(path)
     with path.open("rb") as file:
         head = file.read(9)
     if path.suffix == ".safetensors" or head[7:] == b"\0{":
-        return {"": {_WRAPPER.sub("", key): value for key, value in read_weights(path).items()}}
+        return {_WRAPPER.sub("", key): value for key, value in read_weights(path).items()}
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # options
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # it can raise anything, and torch's own message advises weights_only=False
         named = re.search(r"GLOBAL (\S+)", str(error))
         has = f" (it contains {shown(named[1])}, and a pickle of other classes can run code)" if named else ""
-        raise UserError(
-            f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; save "
-            "model.state_dict() alone"
-        ) from None
-    tables, left, seen = {}, [("", content)], set[int]()
+        fix = "expected only tensors, numbers and an argparse.Namespace; save model.state_dict() alone"
+        raise UserError(f"{path}: cannot be read safely{has}; {fix}") from None
+    tensors, left, seen = State(), [("", content)], set[int]()
     while left:
         place, held = left.pop()
         if not isinstance(held, dict) or id(held) in seen:  # a pickle may refer to itself
             continue
         seen.add(id(held))
         named = {key: value for key, value in held.items() if isinstance(key, str)}
-        if table := {
-            _WRAPPER.sub("", key): value for key, value in named.items() if isinstance(value, Tensor)
-        }:
-            tables[place] = table
-        left += [(f"{place}.{key}".lstrip("."), value) for key, value in reversed(named.items())]
-    return tables
+        tensors |= {f"{place}{_WRAPPER.sub('', k)}": x for k, x in named.items() if isinstance(x, Tensor)}
+        left += [(f"{place}{key}\0", value) for key, value in reversed(named.items())]
+    return tensors
 
 
 def files_of(path: Path) -> list[Path]:
@@ -307,7 +296,5 @@ def files_of(path: Path) -> list[Path]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         names = set()
     if not names or any(os.path.basename(name) != name or name.endswith(_INDEX) for name in names):
-        raise UserError(
-            f"{path}: no index of a checkpoint; expected a weight_map from names to files beside it"
-        )
+        raise UserError(f"{path}: no index of a checkpoint; expected a weight_map from names to files")
     return [path, *(path.with_name(name) for name in sorted(names))]

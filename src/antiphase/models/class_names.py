@@ -27,7 +27,7 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
     first, order = next(iter(orders.items()))
     if other := next((spec for spec in orders if orders[spec] != order), None):
         raise UserError(
-            f"{first} and {other} order the classes of {data.name} differently; measure each in its own run"
+            f"{first} and {other} order the classes of {data.name} differently; measure each alone"
         )
     class_names = next((card.class_names for card in cards if card.class_names), data.class_names)
     if class_names == data.class_names:
@@ -47,10 +47,8 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"--classes {path}: cannot be read ({reason}); expected a UTF-8 text file") from None
     if len(names) != num_classes:
-        raise UserError(
-            f"--classes {path}: {len(names)} lines, expected {num_classes}: one per model output, blank if the data "
-            "lack that class"
-        )
+        fix = f"expected {num_classes}: one per model output, blank if the data lack that class"
+        raise UserError(f"--classes {path}: {len(names)} lines, {fix}")
     if repeated := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
         raise UserError(f"--classes {path}: duplicate name {repeated[0]!r}; expected each name once")
     return names
@@ -65,10 +63,8 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         return numbers
     if data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers)):
         if count > card.num_classes:
-            raise UserError(
-                f"{data.name} has labels up to {count - 1} without class names, but {spec} has {card.num_classes} "
-                "classes"
-            )
+            has = f"labels up to {count - 1} without class names"
+            raise UserError(f"{data.name} has {has}, but {spec} has {card.num_classes} classes")
         warnings.append(
             f"{data.name} has no class names: its class numbers are used as output indices of {spec}"
         )
@@ -77,10 +73,8 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         return _matched(spec, card.class_names, data)
     listed = _listed(data.class_names)
     if count != card.num_classes:
-        raise UserError(
-            f"{spec} has {card.num_classes} classes and does not store their names, but {data.name} has {count} "
-            f"({listed}); {_HOW}"
-        )
+        has = f"has {card.num_classes} classes and does not store their names"
+        raise UserError(f"{spec} {has}, but {data.name} has {count} ({listed}); {_HOW}")
     warnings.append(
         f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of "
         f"{data.name}; if the model orders them differently, {_HOW}"
@@ -102,15 +96,11 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[i
     for name, wnid in zip(data.class_names, sought, strict=True):
         output = exact.get(wnid, exact.get(name, loose.get(_letters(name))))
         if output is None:
-            raise UserError(
-                f"class {name!r} of {data.name}: expected one of the classes of {spec} ({_listed(class_names)}); "
-                f"rename it, or {_HOW}"
-            )
+            known = f"expected one of the classes of {spec} ({_listed(class_names)})"
+            raise UserError(f"class {name!r} of {data.name}: {known}; rename it, or {_HOW}")
         if output in order:
-            raise UserError(
-                f"classes {order[output]!r} and {name!r} of {data.name} both match {class_names[output]!r} of {spec}; "
-                "merge or rename them"
-            )
+            both = f"classes {order[output]!r} and {name!r} of {data.name}"
+            raise UserError(f"{both} both match {class_names[output]!r} of {spec}; merge or rename them")
         order[output] = name
     return tuple(order)
 

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +27,7 @@ from antiphase.models.transformer import (
     check_memory,
 )
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
-from antiphase.registry import CLIPS, find
-
-if TYPE_CHECKING:
-    from open_clip.tokenizer import SimpleTokenizer
+from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
 Towers = Literal["both", "vision", "text"]
@@ -57,7 +54,7 @@ def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
 
 
 @functools.cache
-def _tokenizer() -> "SimpleTokenizer":
+def _tokenizer() -> Any:
     from open_clip.tokenizer import SimpleTokenizer  # seconds to import
 
     return SimpleTokenizer()
@@ -69,9 +66,7 @@ class ClipConfig(Fields):
     vision: VitConfig  # with mean and standard deviation of the pixels
     text: TextConfig
     embed_dim: Size
-    interpolation: Literal["bicubic", "bilinear"] = (
-        "bicubic"  # to resize images before their centre is cropped
-    )
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"  # of images, before their centre is cropped
     init: Init = "matched"
     logit_scale: float = LOGIT_SCALE
     logit_bias: float | None = None
@@ -143,9 +138,7 @@ def bare_clip(config: ClipConfig) -> CLIP:
     """Build a model with the constructors' default weights."""
     vision, text = config.vision, config.text
     if vision.num_classes:
-        raise UserError(
-            f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's image tower has no head"
-        )
+        raise UserError(f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's tower has no head")
     try:
         check_memory(text, text.vocab_size + text.context_length)
         text_tower = TextTransformer(attention_slot(text), text)
@@ -206,18 +199,17 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
-_VISION = ("image_size", "patch_size", "dim", "depth", "num_heads")
-_TEXT = ("dim", "depth", "num_heads", "context_length")
 PRESETS: dict[str, dict[str, Any]] = {
-    name: {
-        "vision": dict(zip(_VISION, vision, strict=True)),
-        "text": dict(zip(_TEXT, text, strict=True)),
-        "embed_dim": text[0],
-    }
-    for name, vision, text in (
-        ("b16", (224, 16, 768, 12, 12), (512, 12, 8, 77)),
-        ("small", (64, 8, 192, 4, 6), (192, 3, 6, 32)),
-    )
+    "b16": {
+        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
+        "text": {"dim": 512, "depth": 12, "num_heads": 8, "context_length": 77},
+        "embed_dim": 512,
+    },
+    "small": {
+        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
+        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
+        "embed_dim": 192,
+    },
 }
 
 
@@ -306,6 +298,7 @@ def configure_clip(
     """Return a validated configuration; only the ``towers`` have the registered ``attention``, others the standard."""
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
+    find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
     sizes = PRESETS[preset]
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}

@@ -27,9 +27,7 @@ class ImageTower:
     """A model's image tower, split in front of its projection or head."""
 
     features: Callable[[Images], Features]  # from images in [0, 1] to the input of the projection or head
-    project: (
-        Callable[[Features], Features] | None
-    )  # to the joint space, not normalised; None for a classifier
+    project: Callable[[Features], Features] | None  # to the joint space; None for a classifier
     square: Square  # resizes and crops an image to the model's size
     channels: int
     raw: bool = True  # False for models that cannot be split there: ``project`` is the identity

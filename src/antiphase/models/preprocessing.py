@@ -33,7 +33,7 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
             raise UserError(
-                f"mean {tuple(mean)} and std {tuple(std)}: expected one of each per channel, std above 0"
+                f"mean {tuple(mean)}, std {tuple(std)}: expected one of each per channel, std above 0"
             )
         self.bgr = bgr
         # not in the state dict: checkpoints keep timm's names, and the recipe stores these values
@@ -258,7 +258,5 @@ def _pictures(size: int, channels: int) -> Iterator[Image.Image]:
 
 
 def _refuse(spec: str, reason: str) -> NoReturn:
-    raise UserError(
-        f"{spec}: preprocessing cannot be reproduced: {reason}; load it with python:FILE:FUNCTION as a module that "
-        "does its own preprocessing"
-    )
+    fix = "load it with python:FILE:FUNCTION as a module that does its own preprocessing"
+    raise UserError(f"{spec}: preprocessing cannot be reproduced: {reason}; {fix}")

@@ -15,14 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from antiphase.arguments import Fields
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
-from antiphase.attention.lambdas import depth_scheduled
 from antiphase.attention.modes import is_outputs_only
 from antiphase.attention.modules import NormedAttention
 from antiphase.errors import UserError
-from antiphase.registry import ATTENTION, LAMBDAS, VITS, find
+from antiphase.registry import ATTENTION, LAMBDAS, SCHEDULES, VITS, find
 
 AttentionFactory = Callable[[int], nn.Module]  # from the index of a layer
-ScheduleName = Literal["constant", "depth"]
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Tokens = Float[Tensor, "batch tokens dim"]
 
@@ -131,6 +129,9 @@ def _registered(table: Mapping[str, Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
+ScheduleName = Annotated[str, _registered(SCHEDULES)]
+
+
 class TowerConfig(Fields):
     """Sizes and attention of a tower.
 
@@ -166,7 +167,7 @@ class AttentionSpec:
 
 
 def _lambda_init(config: TowerConfig, layer: int) -> float:
-    return depth_scheduled(layer) if config.lambda_schedule == "depth" else config.lambda_init
+    return find(SCHEDULES, config.lambda_schedule, "schedule of λ_init")(config.lambda_init)(layer)
 
 
 def _differential(config: TowerConfig, layer: int) -> nn.Module:
@@ -193,7 +194,13 @@ def attention_spec(name: str) -> AttentionSpec:
 def attention_slot(config: TowerConfig) -> AttentionFactory:
     """Return the factory of a tower's attention modules."""
     spec = attention_spec(config.attention)
-    return lambda layer: spec.make(config, layer)
+
+    def make(layer: int) -> nn.Module:
+        module = spec.make(config, layer)
+        vars(module)["attention_family"] = spec.family  # for attention_kind
+        return module
+
+    return make
 
 
 def attention_of(model: str) -> str:
@@ -209,10 +216,8 @@ def check_memory(config: TowerConfig, vectors: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if needed > memory:
         sizes = ", ".join(f"{name} {value}" for name, value in config if type(value) is int)
-        raise UserError(
-            f"{sizes}: the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory; choose "
-            "smaller sizes"
-        )
+        has = f"{needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory"
+        raise UserError(f"{sizes}: the weights need {has}; choose smaller sizes")
 
 
 class TextConfig(TowerConfig):

@@ -94,9 +94,8 @@ class VisionTransformer(nn.Module):
     def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
         """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
-            raise UserError(
-                f"images of shape {tuple(images.shape)}: this model takes (batch, *{self.image_shape})"
-            )
+            shape = tuple(images.shape)
+            raise UserError(f"images of shape {shape}: this model takes (batch, *{self.image_shape})")
         patches = self.patch_embed(self.normalize(images))
         cls = self.cls_token.expand(len(images), -1, -1)
         return torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
@@ -114,9 +113,8 @@ class VisionTransformer(nn.Module):
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :1], kept], 1)
         device = x.device.type
-        if (
-            torch.is_autocast_enabled(device) and not self.training
-        ):  # no sum mixes two types (dev/low-precision.md)
+        # no sum mixes two types (dev/low-precision.md)
+        if torch.is_autocast_enabled(device) and not self.training:
             x = x.to(torch.get_autocast_dtype(device))
         x = first_token(self.blocks, x, checkpointing=self.checkpointing)
         return self.norm(x.to(self.norm.weight.dtype))
@@ -155,18 +153,15 @@ class VitConfig(TowerConfig):
 # 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
 # The robustness paper takes timm's architecture at depths 1 to 12 and names no width (Appendix C.1):
 # 32 pixels get ViT-Tiny's, with patches of 4.
-_PRESETS = """
-image_size patch_size in_channels dim depth num_heads num_classes
-8          2          1           64  1     4         10
-28         4          1           192 1     6         10
-32         4          3           192 1     6         10
-64         8          3           192 4     6         200
-224        16         3           768 12    12        1000
-"""
-_SIZES, *_ROWS = map(str.split, _PRESETS.strip().splitlines())
-PRESETS: dict[int, dict[str, int]] = {
-    int(side): dict(zip(_SIZES[1:], map(int, row), strict=True)) for side, *row in _ROWS
+_SIZES = ("patch_size", "in_channels", "dim", "depth", "num_heads", "num_classes")
+_ROWS = {
+    8: (2, 1, 64, 1, 4, 10),
+    28: (4, 1, 192, 1, 6, 10),
+    32: (4, 3, 192, 1, 6, 10),
+    64: (8, 3, 192, 4, 6, 200),
+    224: (16, 3, 768, 12, 12, 1000),
 }
+PRESETS = {side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()}
 
 
 @validated
@@ -218,7 +213,7 @@ def build_vision(config: VitConfig) -> VisionTransformer:
     """Build the model with whatever weights construction draws."""
     patches = (config.image_size // config.patch_size) ** 2
     check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
-    sizes = {*_SIZES, "mlp_ratio", "norm_eps", "mean", "std"} - {"num_heads"}
+    sizes = {"image_size", *_SIZES, "mlp_ratio", "norm_eps", "mean", "std"} - {"num_heads"}
     try:
         return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes))
     except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's

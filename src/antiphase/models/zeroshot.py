@@ -99,9 +99,7 @@ def zero_shot_classifier(
             for name in class_words(class_names)
         ]
     elif len(prompts) != len(class_names):
-        raise UserError(
-            f"prompts for {len(prompts)} classes: expected prompts for {len(class_names)} classes"
-        )
+        raise UserError(f"prompts for {len(prompts)} classes: expected {len(class_names)}")
     with torch.no_grad():
         means = [F.normalize(encoder.encode_text(texts).float(), dim=-1).mean(0) for texts in prompts]
         return ZeroShotClassifier(model, torch.stack([F.normalize(mean, dim=0) for mean in means], 1))

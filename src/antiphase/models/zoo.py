@@ -20,8 +20,7 @@ from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.schemes.diffclip import CONFIG, to_released
-from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
-from antiphase.models.transformer import attention_spec
+from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, scheme
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
@@ -50,24 +49,19 @@ def load_model(
     'differential'
     """
     if not isinstance(spec, str) or not spec:
-        raise UserError(
-            f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0', or a run directory"
-        )
+        raise UserError(f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0'")
     scheme = scheme_of(spec)
     if random_weights and not (scheme and scheme.random):
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
     if lambda_init is not None and not spec.startswith("diffclip:"):
-        raise UserError(
-            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
-            "not contain it; leave it out"
-        )
+        fix = "only applies to diffclip: checkpoints, which do not contain it; leave it out"
+        raise UserError(f"model {shown(spec)}: lambda_init {shown(lambda_init)} {fix}")
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
-        raise UserError(
-            f"model {shown(spec)}: no such directory; expected one of DIRECTORY, {', '.join(forms())}"
-        )
+        known = f"expected one of DIRECTORY, {', '.join(forms())}"
+        raise UserError(f"model {shown(spec)}: no such directory; {known}")
     return load_run(Path(spec), spec, Path(spec).resolve().name)
 
 
@@ -102,17 +96,15 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     if (made := recipe.get("kind")) in RUNS:
         model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
-    names, count, values = None, 0, (recipe.get("model"), f"{source}: ", ("model",))
+    values = (recipe.get("model"), f"{source}: ", ("model",))
     if made == "clip":
-        model = build_clip(checkpoints.as_config(ClipConfig, *values))
-        kind = attention_kind(model)
+        model, count, names = build_clip(checkpoints.as_config(ClipConfig, *values)), 0, None
     else:
-        config = checkpoints.as_config(VitConfig, *values)
-        model, kind, count = build(config), attention_spec(config.attention).family, config.num_classes
-        names = _class_names(recipe, count, source)
+        model = build(checkpoints.as_config(VitConfig, *values))
+        count, names = model.num_classes, _class_names(recipe, model.num_classes, source)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
-    card = ModelCard(name, spec, kind, recipe.get("seed"), model.image_shape, count, recipe, names)
-    return with_card(model, card)
+    kind, seed = attention_kind(model), recipe.get("seed")
+    return with_card(model, ModelCard(name, spec, kind, seed, model.image_shape, count, recipe, names))
 
 
 def specimen_names() -> list[str]:
@@ -126,14 +118,16 @@ def _specimens() -> Path:
     return Path(str(files("antiphase").joinpath("specimens")))
 
 
-def _load_specimen(wanted: Wanted) -> nn.Module:
+@scheme("specimen:NAME", "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2")
+def _specimen(wanted: Wanted) -> nn.Module:
     name = wanted.name
     if name not in specimen_names():
         raise UserError(f"specimen {shown(name)}: expected one of {', '.join(specimen_names())}")
     return load_run(_specimens() / name, wanted.spec, name)
 
 
-def _load_from_hub(wanted: Wanted) -> nn.Module:
+@scheme("hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push")
+def _hub(wanted: Wanted) -> nn.Module:
     name = wanted.name
     fix = "check the name, or download it on a machine with network access and give the folder"
     with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
@@ -148,9 +142,7 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
-        raise UserError(
-            f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
-        )
+        raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names")
     return tuple(names)
 
 
@@ -167,7 +159,7 @@ def write_model(
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
         raise UserError(
-            f"{type(model).__name__}: cannot be written; expected a model of antiphase or a DiffCLIP checkpoint"
+            f"{type(model).__name__}: cannot be written; expected a model of antiphase or DiffCLIP"
         )
     if layout == "antiphase":
         card = getattr(model, "card", None)
@@ -195,13 +187,3 @@ def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
         with downloading(f"{repository}: upload failed", "log in with: hf auth login"):
             api.create_repo(repository, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
-
-
-SPECIMEN = Scheme(
-    "specimen:NAME",
-    "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
-    _load_specimen,
-)
-HUB = Scheme(
-    "hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push", _load_from_hub
-)

@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from antiphase.errors import UserError
-from antiphase.files import replacing
-from antiphase.reading import parse_json
+from antiphase.files import parse_json, replacing
 from antiphase.report.page import environment
 
 

@@ -12,11 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from antiphase.budgets import eps_label
 from antiphase.files import replacing, write_text
 from antiphase.report import words
 from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg
 from antiphase.report.table import Table
+from antiphase.terminal import eps_label
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from antiphase.arguments import Batch, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import AnyBranch, Branch, Layer, TracedBranch, gradients, leaf
-from antiphase.sensitivity.maps import Inputs, attention_layers, record, take_apart
+from antiphase.sensitivity.maps import Inputs, attention_layers, default_call, record, take_apart
 from antiphase.streams import normal
 
 AnyShape = Float[Tensor, "*shape"]
@@ -271,7 +271,7 @@ def loss_grams(
     outputs: list[Tensor] = []
 
     def run(x: Tensor) -> None:
-        outputs.append((call or model)(x))
+        outputs.append((call or default_call(model, x))(x))
 
     with gradients(enabled=True):
         calls = record(model, leaf(inputs), call=run, graph=True)

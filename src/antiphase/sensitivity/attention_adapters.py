@@ -139,16 +139,6 @@ def _layer(
     )
 
 
-def _ours(module: Any, call: Call) -> Layer:
-    x, lam = call.tokens, lambda_of(module)
-    heads, maps = (module.num_heads, 1) if lam is None else (module.num_diff_heads, 2)
-    mask = _additive(call.given(0, "mask"), x)
-    branch, v = _branch(x, *_qkv(module.qkv), (maps * heads, maps * heads, heads), mask)
-    if lam is None:
-        return _layer(call, [branch], v, module.finish)
-    return _layer(call, _pair(branch), v, module.finish, lambda_at(lam, x))
-
-
 def _has_our_parts(module: Any) -> bool:
     """Return whether a module has the parts of :class:`~antiphase.attention.DifferentialAttention`."""
     methods = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
@@ -156,8 +146,8 @@ def _has_our_parts(module: Any) -> bool:
 
 
 def _by_parts(module: Any, call: Call) -> Layer:
-    """Split a variant of differential attention that projects by ``qkv`` and splits by ``parts``."""
-    x = call.tokens
+    """Split attention of ours, or a variant of it, that projects by ``qkv`` and splits by ``parts``."""
+    x, lam = call.tokens, lambda_of(module)
     queries, keys, v = module.parts(module.qkv(x))
     to_queries, to_keys, _ = module.parts(module.qkv.weight.mT[None])  # rows of the matrix, as tokens
     mask = _additive(call.given(0, "mask"), x)
@@ -165,7 +155,7 @@ def _by_parts(module: Any, call: Call) -> Layer:
         Branch(q, k, to_q[0].mT, to_k[0].mT, mask=mask)
         for q, k, to_q, to_k in zip(queries, keys, to_queries, to_keys, strict=True)
     ]
-    return _layer(call, branches, v, module.finish, lambda_at(module.lam, x))
+    return _layer(call, branches, v, module.finish, None if lam is None else lambda_at(lam, x))
 
 
 def _timm(module: Any, call: Call) -> Layer:
@@ -274,8 +264,8 @@ def _diff_llama(module: Any, call: Call) -> Layer:
 
 
 _ADAPTERS: dict[type | str, Adapter | None] = {
-    SoftmaxAttention: _ours,
-    DifferentialAttention: _ours,
+    SoftmaxAttention: _by_parts,
+    DifferentialAttention: _by_parts,
     "timm.layers.attention.Attention": _timm,
     "timm.layers.diff_attention.DiffAttention": _timm,
     **dict.fromkeys(_BLOCKS, _timm),

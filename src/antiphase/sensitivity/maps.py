@@ -5,22 +5,23 @@ import re
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
 from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
+from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
 from antiphase.sensitivity.detection import (
     DETECTIONS,
@@ -29,7 +30,6 @@ from antiphase.sensitivity.detection import (
     detected_layer,
     examine,
     softmax_rows,
-    subtraction,
 )
 from antiphase.sensitivity.layers import (
     Call,
@@ -46,9 +46,15 @@ Exit = tuple[Call, set[int]]
 """A call, in the order in which modules return, and numbers of the softmax maps in it if it is not known."""
 HOW = "give its class an adapter with antiphase.sensitivity.register, or None in place of one to ignore it"
 _PARTS = 4  # modules of standard attention that one of differential attention may be made of
-_PLUS = {"add", "__add__", "__radd__", "add_", "__iadd__"}
+_OPPOSED = -0.5  # cosine of two outputs' slopes below which one is subtracted from the other
 _WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKeyDictionary()  # by what ran
 _SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose output is part of a difference
+
+
+def default_call(model: nn.Module, inputs: Inputs) -> Callable[..., Any]:
+    """Return what to run on the inputs: the image tower of a CLIP for images alone, else the model."""
+    images = isinstance(inputs, Tensor) and inputs.is_floating_point()
+    return as_dual_encoder(model).encode_image if images and is_dual_encoder(model) else model
 
 
 def record(
@@ -66,10 +72,11 @@ def record(
         raise UserError(
             "the model was created in torch.inference_mode() and has no gradient: load it outside"
         )
+    call = call or default_call(model, inputs)
     way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
     watch = way not in _WATCHED.setdefault(model, set())
     with torch.set_grad_enabled(graph):
-        calls, left_out = observe(model, inputs, call or model, tangent, watch)
+        calls, left_out = observe(model, inputs, call, tangent, watch)
     for one in left_out:
         if one.why == "unknown" or not calls:
             raise one.error
@@ -180,9 +187,7 @@ def observe(
             ) from error
     calls, others = _attention_calls(exits)
     if watch and len(set(map(_block_name, calls))) < len(calls) and is_own_code(model):
-        _SUBTRACTED.update(
-            _subtracted_outputs([one.module for one in calls], lambda: _run(call, inputs, None))
-        )
+        _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
     reason = "its output is subtracted from that of other attention, or the other way round"
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]
     calls = [one for one in calls if one.module not in _SUBTRACTED]
@@ -221,16 +226,15 @@ def _holds_known(module: nn.Module) -> bool:
     return any(is_known(part) for part in module.modules() if part is not module)
 
 
-def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> None:
+def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> Any:
     """Run on copies of the inputs: the model may write to them, and autograd refuses those of inference mode."""
     if not isinstance(inputs, Tensor):
-        call(**{name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()})
-    elif tangent is None:
-        call(inputs.clone())
-    else:
-        prepare_forward_mode()
-        with forward_ad.dual_level():
-            call(forward_ad.make_dual(inputs.clone(), tangent.clone().to(inputs.dtype)))
+        return call(**{name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()})
+    if tangent is None:
+        return call(inputs.clone())
+    prepare_forward_mode()
+    with forward_ad.dual_level():
+        return call(forward_ad.make_dual(inputs.clone(), tangent.clone().to(inputs.dtype)))
 
 
 def make_call(
@@ -284,68 +288,34 @@ def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, st
     return [call for number, (call, maps) in enumerate(exits) if not maps or number in chosen], others
 
 
-def _subtracted_outputs(modules: Sequence[nn.Module], run: Callable[[], Any]) -> set[nn.Module]:
-    """Return the modules, none within another, of which one's output is subtracted from another's."""
+def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn.Module]:
+    """Return the modules of one block of which one's output raises what another's lowers."""
+    modules: list[nn.Module] = []
     leaves: list[Tensor] = []
-    owners: list[nn.Module] = []
-    sums: list[tuple[Tensor, Tensor, Tensor, bool]] = []  # two sides, the sum, and whether it is a difference
-
-    def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        sides = subtraction(func, args)
-        minus = sides is not None
-        if getattr(func, "__name__", "") in _PLUS and all(isinstance(side, Tensor) for side in args[:2]):
-            sides = args[0].clone(), args[1]
-        output = func(*args, **kwargs)
-        if sides is not None and output.requires_grad:
-            sums.append((*sides, output, minus))  # pyright: ignore[reportArgumentType]
-        return output
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:
         first, *rest = output if isinstance(output, tuple) else (output,)
+        modules.append(module)
         leaves.append(torch.zeros_like(first, requires_grad=True))
-        owners.append(module)
         return (first + leaves[-1], *rest) if isinstance(output, tuple) else first + leaves[-1]
 
-    with ExitStack() as hooks, gradients(enabled=True), TorchCalls(note):
-        for module in dict.fromkeys(modules):
+    blocks = {one.module: _block_name(one) for one in calls}
+    with ExitStack() as hooks, gradients(enabled=True):
+        for module in blocks:
             hooks.enter_context(module.register_forward_hook(add_leaf))
-        run()
-    numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+        output = run()
+        parts = output.values() if isinstance(output, Mapping) else output
+        parts = parts if isinstance(parts, Iterable) and not isinstance(parts, Tensor) else (parts,)
+        ends = [one for one in parts if isinstance(one, Tensor) and one.requires_grad]
+        generator = torch.Generator().manual_seed(5)
+        seeds = [torch.randn(one.shape, generator=generator).to(one) for one in ends]
+        slopes = torch.autograd.grad(ends, leaves, seeds, materialize_grads=True) if ends else ()
     subtracted = set[nn.Module]()
-    for one, two, total, minus in sums:
-        left, right = _leaves_of(one, numbers), _leaves_of(two, numbers)
-        sides = [leaves[number] for number in left - right], [leaves[number] for number in right - left]
-        if all(sides) and (minus or _opposed(total, *sides)):
-            subtracted |= {owners[number] for number in left ^ right}
+    for (one, left), (two, right) in itertools.combinations(zip(modules, slopes, strict=False), 2):
+        if one is not two and blocks[one] == blocks[two] and left.shape == right.shape:
+            cosine = F.cosine_similarity(left.flatten(), right.flatten(), dim=0)
+            subtracted |= {one, two} if cosine < _OPPOSED else set()
     return subtracted
-
-
-def _leaves_of(tensor: Tensor, numbers: Mapping[int, int]) -> set[int]:
-    """Return the numbers of the leaves that a tensor is computed from."""
-    todo: list[Any] = [get_gradient_edge(tensor).node] if tensor.requires_grad else []
-    nodes = set(todo)
-    while todo:
-        new = {node for node, _ in todo.pop().next_functions if node is not None} - nodes
-        nodes |= new
-        todo += new
-    variables = {id(getattr(node, "variable", None)) for node in nodes}
-    return {numbers[variable] for variable in variables & numbers.keys()}
-
-
-def _opposed(total: Tensor, left: list[Tensor], right: list[Tensor]) -> bool:
-    """Return whether a sum has its two sides with weights of opposite signs everywhere."""
-    u = torch.randn(total.shape, generator=torch.Generator().manual_seed(5)).to(total)
-    slopes = torch.autograd.grad(total, [*left, *right], u, retain_graph=True)
-
-    def weights(slopes: Sequence[Tensor]) -> set[float]:
-        """Return the signs of those that have one sign everywhere."""
-        signs = [
-            {*(slope * u).sign().unique().tolist()} - {0.0} for slope in slopes if slope.shape == u.shape
-        ]
-        return {sign.pop() for sign in signs if len(sign) == 1}
-
-    opposite = weights(slopes[len(left) :])
-    return any(-sign in opposite for sign in weights(slopes[: len(left)]))
 
 
 # relative tolerance; other libraries compute parts in float32 even for float64 weights
@@ -366,7 +336,8 @@ def attention_layers(
     Args:
         model: any model with attention, in evaluation mode.
         inputs: one tensor, or a mapping of keyword arguments.
-        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
+        call: function to run on the inputs; None: the model, of a CLIP the image tower if the inputs are images alone.
+            For a text tower: ``model.encode_text``.
         tangent: direction of the inputs, of their shape; each layer then has the derivative of its tokens along it
             (forward mode, about the cost of a second pass).
         graph: keep the graph back to the inputs.
@@ -513,7 +484,7 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
         nonlocal settled
         if not settled:  # find out what it is, or that it is what it seems
             settled = all(layer.name for layer in attention_layers(model, x))
-        args, kwargs = until(model, module, x)
+        args, kwargs = until(default_call(model, x), module, x)
         if ends:
             (tokens, *_), _ = until(lambda _: module(*args, **kwargs), ends[0], x)
             args = (tokens, *args[1:])
@@ -525,7 +496,7 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
 def all_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the output and every layer's map (see :func:`map_function`) from one pass, without the check."""
     outputs: list[Tensor] = []
-    calls = record(model, x, call=lambda x: outputs.append(model(x)))
+    calls = record(model, x, call=lambda x: outputs.append(default_call(model, x)(x)))
     return [outputs[0], *(_flat(take_apart(call, check=False)) for call in calls)]
 
 

@@ -31,7 +31,7 @@ from antiphase.arguments import (
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
 from antiphase.precision import Precision
-from antiphase.progress import progress_bar
+from antiphase.terminal import progress_bar
 
 Integers = Int64[Tensor, " samples"]
 Counts = Int[np.ndarray, "..."] | int

@@ -32,7 +32,6 @@ from typing import Any, Literal
 import polars as pl
 from scipy import stats
 
-from antiphase.budgets import eps_label
 from antiphase.errors import UserError
 from antiphase.statistics.decisions import LEAST_SEEDS, LEVEL, holm
 from antiphase.statistics.intervals import Estimate, as_difference
@@ -45,6 +44,7 @@ from antiphase.statistics.seeds_by_images import (
     seeds_until,
 )
 from antiphase.studies.estimation import ASR, difference, mean
+from antiphase.terminal import eps_label
 
 Verdict = Literal["holds", "contradicted", "absent", "undecided", "not judged (smoke)", "not run"]
 Unit = Literal["points", ""]

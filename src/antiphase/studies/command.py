@@ -85,8 +85,8 @@ def _run(options: RunOptions, _: str) -> Answer:
 
 
 def _status(options: StatusOptions, _: str) -> Answer:
-    from antiphase.progress import duration
     from antiphase.studies.plan import select
+    from antiphase.terminal import duration
 
     chosen, answer, rows = select(options), [], []
     for study in chosen.studies:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, UInt8
 
-from antiphase.budgets import eps_label
+from antiphase.terminal import eps_label
 
 ESTIMATES: dict[str, Any] = dict.fromkeys(("value", "low", "high"), pl.Float64)
 ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)

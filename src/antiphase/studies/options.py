@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from antiphase.commands.fields import BatchSize, Device, Directory, Quiet, Track, Words
-from antiphase.commands.options import Options, Typed
+from antiphase.commands.options import BatchSize, Device, Directory, Options, Quiet, Track, Typed, Words
 from antiphase.errors import UserError, shown
 
 Names = Annotated[

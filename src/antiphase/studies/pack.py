@@ -16,8 +16,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.files import write_text
-from antiphase.reading import as_json, read_rows
+from antiphase.files import as_json, read_rows, write_text
 from antiphase.store import write_frame
 from antiphase.studies.spec import Cell, closure
 from antiphase.studies.store import Reader, core_seconds, described, identity, source_commit

@@ -16,13 +16,12 @@ from typing import Any
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.models.schemes.python_code import guarded
-from antiphase.progress import duration
 from antiphase.studies import own, papers
 from antiphase.studies.options import RESULTS, STORE, StudyOptions
 from antiphase.studies.pack import Pack
 from antiphase.studies.spec import Cell, Profile, Study, closure, profile
 from antiphase.studies.store import Reader, Store, identity
-from antiphase.terminal import say
+from antiphase.terminal import duration, say
 
 _USUAL = {"train": 60.0, "attack": 20.0, "answers": 600.0}
 """Seconds of a cell before the first one of its table is finished; 10 for others."""

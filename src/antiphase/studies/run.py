@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import find_device
-from antiphase.commands.record import environment_record
 from antiphase.commands.run_folder import check_holder
 from antiphase.errors import Failures, UserError, first_line
 from antiphase.files import room
 from antiphase.processes import this_process
-from antiphase.progress import duration
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.studies.context import Lab
 from antiphase.studies.options import RunOptions
@@ -27,7 +26,7 @@ from antiphase.studies.plan import Plan, describe, expected, make_plan, select
 from antiphase.studies.results import training_seeds
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import Store, identity, source_commit
-from antiphase.terminal import say
+from antiphase.terminal import duration, say
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 _GRACE_SECONDS = 20.0

@@ -26,8 +26,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict
 
 from antiphase.errors import UserError
-from antiphase.files import PRIVATE, digest, write_json
-from antiphase.reading import read_json, read_rows
+from antiphase.files import PRIVATE, digest, read_json, read_rows, write_json
 from antiphase.store import write_frame
 
 DONE_FILE = "done.json"

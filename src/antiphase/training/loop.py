@@ -18,11 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, first_line, shown
-from antiphase.files import digest, replacing, write_json, write_text
+from antiphase.files import as_json, digest, read_json_lines, replacing, write_json, write_text
 from antiphase.models import checkpoints
 from antiphase.processes import start_processes
-from antiphase.progress import status_bar
-from antiphase.reading import as_json, read_json_lines
+from antiphase.terminal import status_bar
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"

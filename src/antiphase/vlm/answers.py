@@ -18,7 +18,7 @@ from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
-from antiphase.progress import progress_bar
+from antiphase.terminal import progress_bar
 
 _MISSING = "captions are scored by pycocoevalcap: pip install 'antiphase[caption]'"
 _LONGEST = 48  # tokens of a caption
@@ -36,11 +36,6 @@ def answers_questions(model: nn.Module) -> bool:
     return all(hasattr(model, name) for name in ("generate", "answer"))
 
 
-def with_suffix(question: str, suffix: str) -> str:
-    """Return a question with a suffix on a line of its own; an empty suffix changes nothing."""
-    return f"{question}\n{suffix}" if suffix else question
-
-
 def answer_all(
     model: nn.Module,
     pictures: PairSet,
@@ -48,15 +43,14 @@ def answer_all(
     *,
     max_new_tokens: int,
     batch_size: int,
-    suffix: str = "",
     first_token: bool = False,
     title: str = "",
 ) -> list[Answer]:
     """Return the answer to every question, each the position of an image and a text.
 
     Questions of the same text go through the model together, so that their prompts are of the same length. The batch
-    size affects answers by rounding only. ``suffix`` follows every question, on a line of its own; ``first_token`` asks
-    for the probability of yes, too; an empty ``title`` shows no progress bar.
+    size affects answers by rounding only. ``first_token`` asks for the probability of yes, too; an empty ``title``
+    shows no progress bar.
     """
     answering: Any = model
     device = device_of(model)
@@ -66,7 +60,7 @@ def answer_all(
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             images = model_images(pictures, [questions[row][0] for row in rows], answering.square).to(device)
-            texts = [with_suffix(questions[row][1], suffix) for row in rows]
+            texts = [questions[row][1] for row in rows]
             yes = [float("nan")] * len(rows)
             if first_token:
                 words, logits = answering.answer(images, texts, max_new_tokens)

@@ -20,7 +20,7 @@ from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
 from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
-from antiphase.models.schemes.scheme import downloading
+from antiphase.models.schemes.scheme import downloading, drawn_from
 from antiphase.precision import Precision
 from antiphase.streams import key
 from antiphase.vlm.model import Kind, Projector, Prompt, Style, VisionLanguageModel
@@ -31,31 +31,18 @@ _GENERATION_FILE = "generation_config.json"
 
 
 class VlmConfig(Fields):
-    """Architecture of a vision-language model; stored in its recipe.
+    """Architecture of a vision-language model; stored in its recipe."""
 
-    Attributes:
-        tower_spec: from where the image tower came, as given to ``load_model``.
-        tower: from what :func:`~antiphase.vlm.towers.build_tower` builds it.
-        tower_sha256: digest of the tower's weights.
-        projector: ``linear`` or ``mlp2x``.
-        merge: side of the squares of image tokens that become one.
-        language: name of the language model, as given to ``load_language``.
-        language_sha256: digest of its pretrained weights.
-        prompt: conversation format.
-        lora: rank of the adapters; None: none.
-        tuned: whether all weights of the language model were trained and are stored.
-    """
-
-    tower_spec: str
-    tower: dict[str, Any]
-    tower_sha256: str
+    tower_spec: str  # from where the image tower came, as given to load_model
+    tower: dict[str, Any]  # from what build_tower builds it
+    tower_sha256: str  # digest of the tower's weights
     projector: Kind = "linear"
-    merge: int = Field(default=1, ge=1)
-    language: str
-    language_sha256: str
-    prompt: Style
-    lora: int | None = Field(default=None, ge=1)
-    tuned: bool = False
+    merge: int = Field(default=1, ge=1)  # side of the squares of image tokens that become one
+    language: str  # name of the language model, as given to load_language
+    language_sha256: str  # digest of its pretrained weights
+    prompt: Style  # conversation format
+    lora: int | None = Field(default=None, ge=1)  # rank of the adapters; None: none
+    tuned: bool = False  # whether all weights of the language model were trained and are stored
 
 
 class VlmRecipe(Fields):
@@ -100,10 +87,8 @@ VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
         2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
     },
 }
-SCHEDULE = "cosine"
-"""What :func:`vlm_learning_rate` follows after the warm-up."""
-MERGE = {"diffclip": 1, "emoji": 2}
-"""Side of the squares of image tokens that become one, by preset."""
+SCHEDULE = "cosine"  # what vlm_learning_rate follows after the warm-up
+MERGE = {"diffclip": 1, "emoji": 2}  # side of the squares of image tokens that become one, by preset
 
 
 def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
@@ -142,11 +127,8 @@ def load_language(name: str) -> tuple[Any, Any]:
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected smollm2, tiny, a model on the hub and network access, or a directory by save_pretrained"
-    with (
-        quiet(transformers),
-        offline_at_once(),
-        downloading(f"language {name}: cannot be loaded", fix, FAILURES),
-    ):
+    loading = downloading(f"language {name}: cannot be loaded", fix, FAILURES)
+    with quiet(transformers), offline_at_once(), loading:
         model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     checkpoints.check_finite(model.state_dict(), f"language {name}")
@@ -164,19 +146,16 @@ def _smollm2(transformers: Any) -> Path:
     folder = data_root() / "smollm2-135m-instruct"
     if folder.is_dir():
         return folder
-    packed = {
-        "pretrained_model_name_or_path": next(iter(package.submodule_search_locations)),
-        "gguf_file": _SMOLLM2_FILE,
-    }
+    place, file = next(iter(package.submodule_search_locations)), {"gguf_file": _SMOLLM2_FILE}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, quiet(transformers):
-        quantised = transformers.AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **packed)
+        quantised = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **file)
         del quantised.config.quantization_config
         model = transformers.AutoModelForCausalLM.from_config(quantised.config)  # the other cannot be saved
         model.load_state_dict(quantised.state_dict())
         written = Path(temporary) / "model"
         model.save_pretrained(written)
-        transformers.AutoTokenizer.from_pretrained(**packed).save_pretrained(written)
+        transformers.AutoTokenizer.from_pretrained(place, **file).save_pretrained(written)
         with contextlib.suppress(OSError):  # another process was faster
             written.rename(folder)
     return folder
@@ -206,8 +185,7 @@ def _tiny(transformers: Any) -> tuple[Any, Any]:
         bos_token_id=0,
         eos_token_id=1,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with drawn_from(0):
         return transformers.LlamaForCausalLM(config).eval(), tokenizer
 
 
@@ -222,13 +200,10 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
     head, modules = language.get_output_embeddings(), language.named_modules()
     linear = [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
     if not linear:
-        raise UserError(
-            f"lora: {type(language).__name__} has no linear layer; train all weights, or take another language model"
-        )
+        raise UserError(f"lora: {type(language).__name__} has no linear layer; take another language model")
     targets = sorted({name.rpartition(".")[2] for name in linear})
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "lora") & (2**63 - 1))  # peft draws from the global generator
+    with drawn_from(key(seed, "lora") & (2**63 - 1)):  # peft draws from the global generator
         peft.inject_adapter_in_model(config, language)
 
 
@@ -345,9 +320,9 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     else:
         language, tokenizer = load_language(config.language)
         if (digest_now := weights_digest(language)) != config.language_sha256:
+            told = f"its weights are {digest_now[:12]}…, in training {config.language_sha256[:12]}…"
             raise UserError(
-                f"language {config.language}: its weights have the digest {digest_now[:12]}…, those in training had "
-                f"{config.language_sha256[:12]}…; expected the same model, in the same version"
+                f"language {config.language}: {told}; expected the same model in the same version"
             )
         if config.lora:
             add_lora(language, config.lora)
@@ -365,8 +340,7 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
 def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) -> Projector:
     """Return a projector that fits, with weights drawn from ``seed`` by PyTorch's default rule, as LLaVA's."""
     width = language.get_input_embeddings().embedding_dim
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "projector") & (2**63 - 1))
+    with drawn_from(key(seed, "projector") & (2**63 - 1)):
         return Projector(config.projector, tower.width, tower.count, width, config.merge)
 
 

@@ -12,22 +12,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from antiphase.data.conversations import ANSWERS
 from antiphase.errors import UserError, shown
 from antiphase.models.card import ModelCard, attention_kind, with_card
 from antiphase.vlm.towers import Images, Tokens, Tower
 
-ANSWERS = ("No", "Yes")
 Kind = Literal["linear", "mlp2x"]
 Words = Float[Tensor, "batch language"]
 Ids = Int64[Tensor, "batch length"]
 _RIDGE = 1e-3
-
-
-IMAGE = -200
-"""Id in the place of an image, as in LLaVA; no token has it."""
-IGNORED = -100
-"""Label of a token that is no target, as in PyTorch and transformers."""
-
+IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
+IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
 Style = Literal["chat", "llava"]
 Turns = Sequence[tuple[str, str]]
 Row = Int64[Tensor, " length"]
@@ -116,10 +111,7 @@ class Prompt:
             messages.append({"role": "assistant", "content": answer})
             after = self._rendered(messages, opened=False)
             if not before.startswith(written) or not after.startswith(before + answer):
-                raise UserError(
-                    f"chat template: it changes earlier messages when there are {len(messages)}, so that answers are "
-                    "not found; use the format llava"
-                )
+                raise UserError("chat template: it changes earlier messages; use the format llava")
             between, end, rest = after[len(before + answer) :].partition(self.tokenizer.eos_token)
             pieces += [(before[len(written) :], False), (answer + between + end, True), (rest, False)]
             written = after
@@ -135,9 +127,7 @@ class Prompt:
     def _tokenised(self, pieces: Pieces, image: bool, begins: bool = False) -> tuple[Row, Row]:
         """Return ids and labels; the text has the token that begins a sequence in the style ``llava`` anyway."""
         text = "".join(piece for piece, _ in pieces)
-        marks = "".join(
-            "x" if target else " " for piece, target in pieces for _ in piece
-        )  # of each character
+        marks = "".join(("x" if target else " ") * len(piece) for piece, target in pieces)
         ids: list[int] = []
         labels: list[int] = []
         start = 0
@@ -147,15 +137,11 @@ class Prompt:
                 labels.append(IGNORED)
                 start += len(_PLACE)
             special = not number and (begins or self.style == "llava")
-            tokens = self.tokenizer(
-                side, add_special_tokens=special, return_offsets_mapping=True, verbose=False
-            )
-            targets = ["x" in marks[start + first : start + last] for first, last in tokens["offset_mapping"]]
+            options = {"return_offsets_mapping": True, "verbose": False}
+            tokens = self.tokenizer(side, add_special_tokens=special, **options)
             ids += tokens["input_ids"]
-            labels += [
-                token if target else IGNORED
-                for token, target in zip(tokens["input_ids"], targets, strict=True)
-            ]
+            for token, (first, last) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
+                labels.append(token if "x" in marks[start + first : start + last] else IGNORED)
             start += len(side)
         return torch.tensor(ids), torch.tensor(labels)
 
@@ -224,10 +210,8 @@ class Projector(nn.Module):
         count = images * self.count
         mean, mean_word = tokens_sum / count, words_sum / images
         if energy / images - mean_word.square().sum() < 1e-9 * norm**2:  # rounding
-            raise UserError(
-                "projector-start captions: all captions have the same words; expected different ones, or "
-                "--projector-start default"
-            )
+            fix = "expected different ones, or --projector-start default"
+            raise UserError(f"projector-start captions: all captions have the same words; {fix}")
         covariance = squares / count - mean.outer(mean)
         common = products / count - mean.outer(mean_word)
         ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
@@ -432,7 +416,7 @@ class YesNo(nn.Module):
         fits = which.dtype == torch.int64 and which.shape == (len(images),)
         if not fits or not bool(((which >= 0) & (which < count)).all()):
             raise UserError(
-                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
+                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each"
             )
         device, which = images.device, which.cpu()
         mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]

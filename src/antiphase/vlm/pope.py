@@ -19,9 +19,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.captions import row_pairs
-from antiphase.data.conversations import ASK
+from antiphase.data.conversations import ask
 from antiphase.data.decoding import Square
-from antiphase.data.emoji import emoji_objects, with_article
+from antiphase.data.emoji import emoji_objects
 from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
@@ -29,22 +29,19 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
-from antiphase.files import digest
+from antiphase.files import digest, read_json_lines
 from antiphase.models.card import card_of
-from antiphase.reading import read_json_lines
 from antiphase.statistics.intervals import Estimate, as_difference, as_share, auc_values, ratio_values
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.streams import generator, key
-from antiphase.vlm.answers import answer_all, with_suffix
+from antiphase.vlm.answers import answer_all
 
-SAMPLINGS = ("random", "popular", "adversarial")
-"""How the absent objects are chosen, in the paper's order."""
+SAMPLINGS = ("random", "popular", "adversarial")  # how absent objects are chosen, in the paper's order
 
 IMAGES, OBJECTS = 500, 3  # of POPE: images, and objects that are there for each
 EMOJI_POPE = "emoji-pope"
 POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
-NO, YES, UNPARSED = 0, 1, 2
-"""The column ``prediction``: the last says neither, which the script counts as yes."""
+NO, YES, UNPARSED = 0, 1, 2  # predictions; the last is neither, which the script counts as yes
 _AGAIN = "download it again"
 _LONGEST = 16  # tokens of an answer; the script reads the first sentence
 
@@ -93,8 +90,9 @@ class PopeSet:
         return PopeSet(self.name, self.pictures.take(range(limit)), names, questions)
 
     def followed_by(self, suffix: str) -> "PopeSet":
-        """Return the same questions with a suffix behind each, see :func:`~antiphase.vlm.answers.with_suffix`."""
-        questions = tuple(replace(one, text=with_suffix(one.text, suffix)) for one in self.questions)
+        """Return the same questions with a suffix behind each, on a line of its own, unless it is empty."""
+        last = f"\n{suffix}" if suffix else ""
+        questions = tuple(replace(one, text=one.text + last) for one in self.questions)
         return replace(self, questions=questions)
 
     def fingerprint(self) -> str:
@@ -145,15 +143,13 @@ def pope_questions(
             for present in objects[:OBJECTS]:
                 free = [name for name in frequency if name not in used]
                 if not free:
-                    raise UserError(
-                        f"POPE: {image} shows all {len(frequency)} objects; expected some absent ones"
-                    )
+                    raise UserError(f"POPE: {image} shows all {len(frequency)} objects; expected some absent")
                 counts = {"popular": frequency, "adversarial": together[present]}.get(sampling, Counter())
                 drawn = free[key(seed, "pope", sampling, image, present) % len(free)]
                 absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
                 used.add(absent)
                 for name in (present, absent):
-                    asked = (len(questions) + 1, image, ASK.format(with_article(name)), name == present)
+                    asked = (len(questions) + 1, image, ask(name), name == present)
                     questions.append(PopeQuestion(sampling, *asked))
     return sets
 
@@ -179,17 +175,13 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     of ``coco``); None: ``pope`` below the data folder. The images are in it, or in COCO's folder below the data folder.
     """
     place = data_root() / "pope" if folder is None else folder
-    files = [
-        (sampling, file) for sampling in SAMPLINGS for file in sorted(place.glob(f"*pope_{sampling}.json"))
-    ]
+    files = [(name, file) for name in SAMPLINGS for file in sorted(place.glob(f"*pope_{name}.json"))]
     sets = sorted({f"{file.name.rpartition('pope_')[0]}pope" for _, file in files})
     if len(sets) > 1:
         raise UserError(f"pope: {place} has files of several sets, {', '.join(sets)}: give a folder for each")
     if not sets:
-        raise UserError(
-            f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder "
-            f"({POPE_PAGE}), or give another folder, pope:PATH"
-        )
+        fix = f"download POPE's three files into that folder ({POPE_PAGE}), or give another, pope:PATH"
+        raise UserError(f"pope: no {place / 'coco_pope_random.json'}: {fix}")
     answers: dict[tuple[str, str], str] = {}
     questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
     names = tuple(dict.fromkeys(question.image for question in questions))
@@ -349,8 +341,8 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
     two is right, else 1 (at ½, no).
     """
-    pope: Any = source.test
-    assert isinstance(pope, PopeSet)
+    questions: Any = source.test
+    pope: PopeSet = questions.followed_by(protocol.suffix)
     position, asked = pope.position(), pope.asked()
     words = answer_all(
         model,
@@ -358,7 +350,6 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
         [(position[image], text) for image, text in asked],
         max_new_tokens=_LONGEST,
         batch_size=store.batch_size,
-        suffix=protocol.suffix,
         first_token=True,
         title=f"{card_of(model).name}: questions of {pope.name}" if store.progress else "",
     )
@@ -419,15 +410,11 @@ TASK = EvaluationTask(
 )
 
 
+# rows of an attack on answers: a ``sample`` is an image with a question, ``label`` is 1 for yes, ``image`` is the
+# image's id, ``samplings`` are those of POPE that ask the question
 ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
-"""Rows of an attack on answers: a ``sample`` is an image with a question, ``label`` is 1 for yes.
-
-``image`` is the image's id, ``samplings`` are those of POPE that ask the question.
-"""
-
 ALL = "all"
-METRICS = ("false yes", "false no", "accuracy")
-"""Share of yes to questions about absent objects, of no to those about present ones, and of right answers."""
+METRICS = ("false yes", "false no", "accuracy")  # of questions about absent, about present, about all objects
 
 
 def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
@@ -477,22 +464,14 @@ def summarise_answers(
     """
     keys = ("attack", "sampling", "eps", "metric")
     attacks, samplings = list(dict.fromkeys(rows["attack"])), (ALL, *SAMPLINGS)
-    cells = sorted(
-        answer_rates(rows).sort("image").partition_by(keys, as_dict=True).items(),
-        key=lambda cell: (
-            attacks.index(cell[0][0]),
-            METRICS.index(cell[0][3]),
-            samplings.index(cell[0][1]),
-            cell[0][2],
-        ),
-    )
-    values = {
-        cell: {
-            model: part["value"].to_numpy()
-            for (model,), part in block.partition_by("model", as_dict=True).items()
-        }
-        for cell, block in cells
+    held: dict[Any, dict[str, np.ndarray]] = {}
+    by_model = answer_rates(rows).sort("image").partition_by(*keys, "model", as_dict=True)
+    for (*cell, model), part in by_model.items():
+        held.setdefault(tuple(cell), {})[model] = part["value"].to_numpy()
+    order = {
+        cell: (attacks.index(cell[0]), METRICS.index(cell[3]), samplings.index(cell[1])) for cell in held
     }
+    values = {cell: held[cell] for cell in sorted(held, key=lambda cell: (order[cell], cell[2]))}
 
     def entry(
         cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]

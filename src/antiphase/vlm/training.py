@@ -62,10 +62,7 @@ def train_vlm(
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            raise UserError(
-                f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
-                "--shard"
-            )
+            raise UserError("checkpointing: no blocks are known; leave out --checkpointing and --shard")
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
         trained = trained_parameters(vlm, recipe)
@@ -86,14 +83,9 @@ def train_vlm(
                 yield loss, recipe.batch_size
 
         steps = len(conversations) // recipe.batch_size
-        optimizer = torch.optim.AdamW(
-            list(trained.values()),
-            lr=recipe.learning_rate,
-            betas=recipe.betas,
-            eps=recipe.epsilon,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
+        rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
+        decay = recipe.weight_decay
+        optimizer = torch.optim.AdamW(list(trained.values()), weight_decay=decay, fused=True, **rates)
         # what is trained and nothing else: a saved state needs no frozen weights
         parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
         rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)
@@ -117,9 +109,7 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
-        raise UserError(
-            f"projector {projector}: --projector-start captions expects a linear one; add --projector-start default"
-        )
+        raise UserError(f"projector {projector}: expected linear; or add --projector-start default")
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
@@ -158,11 +148,7 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
 def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
     """Let the projector begin with the least squares fit to the words of the first captions."""
     embeddings = vlm.language.get_input_embeddings().weight.detach()
-    rows = range(min(_FITTED, len(conversations)))
-
-    def sample(row: int) -> "Sample":
-        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-
+    rows, sample = range(min(_FITTED, len(conversations))), partial(_sample, recipe, vlm, conversations)
     labels = (sample(row).labels.to(embeddings.device) for row in rows)
     captions = [embeddings[ids[ids != IGNORED]].float() for ids in labels]
     words = torch.cat(captions)
@@ -204,7 +190,7 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
         raise UserError(
-            f"max_length {max_length}: an image alone takes {vlm.projector.count} positions; expected more"
+            f"max_length {max_length}: expected more, an image takes {vlm.projector.count} positions"
         )
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
@@ -212,6 +198,10 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     elif image is not None and tuple(image.shape) != vlm.image_shape:
         image = vlm.square((image * 255).round().to(torch.uint8)).float() / 255
     return Sample(ids, labels, image)
+
+
+def _sample(recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, row: int) -> Sample:
+    return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
 
 
 def _shares(
@@ -229,9 +219,8 @@ def _shares(
         order.sort(key=conversations.has_image)  # stable: drawn order within each kind
     starts = range(first * size, len(order) - size + 1, size)
     rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
-    samples = in_threads(
-        lambda row: prepare(vlm, conversations[row], recipe.stage, recipe.max_length), rows, ahead=2 * size
-    )
+    ready = partial(_sample, recipe, vlm, conversations)
+    samples = in_threads(ready, rows, ahead=2 * size)
     for _ in starts:
         yield list(islice(samples, size // count))
 
@@ -314,7 +303,6 @@ def _together(
     images = None
     if any(sample.image is not None for sample in samples):
         blank = torch.zeros(shape)
-        images = torch.stack([blank if sample.image is None else sample.image for sample in samples]).to(
-            device
-        )
+        several = [blank if sample.image is None else sample.image for sample in samples]
+        images = torch.stack(several).to(device)
     return images, ids.to(device), labels.to(device), mask.to(device)

@@ -32,8 +32,8 @@ from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
 from antiphase.errors import UserError
-from antiphase.progress import status_bar
 from antiphase.streams import key, sample_keys
+from antiphase.terminal import status_bar
 
 _ROWS = 128  # default batch size (dev/attack-engine.md)
 _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
@@ -217,8 +217,7 @@ class _Work:
             near = torch.zeros_like(success)
             verdict = Rows(tried, prediction=prediction, success=success, near=near)
             failed = tried["done"] & ~success & (tried["item"] < self.items)
-            rounded = self.main.oracle.precision != "float32" and not self.search.decides_in_float32
-            if rounded and failed.any():
+            if self.main.oracle.precision != "float32" and failed.any():
                 near[failed] = self._near(tried.take(failed), logits[failed])
                 verdict["forwards"] = tried["forwards"] + lane.oracle.passes * failed
             over = tried["done"] | success

@@ -74,14 +74,12 @@ class Search(Protocol):
     (steps so far, 0), ``best`` (the clean image), its ``loss`` (−∞), ``found`` and ``done`` (False).
 
     It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, None or 0 if
-    untargeted; ``restarts`` per sample (and target class); and ``decides_in_float32``, whether a search in low
-    precision decides in float32 what it keeps, so that near failures are not repeated.
+    untargeted; and ``restarts`` per sample (and target class).
     """
 
     name: Any
     targets: Any
     restarts: Any
-    decides_in_float32: Any
 
     def start(self, rows: Rows) -> None:
         """Add the rest of the state; ``start_loss`` if a loss that never rises above it is a bad sign."""
@@ -129,7 +127,7 @@ class Run:
             example is kept.
         precision: precision of the search, ``"float32"`` or ``"bf16"`` (autocast). Successes are confirmed in float32
             in both, and bf16 searches that fail within rounding error are repeated in float32. FAB takes its last
-            steps in float32, Carlini-Wagner all of them, and Square confirms each possible improvement in float32.
+            steps in float32, Carlini-Wagner and Square all of them.
         compile: run the search on the ``torch.compile``-d model; successes are confirmed on the original.
         passes: for randomised models, forward passes whose mean logits are attacked (A. Athalye, N. Carlini, D. Wagner,
             *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).

@@ -19,7 +19,6 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.audit.run import attack_gallery, attack_settings
@@ -41,6 +40,7 @@ from antiphase.report.words import attack_name, percent, percent_range, points, 
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
 from antiphase.store import write_frame
+from antiphase.terminal import eps_label
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
 from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers

@@ -19,7 +19,6 @@ from antiphase.arguments import unchecked
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import ROW_SCHEMA
@@ -27,6 +26,7 @@ from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.store import Cache, Journal, slice_size
+from antiphase.terminal import eps_label
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
@@ -139,6 +139,8 @@ class _Cells:
     def stored(self, stage: Stage) -> Stage:
         """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
         what = self.shared | {"attack": stage.name, "settings": stage.settings}
+        if stage.name == "square":  # searches in float32 in any case
+            what.pop("precision", None)
 
         @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
         def attack(

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from antiphase.budgets import eps_label
-from antiphase.commands.fields import (
+from antiphase.commands.options import (
     Against,
     BatchSize,
     Classes,
@@ -18,6 +17,7 @@ from antiphase.commands.fields import (
     Model,
     Norm,
     Numbers,
+    Options,
     Out,
     Prompt,
     Quiet,
@@ -27,10 +27,12 @@ from antiphase.commands.fields import (
     SkipBad,
     Split,
     Suffix,
+    Typed,
+    read_settings,
 )
-from antiphase.commands.options import Options, Typed, given, read_settings
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
+from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
     from antiphase.attacks.sweep import Ensemble
@@ -173,7 +175,7 @@ class AuditOptions(Options):
         """
         from antiphase.attacks.catalogue import find_attack
 
-        named = given(**{name: getattr(self, name) for name in _SETTINGS})
+        named = self.chosen(*_SETTINGS)
         return find_attack(self.attack, **{**self._typed_settings(), **named})
 
     def _typed_settings(self) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.budgets import eps_label
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
@@ -51,6 +50,7 @@ from antiphase.report.words import (
 )
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import as_share, mean_over_seeds
+from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
 _RATES = {

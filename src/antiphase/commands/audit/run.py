@@ -12,7 +12,6 @@ from torch import nn
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import logits_of
-from antiphase.budgets import eps_label
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
 from antiphase.commands.lineup import Lineup, load_lineup
@@ -32,7 +31,7 @@ from antiphase.registry import QUESTIONS, find
 from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",
@@ -108,7 +107,7 @@ def quickstart(options: QuickstartOptions, command: str = "") -> None:
     """Audit the models that come with the package, or a fresh pair."""
     models = {kind: tuple(f"specimen:{kind}-{seed}" for seed in range(8)) for kind in ("diffvit", "vit")}
     if options.train:
-        from antiphase.commands.train.options import TrainOptions
+        from antiphase.commands.train import TrainOptions
         from antiphase.commands.train.run import run as train
 
         recipe = {"data": "fashion-mnist", "epochs": options.epochs or 3, "seed": options.seed}

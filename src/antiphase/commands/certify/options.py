@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from antiphase.commands.fields import (
+from antiphase.commands.options import (
     MOST_AT_ONCE,
     Classes,
     Data,
@@ -12,6 +12,7 @@ from antiphase.commands.fields import (
     Limit,
     Number,
     OneModel,
+    Options,
     Out,
     Prompt,
     Quiet,
@@ -20,7 +21,6 @@ from antiphase.commands.fields import (
     Single,
     Split,
 )
-from antiphase.commands.options import Options
 from antiphase.precision import Precision
 
 

@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,9 @@ def answer(_: DoctorOptions, __: str) -> Answer:
     for name, extra in report["extras"].items():
         table.add_row(f"extra {name}", extra["fix"] or "installed")
     for device in report["devices"]:
-        more = f", {device['threads']} threads" if "threads" in device else ""
-        more += f", {device['memory_gib']} GiB" if "memory_gib" in device else ""
-        table.add_row(device["device"], device["name"] + more)
+        table.add_row(device["device"], device["name"])
     for name in ("kernels", "compile"):
-        table.add_row(name, report[name]["why"] or "ready")
+        table.add_row(name, report[name]["fix"] or "ready")
     table.add_row("data in", f"{report['data_root']}; ANTIPHASE_DATA names another folder")
     for name, source in report["data"].items():
         table.add_row(name, source["fix"] or (f"ready, {source['n']:,}" if "n" in source else "ready"))
@@ -61,23 +59,36 @@ def examine() -> dict[str, Any]:
     """Return what was found; nothing is downloaded, and the kernels are built if they are not there yet.
 
     Returns:
-        ``versions`` of packages, None for one that is missing; ``extras`` and ``data``, each ``ok`` with ``fix``, the
-        way to get what is missing; ``devices``; ``kernels`` and ``compile``, each ``ok`` with ``why``.
+        ``versions`` of packages, None for one that is missing; ``extras``, ``kernels``, ``compile`` and ``data``, each
+        ``ok`` with ``fix``, why it is not and how to get what is missing; ``devices``.
     """
     extras = {}
     for extra in metadata("antiphase").get_all("Provides-Extra") or ():
-        fix = None if all(_versions(extra).values()) else f'pip install "antiphase[{extra}]"'
-        extras[extra] = {"ok": fix is None, "versions": _versions(extra), "fix": fix}
+        versions = _versions(extra)
+        extras[extra] = _state(None if all(versions.values()) else f'pip install "antiphase[{extra}]"')
+        extras[extra]["versions"] = versions
     return {
         "versions": {"python": platform.python_version(), "antiphase": version("antiphase")}
         | _versions(None),
         "extras": extras,
         "devices": _devices(),
-        "kernels": _kernels(),
-        "compile": _compiled(),
+        "kernels": _state(missing() or _failure(library)),
+        "compile": _state(_failure(lambda: check_compiler(find_device("auto")))),
         "data_root": str(data_root()),
         "data": _data() | _drawn(extras["openmoji"]["fix"]),
     }
+
+
+def _state(fix: str | None) -> dict[str, Any]:
+    return {"ok": not fix, "fix": fix or None}
+
+
+def _failure(action: Callable[[], Any]) -> str | None:
+    try:
+        action()
+    except (UserError, CannotBuildError, OSError) as error:
+        return one_line(error)
+    return None
 
 
 def _required(extra: str | None) -> list[str]:
@@ -103,57 +114,33 @@ def _devices() -> list[dict[str, Any]]:
     name = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     if not multiplies_bf16(torch.device("cpu")):
         name += ", without bf16 (computed in float32)"
-    devices: list[dict[str, Any]] = [{"device": "cpu", "threads": torch.get_num_threads(), "name": name}]
+    devices = [{"device": "cpu", "name": f"{name}, {torch.get_num_threads()} threads"}]
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        memory = round(about.total_memory / 2**30, 1)
-        devices.append({"device": f"cuda:{index}", "name": about.name, "memory_gib": memory})
+        memory = f"{about.total_memory / 2**30:.1f} GiB"
+        devices.append({"device": f"cuda:{index}", "name": f"{about.name}, {memory}"})
     return devices + [{"device": "mps", "name": "Apple GPU"}] * torch.backends.mps.is_available()
-
-
-def _kernels() -> dict[str, Any]:
-    if not (why := missing()):
-        try:
-            return {"ok": True, "path": str(library()), "why": None}
-        except (CannotBuildError, OSError) as error:
-            why = one_line(error)
-    return {"ok": False, "path": None, "why": why}
-
-
-def _compiled() -> dict[str, Any]:
-    try:
-        check_compiler(find_device("auto"))
-    except UserError as error:
-        return {"ok": False, "why": str(error)}
-    return {"ok": True, "why": None}
 
 
 def _data() -> dict[str, Any]:
     """Return which sources open, except those that need a path and those that are drawn."""
-    names = [name for name in dict.fromkeys((*SOURCES, *PAIR_SOURCES)) if ":" not in name]
+    left_out = ("random", *_DRAWN)
+    names = [name for name in {**SOURCES, **PAIR_SOURCES} if ":" not in name and name not in left_out]
     opened: dict[str, Any] = {}
     with _offline(data_root()):
         for name in names:
-            if name not in ("random", *_DRAWN):
-                try:
-                    images: Any = (load_data if name in SOURCES else load_pairs)(name, progress=False)
-                    count = {"n": len(images)} if hasattr(images, "__len__") else {}
-                    opened[name] = {"ok": True, "fix": None} | count
-                except (UserError, ImportError) as error:
-                    opened[name] = {"ok": False, "fix": _KNOWN.sub("", str(error))}
+            try:
+                images: Any = (load_data if name in SOURCES else load_pairs)(name, progress=False)
+                opened[name] = _state(None) | ({"n": len(images)} if hasattr(images, "__len__") else {})
+            except (UserError, ImportError) as error:
+                opened[name] = _state(_KNOWN.sub("", str(error)))
     return opened
 
 
 def _drawn(fix: str | None) -> dict[str, Any]:
     """Return which sources could be drawn, which takes too long to try, from how to install what draws them."""
     noto = fix or (None if NOTO_FONT.is_file() else "apt-get install fonts-noto-color-emoji")
-    fixes = dict.fromkeys(_DRAWN, fix) | {"noto-emoji": noto}
-    for artist in ICON_SETS if fix is None else ():
-        try:
-            icon_archive(artist, data_root())
-        except UserError as error:
-            fixes |= dict.fromkeys((artist, "emoji"), _KNOWN.sub("", str(error)))
-    return {name: {"ok": fix is None, "fix": fix} for name, fix in fixes.items()}
+    return {name: _state(noto if name == "noto-emoji" else fix) for name in _DRAWN}
 
 
 @contextlib.contextmanager

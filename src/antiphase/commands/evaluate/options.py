@@ -5,23 +5,26 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from antiphase.commands.fields import (
+from antiphase.commands.options import (
     MOST_AT_ONCE,
     Against,
     Device,
     Directory,
     Limit,
     Model,
+    Options,
     Out,
     Quiet,
     RandomWeights,
     SkipBad,
     Split,
     Suffix,
+    Typed,
     Unicode,
     Words,
+    at_least_one,
+    read_words,
 )
-from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS
 

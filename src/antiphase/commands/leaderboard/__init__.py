@@ -6,8 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from antiphase.commands.command import Command
-from antiphase.commands.fields import Directory
-from antiphase.commands.options import Options, Typed
+from antiphase.commands.options import Directory, Options, Typed
 
 
 class LeaderboardOptions(Options):

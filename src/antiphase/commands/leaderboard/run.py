@@ -39,11 +39,6 @@ class Row:
     model: Model
     rates: Rates
 
-    @property
-    def label(self) -> str:
-        """Name of the attack with its norm."""
-        return attack_label(self.rates.attack, self.rates.norm)
-
 
 def answer(options: LeaderboardOptions, _: str) -> Answer:
     """Write the page and say what is on it."""
@@ -57,11 +52,7 @@ def answer(options: LeaderboardOptions, _: str) -> Answer:
 
 
 def find_cards(folder: Path) -> tuple[dict[Path, RobustnessCard], list[str]]:
-    """Return the cards below a folder, and one line for each file that is no valid card.
-
-    Raises:
-        UserError: the folder is missing, or holds no card.
-    """
+    """Return the cards below a folder, and one line for each file that is no valid card."""
     if not folder.is_dir():
         raise UserError(f"folder {shown(str(folder))}: no such directory; expected one with cards below it")
     cards: dict[Path, RobustnessCard] = {}
@@ -115,18 +106,16 @@ def _entry(row: Row) -> dict[str, Any]:
 
 def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
     """Write the page, which is self-contained, and return its path."""
-    rows = rows_of(cards)
-    by_title: dict[str, list[Row]] = {}
+    rows, by_title = rows_of(cards), {}
     for row in rows:
         title = f"{row.card.data.dataset} ({row.card.data.split}), {_NORMS[row.rates.norm]}"
         by_title.setdefault(title, []).append(row)
-    page = environment().get_template("leaderboard.html")
     sections = [
-        {"title": title, "tables": [*rate_tables(rows), *difference_tables(rows)]}
-        for title, rows in by_title.items()
+        {"title": title, "tables": [*rate_tables(same), *difference_tables(same)]}
+        for title, same in by_title.items()
     ]
-    models = len({row.model.weights for row in rows})
-    write_text(out, page.render(sections=sections, cards=len(cards), models=models, left_out=left_out))
+    about = {"cards": len(cards), "models": len({row.model.weights for row in rows}), "left_out": left_out}
+    write_text(out, environment().get_template("leaderboard.html").render(sections=sections, **about))
     return out
 
 
@@ -141,16 +130,17 @@ def rate_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for metric, (title, formula, sign) in _METRICS.items():
         lines = []
         for (*_, control), same in by_model.items():
-            attacks = dict.fromkeys(row.label for row in same)
-            cells = []
+            labels = [attack_label(row.rates.attack, row.rates.norm) for row in same]
+            attacks, cells = list(dict.fromkeys(labels)), []
             for eps in budgets:
-                measured = [row for row in same if row.rates.eps == eps and getattr(row.rates, metric)]
-                worst = max(measured, key=lambda row: sign * getattr(row.rates, metric).value, default=None)
-                cells.append(
-                    worst and (getattr(worst.rates, metric), worst.label if len(attacks) > 1 else "")
-                )
-            values = {"control": control, "attack": ", ".join(attacks), "cells": cells}
-            lines.append({"model": same[0].model, "n": same[0].card.data.n, **values})
+                rates = [
+                    (rate, label if len(attacks) > 1 else "")
+                    for row, label in zip(same, labels, strict=True)
+                    if row.rates.eps == eps and (rate := getattr(row.rates, metric))
+                ]
+                cells.append(max(rates, key=lambda cell: sign * cell[0].value, default=None))
+            line = {"control": control, "attack": ", ".join(attacks), "cells": cells}
+            lines.append(line | {"model": same[0].model, "n": same[0].card.data.n})
         lines.sort(key=lambda line: [sign * cell[0].value if cell else 2 for cell in line["cells"]])
         tables.append({"title": title, "formula": formula, "budgets": budgets, "lines": lines})
     return tables

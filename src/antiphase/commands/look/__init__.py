@@ -1,12 +1,75 @@
-"""Where a CLIP and its twin look in images for a text."""
+"""``antiphase look``: where a CLIP and its twin look in images for a text."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands.command import Command
-from antiphase.commands.look.options import LookOptions
+from antiphase.commands.options import (
+    Device,
+    Model,
+    Models,
+    Options,
+    Quiet,
+    RandomWeights,
+    Typed,
+    Unicode,
+    Words,
+    as_tuple,
+    at_least_one,
+)
+
+Files = Annotated[tuple[Path, ...], BeforeValidator(as_tuple)]
+
+
+class LookOptions(Options):
+    """Draw where a CLIP and its twin look in images for a text, side by side.
+
+    Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
+    attention enters with its sign. With masks: the pointing game and the mask average precision, which need no
+    threshold.
+
+    **Examples**
+
+    antiphase look runs/diffclip --against runs/clip desk.jpg --text mug --text lamp --out desk.png
+
+    antiphase look diffclip:checkpoint.pt#lambda_init=0.8 photo.jpg --text dog --method attention,positive,negative
+
+    antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
+    """
+
+    model: Model = Field(
+        description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
+        "diffclip:PATH."
+    )
+    images: Annotated[Files, Typed(argument=True, metavar="IMAGE")]
+    """One or more image files."""
+    text: Annotated[tuple[Unicode, ...], BeforeValidator(as_tuple)]
+    """Text to look for; repeat for several texts."""
+    against: Models = ()
+    """Model to show next to it, such as the twin with standard attention; several separated by commas."""
+    method: Annotated[Words, AfterValidator(at_least_one)] = ("relevance", "attention")
+    """Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last (last layer only),
+    relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the same for every text), positive
+    (A1), negative (A2)."""
+    layer: int | None = None
+    """Layer of attention, positive and negative, counted from 0. If not given: the last layer, -1."""
+    mask: Files = ()
+    """Image with the object in white, to measure the maps against; repeat, once per IMAGE."""
+    prompt: Unicode = "a photo of {}"
+    """Sentence around the text, with {} in the place of the text."""
+    out: Path = Path("look.png")
+    """Figure to write, .png or .pdf; the maps are written next to it as .json."""
+    random_weights: RandomWeights = False
+    device: Device = "auto"
+    quiet: Quiet = False
+
 
 COMMAND = Command(
     "look",
     LookOptions,
     "antiphase.commands.look.run:run",
-    "antiphase.commands.look.result:LookResult",
+    "antiphase.commands.look.run:LookResult",
     in_folder=False,
 )

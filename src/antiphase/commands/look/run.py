@@ -1,52 +1,142 @@
-"""Maps of where models look in images for texts: computed, measured against masks, drawn."""
+"""Maps of where models look in images for texts: computed, measured against masks, drawn and compared."""
 
+import io
 import itertools
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import polars as pl
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from antiphase.commands.lineup import short_names
 from antiphase.commands.loading import find_device, load_models
-from antiphase.commands.look.figure import check_rows, check_suffix
-from antiphase.commands.look.options import LookOptions
-from antiphase.commands.look.result import LookResult
+from antiphase.commands.look import LookOptions
+from antiphase.commands.look.figure import MapColumn, check_rows, check_suffix, figure_bytes, look_figure
+from antiphase.commands.result import Result, listed
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import localise
+from antiphase.files import replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
-from antiphase.progress import progress_bar
+from antiphase.report.page import Headline, Plot, Section
+from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
-from antiphase.terminal import console, say
+from antiphase.statistics.intervals import Estimate, clipped, jackknife, paired_difference, proportion
+from antiphase.terminal import console, progress_bar, say
 
 _AT_ONCE = 8  # images through a model; affects no map
 _NO_IMAGE = "give the file of an image, such as a PNG or a JPEG"
 _SHOWN = 384  # pixels a side of the image that is drawn
+_PLACE = ["method", "image", "text"]
+
+
+class LookResult(Result):
+    """Where models look in images for texts."""
+
+    main_table = "maps"
+    needs = ("maps.json", "maps.parquet", "shown.npz")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Models, images, texts, maps and metrics."""
+        return self.read_json("maps.json")
+
+    def headlines(self) -> list[Headline]:
+        names, texts = listed(self.summary["models"]), ", ".join(self.summary["texts"][:3])
+        return [Headline(f"{names} on images: {len(self.summary['images'])}, for {texts}")]
+
+    def sections(self) -> list[Section]:
+        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=self.all_tables())]
+
+    def all_tables(self) -> list[Table]:
+        metrics = self.summary["metrics"]
+        return [_mask_table(pl.DataFrame(metrics))] if metrics else []
+
+    def figure(self) -> Figure:
+        """Draw the maps: methods under their names in words, objects as outlines."""
+        texts = self.summary["texts"]
+        with np.load(io.BytesIO(self.files["shown.npz"])) as arrays:
+            images = [arrays[name].astype(np.float64) / 255 for name in arrays if name.startswith("image")]
+            masks = [arrays[name] for name in arrays if name.startswith("mask")]
+        maps: dict[tuple[str, str], list[Any]] = {}
+        for row in self.summary["maps"]:
+            maps.setdefault((row["model"], row["method"]), []).append(row["map"])
+        columns = [
+            MapColumn(
+                model,
+                METHODS[method].label,
+                np.array(values).reshape(len(texts), len(images), *np.shape(values[0])),
+            )
+            for (model, method), values in maps.items()
+        ]
+        blind = [METHODS[name].label for name in self.summary["methods"] if not METHODS[name].asks]
+        note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
+        return look_figure(images, texts, columns, masks=masks or None, note=note)
+
+    def write(self, path: Path) -> Path:
+        """Write the figure and the maps next to it, both or none, and return the path of the maps."""
+        content, maps = figure_bytes(self.figure(), path), path.with_suffix(".json")
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+            write_json(maps, self.summary)
+        return maps
+
+    def write_report(self, folder: Path) -> Path:
+        path = folder / "look.png"
+        with replacing(path) as temporary:
+            temporary.write_bytes(figure_bytes(self.figure(), path))
+        return path
+
+    def differences(self, other: Self) -> pl.DataFrame:
+        """Return the differences of both rates over the images, for each pair of models, method and text."""
+        mine, theirs = self.frame(), other.frame()
+        if any("pointing_game" not in frame.columns for frame in (mine, theirs)):
+            raise UserError(
+                "compare: maps are compared by how they fit masks; expected look with mask= in both"
+            )
+        names, others = (frame["model"].unique(maintain_order=True).to_list() for frame in (mine, theirs))
+        if len(names) != len(others):
+            raise UserError(
+                f"compare: {len(names)} models and {len(others)}; expected as many in both results"
+            )
+        theirs = theirs.with_columns(against="model", model=pl.col("model").replace(others, names))
+        both = mine.join(theirs, on=["model", *_PLACE], suffix="_against", maintain_order="left")
+        apart = any(self.summary[name] != other.summary[name] for name in ("images", "texts", "methods"))
+        if apart or both["average_precision_against"].has_nulls():
+            raise UserError("compare: different images, texts or methods; expected the same in both")
+        rows = []
+        for key, block in both.group_by("model", "against", "method", "text", maintain_order=True):
+            hits = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
+            precision = _mean(block["average_precision"] - block["average_precision_against"])
+            estimates = {"pointing_game": paired_difference(*hits), "average_precision": precision}
+            rows += [(*key, metric, *asdict(rate).values()) for metric, rate in estimates.items()]
+        columns = ["model", "against", "method", "text", "metric", "difference", "low", "high", "n"]
+        return pl.DataFrame(rows, columns, orient="row")
 
 
 def run(options: LookOptions, command: str = "") -> dict[str, Any]:
     """Compute the maps, write the figure and, next to it, the maps; return what was measured."""
     result = look(options, command)
     maps = result.write(options.out)
-    for column in result.stored["left_out"]:
+    for column in result.summary["left_out"]:
         say(f"{column['model']}: no column for {column['method']} ({column['why']})", err=True)
     for table in result.all_tables():
         console().print(table.console())
     say(f"figure: {options.out}   maps: {maps}")
     written = {"figure": str(options.out), "maps": str(maps)}
-    return {key: value for key, value in result.stored.items() if key != "maps"} | written
+    return {key: value for key, value in result.summary.items() if key != "maps"} | written
 
 
 def look(options: LookOptions, command: str = "") -> LookResult:
-    """Load models and images and compute the maps; nothing is written.
-
-    Raises:
-        UserError: an option, a model or an image cannot be used.
-    """
+    """Load models and images and compute the maps; nothing is written."""
     images, texts, methods = options.images, options.text, options.method
     _check(options)
     pictures = [decode_whole(path, fix=_NO_IMAGE) for path in images]
@@ -98,8 +188,18 @@ def look(options: LookOptions, command: str = "") -> LookResult:
         "metrics": metrics,
     }
     square = loaded[0].square.at(_SHOWN)  # the same part of the image in view, at another size
-    shown = [(square(picture).float() / 255).permute(1, 2, 0).numpy() for picture in pictures]
-    return LookResult.of(stored, shown, masks)
+    arrays = {f"image{at}": square(picture).permute(1, 2, 0).numpy() for at, picture in enumerate(pictures)}
+    arrays |= {f"mask{at}": mask for at, mask in enumerate(masks)}
+    rows = pl.DataFrame(maps, infer_schema_length=None)
+    if metrics:
+        rows = rows.join(pl.DataFrame(metrics), on=["model", *_PLACE], maintain_order="left")
+    table, shown = io.BytesIO(), io.BytesIO()
+    rows.write_parquet(table)
+    np.savez_compressed(shown, **arrays)
+    text = json.dumps(stored, ensure_ascii=False).encode()
+    return LookResult(
+        "look", {"maps.json": text, "maps.parquet": table.getvalue(), "shown.npz": shown.getvalue()}
+    )
 
 
 def _check(options: LookOptions) -> None:
@@ -149,3 +249,21 @@ def _maps(
         images = torch.stack(seen).to(model.logit_scale.device)
         parts.append(METHODS[method].maps(model, images, prompts, layer).float().cpu())
     return torch.cat(parts, 1).numpy()
+
+
+def _mean(values: pl.Series) -> Estimate:
+    return jackknife(values.to_numpy()[:, None], lambda means: means[..., 0])
+
+
+def _mask_table(metrics: pl.DataFrame) -> Table:
+    """Tabulate the rates over the images: a line for each model, method and text."""
+    rows = []
+    for key, block in metrics.group_by("model", "method", "text", maintain_order=True):
+        hits = proportion(int(block["pointing_game"].sum()), len(block))
+        mean = _mean(block["average_precision"])
+        mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
+        rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
+        rows.append((*(Field(str(word), kind="name") for word in key), Field(str(len(block))), *rates))
+    columns = ("model", "method", "text", "images", "pointing game", "average precision")
+    title = "Maps against masks, 95 % intervals over the images"
+    return Table("masks", title, columns, tuple(rows), metrics.write_csv())

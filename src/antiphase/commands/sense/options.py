@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from antiphase.commands.fields import (
+from antiphase.commands.options import (
     Against,
     BatchSize,
     Data,
@@ -14,6 +14,7 @@ from antiphase.commands.fields import (
     Model,
     Number,
     Numbers,
+    Options,
     Out,
     Prompt,
     Quiet,
@@ -22,8 +23,8 @@ from antiphase.commands.fields import (
     SkipBad,
     Split,
     Words,
+    at_least_one,
 )
-from antiphase.commands.options import Options, at_least_one
 from antiphase.errors import UserError
 
 PARTS = ("alignment", "depth", "lipschitz")

@@ -8,11 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from antiphase import reading
-from antiphase.budgets import eps_label
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
 from antiphase.errors import UserError
+from antiphase.files import unreadable
 from antiphase.report.figure import Family, colors_of, families, seed_counts
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table, estimate_field
@@ -21,6 +20,7 @@ from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate, mean_over_seeds
+from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
 _SCHEMAS = {
@@ -98,7 +98,7 @@ def sensitivity_sections(
         try:
             rows = result.frame(part).select(*schema)
         except pl.exceptions.PolarsError as error:
-            raise reading.unreadable(f"{part}.parquet", error, "run it again") from None
+            raise unreadable(f"{part}.parquet", error, "run it again") from None
         match part:
             case "alignment":
                 sections.append(_alignment(rows, pairs, groups))

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
-from antiphase.budgets import eps_label
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.data import ImageSet
@@ -23,7 +22,6 @@ from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
-from antiphase.progress import progress_bar
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.alignment import (
     Gram,
@@ -51,6 +49,7 @@ from antiphase.sensitivity.lipschitz import (
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache, write_frame
 from antiphase.streams import key, sample_keys
+from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
 

@@ -1,11 +1,315 @@
 """Training of classifiers, CLIPs and vision-language models: ``antiphase train``, ``train-clip`` and ``train-vlm``."""
 
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
 from antiphase.commands.command import Command
-from antiphase.commands.train.options import TrainClipOptions, TrainOptions, TrainVlmOptions
+from antiphase.commands.options import (
+    MOST_AT_ONCE,
+    OptionalNumber,
+    Options,
+    Out,
+    Quiet,
+    Seed,
+    Track,
+    Typed,
+    Words,
+)
+from antiphase.errors import UserError
+from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VITS
+
+_OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
+_ADVERSARY = {
+    "adversarial": "eps",
+    "adversarial_variant": "variant",
+    "adversarial_steps": "steps",
+    "adversarial_step_size": "step_size",
+    "adversarial_warmup": "warmup_epochs",
+    "replays": "replays",
+}
+_OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
+
+
+class TrainingOptions(Options):
+    """What every training has."""
+
+    data: str
+    out: Out
+    limit: int | None = Field(None, ge=1)
+    """Train on at most N images, pairs or conversations."""
+    precision: Literal["float32", "bf16", "auto"] = "auto"
+    """Precision of training; auto takes bf16 where the hardware supports it."""
+    track: Track = ()
+    seed: Seed = 0
+    quiet: Quiet = False
+
+
+class PresetOptions(TrainingOptions):
+    """What every training by a preset has."""
+
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the data. If not given: the preset's."""
+    batch_size: int | None = Field(None, ge=1, le=MOST_AT_ONCE)
+    """Pairs or conversations per step, over all processes. If not given: the preset's."""
+    part: int | None = Field(None, ge=1)
+    """Pairs or conversations of a process that pass through the model at a time: less memory, same gradient. If not
+    given: all; on a processor, 4 conversations."""
+    learning_rate: float | None = None
+    """Peak learning rate. If not given: the preset's."""
+    checkpointing: bool = False
+    """Compute each block again in the backward pass: slower, but uses less memory."""
+
+
+class TrainOptions(TrainingOptions):
+    """Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).
+
+    The same command resumes a killed run, which ends with the weights of an uninterrupted one.
+    Under torchrun the processes share the batch. With --adversarial, each epoch also reports the
+    accuracy under PGD at that ε.
+
+    **Examples**
+
+    antiphase train --model diffvit --data digits --epochs 20 --out runs/diffvit
+
+    antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
+
+    antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
+
+    torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
+    """
+
+    model: Annotated[str, Typed(choices=VITS)]
+    """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
+    head (vit-norm)."""
+    data: str
+    """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
+    all."""
+    epochs: int = Field(100, ge=1)
+    """Passes over the data."""
+    depth: int | None = Field(None, ge=1)
+    """Number of blocks. If not given: by the image size."""
+    dim: int | None = Field(None, ge=1)
+    """Width of the tokens. If not given: by the image size."""
+    heads: int | None = Field(None, ge=1)
+    """Heads of the standard twin; a DiffViT has half as many."""
+    patch_size: int | None = Field(None, ge=1)
+    """Side of a patch in pixels. If not given: by the image size."""
+    lambda_init: float | None = None
+    """DiffViT: initial λ. If not given: 0.8."""
+    lambda_schedule: Annotated[str | None, Typed(choices=SCHEDULES)] = None
+    """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
+    parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
+    """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
+    λ_init alone (fixed) or 0 (zero). If not given: vector."""
+    image_size: int | None = Field(None, ge=1)
+    """Side in pixels that image files are resized to. If not given: the source's own."""
+    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
+    """Images per step, over all processes."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """Optimizer."""
+    learning_rate: float = 0.0005
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Weight decay, applied to matrices only."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Schedule of the learning rate."""
+    warmup_epochs: float = 0.0
+    """Epochs of linear warm-up."""
+    augment: Literal["none", "flip-crop"] = "none"
+    """Augmentation of the images."""
+    adversarial: OptionalNumber = None
+    """Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such as 1/255 are
+    accepted."""
+    adversarial_variant: Literal["pgd", "fast", "free"] | None = None
+    """Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd."""
+    adversarial_steps: int | None = Field(None, ge=1)
+    """Steps of pgd. If not given: 3."""
+    adversarial_step_size: OptionalNumber = None
+    """Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, 1.25·ε for fast, ε for
+    free."""
+    adversarial_warmup: float | None = Field(None, ge=0)
+    """Epochs over which ε rises from 0. If not given: 1."""
+    replays: int | None = Field(None, ge=1)
+    """Uses of each minibatch by free. If not given: 4."""
+    store: Literal["float32", "float16"] = "float32"
+    """Number format of the stored weights."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainOptions":
+        if of_lambda := list(self.chosen(*_OF_LAMBDA)):
+            from antiphase.models.transformer import attention_of, attention_spec
+
+            if not attention_spec(attention_of(self.model)).differential:
+                raise UserError(f"{of_lambda[0]}: a {self.model} has no λ; leave it out or train a diffvit")
+        if self.lambda_init is not None and self.lambda_schedule == "depth":
+            raise UserError(
+                f"lambda_init {self.lambda_init:g}: has no effect with lambda_schedule depth; leave one of them out"
+            )
+        if self.adversary and "eps" not in self.adversary:
+            raise UserError(
+                f"adversarial {', '.join(self.adversary)} without an ε: give --adversarial too, such as 1/255"
+            )
+        return self
+
+    @property
+    def model_part(self) -> dict[str, Any]:
+        """The fields of the model that were given."""
+        sizes = self.chosen("depth", "dim", "patch_size", *_OF_LAMBDA)
+        return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
+
+    @property
+    def adversary(self) -> dict[str, Any]:
+        """The fields of the adversary that were given."""
+        return {_ADVERSARY[name]: value for name, value in self.chosen(*_ADVERSARY).items()}
+
+
+class TrainClipOptions(PresetOptions):
+    """Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
+
+    The same command resumes a killed run, which ends with the weights of an uninterrupted one. Under
+    torchrun the processes share the batch, and the gradient is that of the whole batch.
+
+    **Examples**
+
+    antiphase train-clip --model diffclip --data openmoji --preset openmoji --out runs/diffclip
+
+    antiphase train-clip --model clip --data "shards:cc3m/{00000..00331}.tar" --out runs/clip
+
+    torchrun --nproc-per-node 8 -m antiphase train-clip --model diffclip --part 256 --compile
+    --data "shards:pipe:aws s3 cp s3://bucket/cc12m/{00000..01242}.tar -" --samples 10000000 --out runs/cc12m
+    """
+
+    model: Annotated[str, Typed(choices=CLIPS)]
+    """Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is DiffCLIP† (differential
+    attention in the image tower only), diffclip-text has it in the text tower only."""
+    data: str
+    """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
+    docs/data.md."""
+    preset: Literal["diffclip", "openmoji"] = "diffclip"
+    """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
+    held_out: Words = ()
+    """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
+    source."""
+    samples: int | None = Field(None, ge=1)
+    """Samples per epoch, for shards that do not state their size."""
+    lanes: int | None = Field(None, ge=1)
+    """Streams among which the shards are divided, a multiple of the number of processes. If not given: 8, or as many as
+    the shards allow."""
+    limit: int | None = Field(None, ge=2)
+    """Train on at most N pairs."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up. If not given: the preset's."""
+    weight_decay: float | None = None
+    """Weight decay, applied to matrices only. If not given: the preset's."""
+    loss: Literal["clip", "siglip", "slip_exact"] = "clip"
+    """Loss; slip_exact is SLIP's code on several GPUs, where the keys of other processes have no gradient."""
+    init: Literal["matched", "released"] = "matched"
+    """Initial weights: the same for both twins, or as in the released pair."""
+    lambda_init: float | None = None
+    """DiffCLIP: λ_init of the constant schedule. If not given: 0.8."""
+    patch_dropout: float = 0.0
+    """Fraction of patches that are left out in training."""
+    compile: bool = False
+    """Run the towers under torch.compile."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainClipOptions":
+        if self.lambda_init is not None:
+            from antiphase.models.clip import find_clip
+
+            schedule = find_clip(self.model).schedule
+            if schedule != "constant":
+                why = "has no λ" if schedule is None else "has λ_init by depth"
+                raise UserError(
+                    f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "
+                    "diffclip"
+                )
+        return self
+
+
+class TrainVlmOptions(PresetOptions):
+    """Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
+
+    The same command resumes a killed run, which ends with the weights of an uninterrupted one. Under
+    torchrun the processes share the batch, and the gradient is that of the whole batch.
+
+    **Examples**
+
+    antiphase train-vlm --stage 1 --tower runs/diffclip --data emoji-objects --limit 1200 --preset emoji
+    --out runs/vlm-1
+
+    antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data emoji-objects --limit 800 --preset emoji
+    --out runs/vlm
+
+    antiphase train-vlm --stage 1 --tower runs/diffclip --data "llava:blip_laion_cc_sbu_558k.json?images=llava"
+    --out runs/vlm-1
+
+    antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data "llava:llava_v1_5_mix665k.json?images=data"
+    --out runs/vlm
+    """
+
+    stage: Literal["1", "2"]
+    """Stage: 1 trains the projector on captions, 2 also the language model on conversations."""
+    data: str
+    """Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files with KEY.json and
+    KEY.jpg)."""
+    tower: str | None = None
+    """Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, diffclip:PATH and so on. With
+    --pretrained: that model's."""
+    language: str | None = None
+    """Language model: smollm2, a name on the Hugging Face hub, a directory of save_pretrained, or tiny (random weights,
+    to try out a pipeline). If not given: smollm2."""
+    pretrained: Path | None = None
+    """Directory of stage 1, from which stage 2 starts."""
+    preset: Literal["diffclip", "emoji"] = "diffclip"
+    """Recipe: DiffCLIP's, or a laptop's for emoji scenes."""
+    projector: Literal["linear", "mlp2x"] | None = None
+    """Kind of projector. If not given: linear."""
+    projector_start: Literal["default", "captions"] | None = None
+    """Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble the words of the
+    captions (linear projectors only). If not given: the preset's."""
+    text_first: Annotated[bool | None, Typed(flags=("--text-first/--no-text-first",))] = None
+    """Begin the first epoch of stage 2 with the conversations that have no image. If not given: the preset's."""
+    merge: int | None = Field(None, ge=1)
+    """Side of the squares of image tokens that become one position. If not given: the preset's."""
+    prompt: Literal["chat", "llava"] | None = None
+    """Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the tokenizer has a
+    template."""
+    lora: int | None = Field(None, ge=1)
+    """Rank of LoRA adapters: stage 2 trains them in place of the language model's weights."""
+    warmup: float | None = None
+    """Share of the steps with linear warm-up. If not given: 0.03."""
+    store: Literal["float32", "bfloat16"] = "float32"
+    """Type in which a language model that was trained is stored."""
+    shard: bool = False
+    """Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a language model that
+    does not fit one device. Implies --checkpointing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainVlmOptions":
+        if self.pretrained is not None:
+            self._refuse(_OF_STAGE_1, "--pretrained has one; leave out --{}")
+            if self.stage == "1":
+                raise UserError("pretrained: stage 1 starts from a tower; give --tower, or --stage 2")
+        elif self.tower is None:
+            raise UserError(
+                "tower: is missing; expected --tower, or --pretrained with a directory of stage 1"
+            )
+        if self.stage == "1":
+            self._refuse(("text_first", "lora"), "is of stage 2; leave out --{}, or use --stage 2")
+        return self
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name, value in self.chosen(*names).items():
+            option = name.replace("_", "-")
+            raise UserError(f"{option} {value}: {why.format(option)}")
+
 
 COMMANDS = {
     name: Command(
-        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.result:TrainingResult"
+        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
     )
     for name, options in (
         ("train", TrainOptions),

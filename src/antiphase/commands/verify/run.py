@@ -12,11 +12,8 @@ from antiphase.commands import find_command
 from antiphase.commands.audit.card import BY_HAND, RobustnessCard, card_of_run, read_card
 from antiphase.commands.audit.options import AttackOptions, AuditOptions
 from antiphase.commands.command import Answer, Refusal
-from antiphase.commands.live_objects import PREFIX
-from antiphase.commands.loading import check_code
-from antiphase.commands.result import read_result
-from antiphase.commands.run_folder import run_folder
-from antiphase.commands.verify.options import VerifyOptions
+from antiphase.commands.loading import PREFIX, check_code
+from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
 from antiphase.report.table import Field, Table
 from antiphase.terminal import console, say
@@ -79,65 +76,22 @@ def verify(card: str | Path, **options: Any) -> Verification:
 
     Args:
         card: ``card.json``, or the directory of the audit that wrote it.
-        **options: fields of :class:`~antiphase.commands.verify.options.VerifyOptions`.
+        **options: fields of :class:`~antiphase.commands.verify.VerifyOptions`.
 
     Raises:
         UserError: the card is damaged or was altered, or its audit cannot be repeated here.
     """
-    return verified(VerifyOptions(card=Path(card), **options))
-
-
-def verified(options: VerifyOptions) -> Verification:
-    """Do what ``antiphase verify`` does.
-
-    Raises:
-        UserError: as :func:`verify`.
-    """
-    from antiphase.commands.audit.run import fingerprints
-
-    card = read_card(options.card)
-    with contextlib.ExitStack() as stack:
-        temporary = (
-            None if options.out else stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphase-"))
-        )
-        out = options.out or Path(str(temporary)) / "run"
-        repeated = _repeated(card, options, out)
-        if reason := _other_inputs(card, *fingerprints(repeated)):
-            return Verification(card, reason)
-        kind = "attack" if card.command == "attack" else "audit"
-        stack.enter_context(run_folder(out, kind))
-        find_command(kind).function()(repeated, f"antiphase verify {options.card}")
-        result: Any = read_result(out, kind)
-        if options.out is not None:
-            result.write_report(out)
-        again = card_of_run(result)
-    assert again is not None
-    one, two = (dict(_numbers(made.content())) for made in (card, again))
-    differences = tuple(
-        Disagreement(place, one.get(place), two.get(place))
-        for place in dict.fromkeys([*one, *two])
-        if not _agree(place, one.get(place), two.get(place), options.tolerance / 100)
-    )
-    compared = sum(isinstance(value, float | int) and not isinstance(value, bool) for value in one.values())
-    here = {**again.versions, "hardware": again.hardware}
-    notes = tuple(
-        f"{name} {value} in the card, {here.get(name, 'none')} here"
-        for name, value in {**card.versions, "hardware": card.hardware}.items()
-        if here.get(name) != value
-    )
-    return Verification(card, "", differences, notes, compared)
+    return _verified(VerifyOptions(card=Path(card), **options))
 
 
 def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
-    verification = verified(options)
-    if verification.differences:
+    verification = _verified(options)
+    differences = [asdict(difference) for difference in verification.differences]
+    if differences:
         rows = tuple(
-            tuple(
-                Field(f"{value:.6g}" if isinstance(value, float) else str(value))
-                for value in asdict(row).values()
-            )
-            for row in verification.differences
+            tuple(Field(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row.values())
+            for row in differences
         )
         console().print(Table("differences", "", ("field", "card", "measured"), rows, "").console())
     for note in verification.notes if not verification.confirmed else ():
@@ -149,11 +103,42 @@ def answer(options: VerifyOptions, _: str) -> Answer:
         "confirmed": verification.confirmed,
         "reason": verification.reason,
         "numbers": verification.numbers,
-        "differences": [asdict(difference) for difference in verification.differences],
+        "differences": differences,
         "notes": list(verification.notes),
         "out": None if options.out is None else str(options.out),
     }
     return content if verification.confirmed else Refusal(content)
+
+
+def _verified(options: VerifyOptions) -> Verification:
+    from antiphase.commands.audit.run import fingerprints
+
+    card = read_card(options.card)
+    kind = "attack" if card.command == "attack" else "audit"
+    with contextlib.ExitStack() as stack:
+        out = options.out or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphase-")), "run"
+        )
+        repeated = _repeated(card, options, out)
+        if reason := _other_inputs(card, *fingerprints(repeated)):
+            return Verification(card, reason)
+        typed = f"antiphase verify {options.card}"
+        result: Any = find_command(kind).measure(repeated, typed, stored=options.out is not None)
+        again = card_of_run(result)
+    assert again is not None
+    one, two = (dict(_numbers(made.content())) for made in (card, again))
+    differences = tuple(
+        Disagreement(place, one.get(place), two.get(place))
+        for place in dict.fromkeys([*one, *two])
+        if not _agree(place, one.get(place), two.get(place), options.tolerance / 100)
+    )
+    there, here = ({**made.versions, "hardware": made.hardware} for made in (card, again))
+    notes = tuple(
+        f"{name} {value} in the card, {here.get(name, 'none')} here"
+        for name, value in there.items()
+        if here.get(name) != value
+    )
+    return Verification(card, "", differences, notes, sum(map(_is_number, one.values())))
 
 
 def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditOptions:
@@ -164,8 +149,7 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
     for spec in (*repeated.model, *repeated.against, repeated.data or ""):
         if spec.strip().startswith(PREFIX):
             raise UserError(
-                f"{name}: {spec} was an object of a Python session and cannot be loaded again; expected models and "
-                "data given by name"
+                f"{name}: {spec} was an object of a Python session; expected models and data given by name"
             )
     if repeated.questions:
         raise UserError(f"{name}: its options are of questions, which have no card")
@@ -201,9 +185,13 @@ def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _agree(place: str, one: Any, other: Any, tolerance: float) -> bool:
     """Return whether a field agrees; above a tolerance of 0, p-values are not compared."""
-    if isinstance(one, bool) or not (isinstance(one, int | float) and isinstance(other, int | float)):
+    if not (_is_number(one) and isinstance(other, int | float)):
         return one == other
     name = place.rpartition(".")[2]
     of_rates = name in _RATES and place.startswith(("models", "differences", "mean_differences"))

@@ -16,7 +16,7 @@ from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.models.checkpoints import State, as_config, load_into, read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip
-from antiphase.models.schemes.scheme import Scheme, Wanted, downloading
+from antiphase.models.schemes.scheme import Wanted, downloading, scheme
 from antiphase.models.transformer import attention_spec
 
 RELEASED_FILE = "checkpoint_best.pt"
@@ -73,10 +73,8 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
         elif f"{prefix}qkv.weight" not in state and f"{prefix}in_proj_weight" not in state:
             raise UserError(f"{source}: no attention under {prefix}*; {_LAYOUT}")
     if differential and lambda_init is None:
-        raise UserError(
-            f"{source}: λ_init missing, the file does not contain it; pass lambda_init=0.8 for a constant λ_init, or "
-            "lambda_init='depth' for DiffCLIP*"
-        )
+        fix = "pass lambda_init=0.8 for a constant λ_init, or lambda_init='depth' for DiffCLIP*"
+        raise UserError(f"{source}: λ_init missing, the file does not contain it; {fix}")
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
         sizes = tuple(state[name].shape) if name in state else ()
@@ -116,9 +114,7 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
         if all(name in left for name in theirs):
             parts = [left.pop(name) for name in theirs]
             if len(parts) > 1 and (len({part.shape for part in parts}) > 1 or not parts[0].ndim):
-                raise UserError(
-                    f"{source}: {', '.join(theirs)} have different shapes; the architecture does not match"
-                )
+                raise UserError(f"{source}: {', '.join(theirs)} have different shapes; {_LAYOUT}")
             mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mine | left
 
@@ -126,9 +122,7 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
 def to_released(model: CLIP) -> State:
     """Return a model's weights in the released layout, for the authors' own code; refuse what it cannot express."""
     if model.config is None or model.logit_bias is not None:
-        raise UserError(
-            "the released layout cannot store a logit bias; expected a model trained with the CLIP loss"
-        )
+        raise UserError("the released layout cannot store a logit bias; expected a model of the CLIP loss")
     state, released = model.state_dict(), State()
     for ours, theirs in _translation(model.config).items():
         parts = state[ours].chunk(len(theirs)) if len(theirs) > 1 else [state[ours]]
@@ -173,18 +167,18 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
             raise ValueError
         return float(value)
     except ValueError:
-        raise UserError(
-            f"{spec}: expected #lambda_init=0.8 (or another number) or #lambda_init=depth"
-        ) from None
+        raise UserError(f"{spec}: expected #lambda_init=0.8 (or another number), or =depth") from None
 
 
-def _load(wanted: Wanted) -> nn.Module:
+@scheme(
+    "diffclip:PATH#lambda_init=0.8",
+    "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
+)
+def _diffclip(wanted: Wanted) -> nn.Module:
     name, _, setting = wanted.name.partition("#")
     lambda_init = wanted.lambda_init
     if setting and lambda_init is not None:
-        raise UserError(
-            f"{wanted.spec}: lambda_init {shown(lambda_init)} is given twice; leave one of them out"
-        )
+        raise UserError(f"{wanted.spec}: lambda_init {shown(lambda_init)} is given twice; leave one out")
     lambda_init = read_lambda_init(wanted.spec, setting) if setting else lambda_init
     path = local_checkpoint(name)
     if path is None:
@@ -204,16 +198,7 @@ def _load(wanted: Wanted) -> nn.Module:
                 stacklevel=2,
             )
         elif lambda_init is not None:
-            raise UserError(
-                f"{name}: lambda_init {lambda_init}: both towers have standard attention, without λ; leave it out"
-            )
+            raise UserError(f"{name}: lambda_init {lambda_init}: no tower has a λ; leave it out")
     model = build_clip(config)
     load_into(model, from_released(state, config, str(path)), str(path))
     return wanted.loaded(model, name, image_shape=model.image_shape)
-
-
-DIFFCLIP = Scheme(
-    "diffclip:PATH#lambda_init=0.8",
-    "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
-    _load,
-)

@@ -28,10 +28,13 @@ from antiphase.models.preprocessing import (
     of_torchvision,
     one_side,
 )
-from antiphase.models.schemes.scheme import Scheme, Wanted, check_known, downloading, drawn_from, probe
+from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
 
-def _load_timm(wanted: Wanted) -> nn.Module:
+@scheme(
+    "timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", random=True
+)
+def _timm(wanted: Wanted) -> nn.Module:
     import timm  # seconds to import, and our own models do not need it
     from timm.data.config import resolve_data_config
 
@@ -57,7 +60,12 @@ def _load_timm(wanted: Wanted) -> nn.Module:
     return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag, others)
 
 
-def _load_torchvision(wanted: Wanted) -> nn.Module:
+@scheme(
+    "torchvision:NAME",
+    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
+    random=True,
+)
+def _torchvision(wanted: Wanted) -> nn.Module:
     from torchvision import models  # a second to import
 
     named, file = wanted.split()
@@ -100,9 +108,7 @@ def _made(
             with torch.device("meta"):
                 own = make().state_dict()
             state = read_state(file, own, sized=False)
-            head = [key for key, weight in own.items() if key.endswith(("weight", "bias")) and weight.ndim][
-                -1
-            ]
+            *_, head = (key for key, x in own.items() if key.endswith(("weight", "bias")) and x.ndim)
             first = next((key for key, weight in own.items() if weight.ndim == 4), "")
             place = next((key for key in own if key.endswith(positions)), "")
             if head in state and state[head].ndim:
@@ -110,10 +116,9 @@ def _made(
             if channels and first in state and state[first].ndim == 4:
                 sizes[channels] = state[first].shape[1]
             if place in state and first in own and state[place].shape != own[place].shape:
-                others = (
-                    own[place].shape[-2] - int(own[place].shape[-2] ** 0.5) ** 2
-                )  # tokens that are no patches
-                side = round(max(state[place].shape[-2] - others, 1) ** 0.5)
+                tokens, held = own[place].shape[-2], state[place].shape[-2]
+                others = tokens - int(tokens**0.5) ** 2  # that are no patches
+                side = round(max(held - others, 1) ** 0.5)
                 sizes[size] = side * own[first].shape[-1]
         model = make(**sizes)
         if file:
@@ -146,20 +151,6 @@ def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
 
     known = infer_imagenet_subset({"num_classes": num_classes})
     return tuple(ImageNetInfo(known).label_names()) if known else None
-
-
-TIMM = Scheme(
-    "timm:NAME",
-    "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE",
-    _load_timm,
-    random=True,
-)
-TORCHVISION = Scheme(
-    "torchvision:NAME",
-    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
-    _load_torchvision,
-    random=True,
-)
 
 
 class ForeignDual(nn.Module):
@@ -203,7 +194,8 @@ def quiet_logging(name: str | None = None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _load_open_clip(wanted: Wanted) -> nn.Module:
+@scheme("open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", random=True)
+def _open_clip(wanted: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
     spec, drawn = f"open_clip:{wanted.name}", wanted.random_weights
@@ -225,11 +217,6 @@ def _load_open_clip(wanted: Wanted) -> nn.Module:
     check_finite(model.state_dict(), spec)
     used = of_open_clip(model.visual.preprocess_cfg, spec)
     return wanted.loaded(OpenClip(model, tokenizer, used), wanted.name, used=used, tag="" if drawn else tag)
-
-
-OPEN_CLIP = Scheme(
-    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
-)
 
 
 FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
@@ -257,10 +244,7 @@ class HuggingFaceDual(ForeignDual):
         if isinstance(texts, Tensor):
             tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
         elif self.tokenizer is None:
-            raise UserError(
-                f"{type(self.model).__name__} was saved without its tokenizer; save it next to the weights with "
-                "tokenizer.save_pretrained"
-            )
+            raise UserError("saved without its tokenizer; save it with tokenizer.save_pretrained(FOLDER)")
         else:
             # siglip was trained on texts of full length without a mask
             padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
@@ -279,7 +263,12 @@ def import_extra(name: str, what: str) -> Any:
         raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
-def _load_transformers(wanted: Wanted) -> nn.Module:
+@scheme(
+    "hf:ORG/NAME",
+    "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY",
+    random=True,
+)
+def _hugging_face(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
     transformers = import_extra("transformers", spec)
     folder = Path(name).expanduser()
@@ -322,7 +311,7 @@ def _load_transformers(wanted: Wanted) -> nn.Module:
         return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
         raise UserError(
-            f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
+            f"{spec}: {type(model).__name__} is not supported; expected one such as CLIP or SigLIP"
         )
     return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used=used, doubts=doubts)
 
@@ -351,9 +340,9 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
     except Exception as error:  # of transformers, for any content
         if not exists and isinstance(error, OSError):
             return None
+        fix = f"expected an image processor of transformers {transformers.__version__}"
         raise UserError(
-            f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
-            f"of transformers {transformers.__version__}, as save_pretrained writes it"
+            f"{spec}: preprocessor_config.json cannot be used ({first_line(error)}); {fix}"
         ) from None
 
 
@@ -389,11 +378,3 @@ def quiet(transformers: Any) -> Iterator[None]:
         ours.set_verbosity(level)
         if bars:
             ours.enable_progress_bar()
-
-
-HUGGING_FACE = Scheme(
-    "hf:ORG/NAME",
-    "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY",
-    _load_transformers,
-    random=True,
-)

@@ -22,7 +22,7 @@ from torch import nn
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import digest
 from antiphase.models.checkpoints import check_finite, file_and_set, files_of, load_into, read_state
-from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, probe
+from antiphase.models.schemes.scheme import Wanted, drawn_from, probe, scheme
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.modules import device_of, differentiable, to_evaluation
 
@@ -44,10 +44,8 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     where, _, function = target.rpartition(":")
     spec = f"model {shown(f'python:{name}')}"
     if not where or not function:
-        raise UserError(
-            f"{spec}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as "
-            "python:model.py:build?depth=4,weights=best.pt"
-        )
+        form = "python:FILE_OR_MODULE:CALLABLE, such as python:model.py:build?depth=4,weights=best.pt"
+        raise UserError(f"{spec}: expected {form}")
     settings: dict[str, Any] = {}
     if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
         rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
@@ -78,7 +76,11 @@ def code_content(name: str) -> str:
     return digest(*parts)[:16] if parts else ""
 
 
-def _load(wanted: Wanted) -> nn.Module:
+@scheme(
+    "python:FILE:CALLABLE",
+    "your own model: what a function of a Python file or module returns; the file is executed",
+)
+def _python(wanted: Wanted) -> nn.Module:
     spec = wanted.spec
     where, function, settings = split_spec(wanted.name)
     is_file = where.endswith(".py")
@@ -102,10 +104,8 @@ def _load(wanted: Wanted) -> nn.Module:
         if is_dual_encoder(model):
             square: Any = getattr(model, "square", None)
             if square is None:
-                raise UserError(
-                    f"{spec}: a dual encoder needs an attribute square, such as antiphase.data.decoding.Square(224), "
-                    "which says how images are resized"
-                )
+                example = "antiphase.data.decoding.Square(224)"
+                raise UserError(f"{spec}: a dual encoder needs an attribute square, such as {example}")
             shape = (3, square.size, square.size)
             return wanted.loaded(model, name, image_shape=shape, code=code)
         stated: Any = getattr(model, "image_shape", None)
@@ -136,9 +136,7 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
     try:
         target = operator.attrgetter(path)(module)
     except AttributeError:
-        raise UserError(
-            f"{spec}: no {path!r} in {module.__name__}; expected the name of a function"
-        ) from None
+        raise UserError(f"{spec}: no {path!r} in {module.__name__}; expected a function's name") from None
     if not callable(target):
         raise UserError(
             f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
@@ -162,7 +160,7 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
+            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module that gives logits"
         )
     return model, weights
 
@@ -242,10 +240,3 @@ def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
         place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
         raise UserError(f"{what}: raised {type(error).__name__}: {first_line(error)}{place}") from error
-
-
-PYTHON = Scheme(
-    "python:FILE:CALLABLE",
-    "your own model: what a function of a Python file or module returns; the file is executed",
-    _load,
-)

@@ -48,14 +48,22 @@ class Wanted:
         return with_card(model, ModelCard(name, self.spec, attention_kind(model), seed, **facts))
 
 
+Loader = Callable[[Wanted], nn.Module]
+
+
 @dataclass(frozen=True)
 class Scheme:
     """A kind of specification, as registered in :data:`antiphase.registry.MODELS`."""
 
     form: str  # how it is written
     description: str  # in one line
-    load: Callable[[Wanted], nn.Module]  # returns the model with its card, in evaluation mode
+    load: Loader  # returns the model with its card, in evaluation mode
     random: bool = False  # whether it can build models with random weights
+
+
+def scheme(form: str, description: str, *, random: bool = False) -> Callable[[Loader], Scheme]:
+    """Make the scheme of a function that loads a model; the arguments are as in :class:`Scheme`."""
+    return lambda load: Scheme(form, description, load, random)
 
 
 @contextmanager
@@ -87,7 +95,6 @@ def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) ->
     """Run a classifier to find its shape of images, its number of logits, and whether it takes images of other sizes.
 
     If its own ``image_shape`` is None, the usual ones are tried, the smallest first.
-
     """
     errors: list[Exception] = []
     for shape in [image_shape] if image_shape else _shapes(model):
@@ -105,16 +112,11 @@ def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) ->
     errors = errors or [UserError(f"{spec}: no usual size of images has whole patches")]
     if odd := next((error for error in errors if isinstance(error, UserError)), None):
         raise odd
-    tried = (
-        f"shape {image_shape}"
-        if image_shape
-        else f"{_SIDES[0]}×{_SIDES[0]} to {_SIDES[-1]}×{_SIDES[-1]} pixels"
-    )
-    other = "if it takes images of another shape, give the model an attribute image_shape = (channels, height, width)"
-    raise UserError(
-        f"{spec}: fails on images of {tried} ({type(errors[0]).__name__}: {first_line(errors[0])}); "
-        f"{advice(model, torch.float32, errors[0]) or other}"
-    ) from errors[0]
+    tried = f"shape {image_shape}" if image_shape else f"{_SIDES[0]} to {_SIDES[-1]} pixels"
+    other = "for another shape give the model an attribute image_shape = (channels, height, width)"
+    why = f"{type(errors[0]).__name__}: {first_line(errors[0])}"
+    fix = advice(model, torch.float32, errors[0]) or other
+    raise UserError(f"{spec}: fails on images of {tried} ({why}); {fix}") from errors[0]
 
 
 def _shapes(model: nn.Module) -> Iterator[ImageShape]:
@@ -136,7 +138,5 @@ def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
         if output.is_floating_point() and output.ndim == 2 and len(output) == 2 and output.shape[1]:
             return output.shape[1]
         words = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
-    raise UserError(
-        f"{spec}: returns {words} for images of shape {(2, *shape)}; expected logits, a tensor of shape "
-        "(images, classes)"
-    )
+    fix = "expected logits, a tensor of shape (images, classes)"
+    raise UserError(f"{spec}: returns {words} for images of shape {(2, *shape)}; {fix}")

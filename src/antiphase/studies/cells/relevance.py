@@ -16,10 +16,10 @@ from antiphase.data.sources import EMOJI_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.models.zeroshot import as_dual_encoder
-from antiphase.progress import progress_bar
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
+from antiphase.terminal import progress_bar
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
 ROW_SCHEMA: dict[str, Any] = {"sample": pl.Int64, "text": pl.String, "kind": pl.String}

@@ -14,7 +14,6 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
@@ -36,6 +35,7 @@ from antiphase.sensitivity.interventions import (
 from antiphase.studies.cells.models import aside, image_content
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
+from antiphase.terminal import eps_label
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.recipe import Recipe
 

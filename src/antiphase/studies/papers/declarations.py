@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import polars as pl
 from jinja2 import Environment, StrictUndefined
 
-from antiphase.budgets import eps_label
 from antiphase.studies.claims import Check, Claim, each_data
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.terminal import eps_label
 
 Checks = Mapping[str, Sequence[Check] | Claim]
 """The checks of claims by name; a claim whose words depend on the rows comes whole."""

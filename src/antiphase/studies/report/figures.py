@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
-from antiphase.budgets import eps_label
 from antiphase.commands.look.figure import paint
 from antiphase.report.figure import STYLE, draw_radar, dress
 from antiphase.studies.figures import BY_SEED, Gallery, Panel, Picture, Plot
+from antiphase.terminal import eps_label
 
 _PLAIN_STYLE: Any = STYLE | {"text.parse_math": False, "axes.titlesize": 9.5, "axes.titlelocation": "left"}
 _MODELS = {

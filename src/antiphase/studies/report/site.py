@@ -13,7 +13,6 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from antiphase.files import write_text
-from antiphase.progress import duration
 from antiphase.report.figure import as_svg, inline_svg
 from antiphase.report.page import embedded, environment
 from antiphase.studies.claims import OWN, RULE
@@ -31,6 +30,7 @@ from antiphase.studies.report.tables import (
 )
 from antiphase.studies.report.words import PAPERS
 from antiphase.studies.results import Result
+from antiphase.terminal import duration
 
 _HALF = 6  # inches; wider figures get the full width of the page
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from antiphase.budgets import eps_label
 from antiphase.data.shards import TITLES
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
@@ -19,6 +18,7 @@ from antiphase.studies.papers.diffclip.bench import settings as bench_settings
 from antiphase.studies.papers.diffclip.released import models_in_words, released
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Cell, Profile, RowsByTable
+from antiphase.terminal import eps_label
 
 SHOWN = 6
 MAPS = {COMBINED: "{}", POSITIVE: "{}, A1 alone", NEGATIVE: "{}, A2 alone"}

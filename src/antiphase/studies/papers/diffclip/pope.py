@@ -6,7 +6,6 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.budgets import eps_label
 from antiphase.data.shards import TITLES
 from antiphase.studies.cells import AttackAnswers, Evaluate, Given, TrainClip, TrainVlm
 from antiphase.studies.claims import Check
@@ -27,6 +26,7 @@ from antiphase.studies.papers.diffclip.paper_tables import (
 )
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Profile, RowsByTable
+from antiphase.terminal import eps_label
 from antiphase.vlm.model import Style
 from antiphase.vlm.pope import ALL, SAMPLINGS, answer_rates, pope_values
 

@@ -4,7 +4,6 @@ from functools import partial
 
 import polars as pl
 
-from antiphase.budgets import eps_label
 from antiphase.studies import figures
 from antiphase.studies.claims import Check, apart, higher
 from antiphase.studies.estimation import ASR, CORRECT, estimates, peak, trend
@@ -13,6 +12,7 @@ from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, all_cells, bench, vit_study
 from antiphase.studies.spec import Cell, Profile, RowsByTable
+from antiphase.terminal import eps_label
 
 LAMBDAS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95)
 WIDTHS = (8, 4, 2)

@@ -8,7 +8,6 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.budgets import eps_label
 from antiphase.sensitivity.depth import crossover
 from antiphase.sensitivity.layer_estimates import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
 from antiphase.sensitivity.theory import estimated_radius
@@ -21,6 +20,7 @@ from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import PAPER, all_cells, bench, twins, vit_study
 from antiphase.studies.papers.robustness.layer_sensitivity import PERTURBATIONS
 from antiphase.studies.spec import Cell, Profile, RowsByTable
+from antiphase.terminal import eps_label
 
 ALPHA, KEPT, LIPSCHITZ, BOUND, OBSERVED = QUANTITIES = ("ᾱ", "signal kept", "L̄", "ᾱ·L̄", "observed")
 VALUE = pl.col("value")

@@ -1,52 +1,69 @@
-"""A run read back: the command and the options that it was made with, and whether another one has its numbers."""
+"""``antiphase rerun``: a run repeated with the options that it stored, and compared with its repetition."""
 
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Annotated, Any
 
 from antiphase.commands import COMMANDS, find_command
-from antiphase.commands.command import Answer
+from antiphase.commands.command import Answer, Command
 from antiphase.commands.loading import check_code
-from antiphase.commands.rerun import RerunOptions
+from antiphase.commands.options import Directory, Options, Quiet, Typed
 from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError, shown
-from antiphase.reading import read_json, read_json_lines, read_rows
+from antiphase.files import read_json, read_json_lines, read_rows
 from antiphase.terminal import say
 
-RECORD = "run.json"
+if TYPE_CHECKING:
+    import polars as pl
+
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
 _FINISHED = "expected the directory of a finished run"
-
-
-_AS = {"quickstart": "audit"}  # a quickstart stores the options of its audit
 _GONE = ("write_adapter",)  # options of before
+
+
+class RerunOptions(Options):
+    """Repeat a run with the options that it stored, and say whether the numbers are equal.
+
+    The repetition goes to a directory of its own. Rows and weights have to be the same to the last bit, which holds
+    on one machine with the same versions; on another the last digits may differ.
+
+    **Examples**
+
+    antiphase rerun antiphase-audit
+
+    antiphase rerun runs/diffvit --out runs/diffvit-again --json
+    """
+
+    run: Annotated[Directory, Typed(argument=True)]
+    """Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."""
+    out: Directory | None = None
+    """Directory of the repetition. If not given: the name of the run with -again after it."""
+    run_code: bool = False
+    """Run the code of python: models that the run names. Read it first."""
+    quiet: Quiet = False
 
 
 def answer(options: RerunOptions, typed: str) -> Answer:
     """Repeat the run, say file by file whether its numbers are equal, and return that."""
+    run = f"run {shown(str(options.run))}"
     name, stored = recorded(options.run)
-    name = _AS.get(name, name)
+    name = "audit" if name == "quickstart" else name  # it stores the options of its audit
     repeatable = [
         each for each in COMMANDS if each not in ("quickstart", "look", "study") and find_command(each).result
     ]
     if name not in repeatable:
-        raise UserError(
-            f"run {shown(str(options.run))}: of antiphase {name}; expected a run of {', '.join(repeatable)}"
-        )
+        raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
     out = options.out or options.run.with_name(f"{options.run.name}-again")
-    if (out / RECORD).exists():
+    if (out / "run.json").exists():
         raise UserError(f"out {shown(str(out))}: holds a finished run; give a new directory with --out")
     stored |= {"out": str(out), "quiet": options.quiet}
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
     command = find_command(name)
     repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
-    check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
-    with command.reporting(repeated) as report:
-        report(command.function()(repeated, typed))
+    check_code(repeated, options.run_code, run)
+    command.answer(repeated, typed)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
@@ -58,17 +75,13 @@ def answer(options: RerunOptions, typed: str) -> Answer:
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the command that made a run and its options.
-
-    Raises:
-        UserError: the directory holds no finished run that says with which options it was made.
-    """
+    """Return the command that made a run and its options."""
     try:
-        options, command = read_json(run / RECORD).get("options"), held_by(run)
+        options, command = read_json(run / "run.json").get("options"), held_by(run)
     except UserError:
         options = command = None
     if not isinstance(options, dict) or command is None:
-        raise UserError(f"run {shown(str(run))}: no {RECORD} with options in it; {_FINISHED}")
+        raise UserError(f"run {shown(str(run))}: no run.json with options in it; {_FINISHED}")
     if options.pop("independent", False):  # the name of nested="off" in runs stored before November 2026
         options["nested"] = "off"
     return command, options
@@ -83,23 +96,26 @@ def compared(run: Path, again: Path) -> list[dict[str, Any]]:
         for each file ``file`` and ``equal``; where rows differ, ``columns`` with the number of rows that differ and
         the largest difference of each.
     """
+    import polars as pl
+
+    def rows(path: Path) -> pl.DataFrame:
+        if path.name != _METRICS:
+            return read_rows(path, _FINISHED)
+        return pl.DataFrame(read_json_lines(path, _FINISHED)).drop(_SPEED, strict=False)
+
     files = []
-    for one in sorted(run.glob("*.parquet")):
-        again_too = (again / one.name).is_file()
-        rows = [read_rows(folder / one.name, _FINISHED) for folder in (run, again)] if again_too else []
-        files.append({"file": one.name} | (_difference(*rows) if rows else {"equal": False, "columns": {}}))
-    if (run / _METRICS).is_file():
-        metrics = (pl.DataFrame(read_json_lines(folder / _METRICS, _FINISHED)) for folder in (run, again))
-        files.append(
-            {"file": _METRICS} | _difference(*(frame.drop(_SPEED, strict=False) for frame in metrics))
-        )
-    if (run / _WEIGHTS).is_file():
-        one, other = ((folder / _WEIGHTS).read_bytes() for folder in (run, again))
-        files.append({"file": _WEIGHTS, "equal": one == other, "columns": {}})
+    for path in filter(Path.is_file, (*sorted(run.glob("*.parquet")), run / _METRICS, run / _WEIGHTS)):
+        pair = (path, again / path.name)
+        about: dict[str, Any] = {"file": path.name, "equal": False, "columns": {}}
+        if path.name == _WEIGHTS:
+            about["equal"] = path.read_bytes() == pair[1].read_bytes()
+        elif pair[1].is_file():
+            about |= _difference(*map(rows, pair))
+        files.append(about)
     return files
 
 
-def _difference(one: pl.DataFrame, other: pl.DataFrame) -> dict[str, Any]:
+def _difference(one: "pl.DataFrame", other: "pl.DataFrame") -> dict[str, Any]:
     about: dict[str, Any] = {"equal": False, "columns": {}, "rows": [len(one), len(other)]}
     if one.schema != other.schema or len(one) != len(other):
         return about
@@ -108,6 +124,9 @@ def _difference(one: pl.DataFrame, other: pl.DataFrame) -> dict[str, Any]:
         if count:
             apart = None
             if kind.is_numeric():
-                apart = (one[column].cast(pl.Float64) - other[column].cast(pl.Float64)).abs().max()
+                apart = (one[column].cast(float) - other[column].cast(float)).abs().max()
             about["columns"][column] = {"rows": count, "largest_difference": apart}
     return about | {"equal": not about["columns"]}
+
+
+COMMAND = Command("rerun", RerunOptions, answer)

@@ -1,12 +1,15 @@
-"""The options of ``antiphase export``."""
+"""``antiphase export``: a model as safetensors, or on the hub."""
 
+from contextlib import nullcontext
 from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from antiphase.commands.fields import Directory
-from antiphase.commands.options import Options, Typed
+from antiphase.commands.command import Command
+from antiphase.commands.options import Directory, Options, Typed
+from antiphase.commands.run_folder import run_folder
 from antiphase.errors import UserError
+from antiphase.terminal import say
 
 
 class ExportOptions(Options):
@@ -39,3 +42,21 @@ class ExportOptions(Options):
         if self.push is None and self.public:
             raise UserError("--public: is of a new repository; give --push USER/NAME or leave it out")
         return self
+
+
+def answer(options: ExportOptions, _: str) -> dict[str, str]:
+    """Write the model to every place that the options name, and return the places."""
+    from antiphase.models import load_model, push, write_model
+
+    with run_folder(options.out, "export") if options.out else nullcontext():
+        model = load_model(options.model)
+        places = {}
+        if options.out is not None:
+            places["out"] = str(write_model(model, options.out, layout=options.layout))
+        if options.push is not None:
+            places["pushed"] = str(push(model, options.push, private=not options.public))
+        say(*places.values(), sep="\n")
+        return places
+
+
+COMMAND = Command("export", ExportOptions, answer)
