@@ -20,9 +20,9 @@ from rounds import provenance
 from antiphase.data.emoji import GROUPS, concept_of, emoji_pairs
 from antiphase.data.images import ArrayPairs
 from antiphase.evaluation.retrieval import ranks
-from antiphase.heap import keep_freed_memory
 from antiphase.models.clip import CLIP
 from antiphase.models.zeroshot import zero_shot_classifier
+from antiphase.processes import keep_freed_memory
 from antiphase.streams import key
 from antiphase.training.contrastive import train_clip
 from antiphase.training.recipe import make_clip_recipe

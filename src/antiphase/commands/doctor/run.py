@@ -22,7 +22,7 @@ from antiphase.commands.command import Answer
 from antiphase.commands.doctor import DoctorOptions
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
-from antiphase.data.emoji import ICON_SETS, NOTO_FONT, icon_archive
+from antiphase.data.emoji import NOTO_FONT
 from antiphase.data.folders import data_root
 from antiphase.data.sources import EMOJI_SETS, load_pairs
 from antiphase.errors import UserError, one_line
