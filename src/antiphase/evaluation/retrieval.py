@@ -1,5 +1,6 @@
 """Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
+from functools import partial
 from typing import Annotated
 
 import polars as pl
@@ -97,16 +98,10 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
     images = rows["group"].n_unique()
-    several = images < len(rows)
-    return [  # several captions of an image have a chance slightly below k / images
-        Metric(
-            setting,
-            f"R@{k}",
-            observed(rows, pl.col("rank") < k),
-            clustered=several,
-            chance=min(1.0, k / images),
-        )
-        for k in (1, 5, 10)
+    metric = partial(Metric, setting, clustered=images < len(rows))
+    # several captions of an image have a chance slightly below k / images
+    return [
+        metric(f"R@{k}", observed(rows, pl.col("rank") < k), chance=min(1.0, k / images)) for k in (1, 5, 10)
     ]
 
 

@@ -292,12 +292,4 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
         if (row["task"], row["metric"]) == ("zero-shot", "top-1")
     ]
     classes = {row["model"]: len(tests[row["data"]].class_names) for row in rows}
-    return [
-        *(not_above_chance(pl.DataFrame(rows, infer_schema_length=None), classes) if rows else []),
-        *(
-            f"{row['model']}: accuracy {100 * row['value']:.1f} % is not above that of always naming the largest "
-            f"class, {100 * row['constant']:.1f} %: read the mean over the classes"
-            for row in rows
-            if row["chance"] < row["low"] <= row["constant"]
-        ),
-    ]
+    return not_above_chance(pl.DataFrame(rows, infer_schema_length=None), classes) if rows else []

@@ -40,25 +40,14 @@ def model_table(
     digits: int = 1,
     level: pl.DataFrame | None = None,
 ) -> list[Table]:
-    """Return a table with models down and data sets across, the paper's numbers beside ours.
-
-    Args:
-        level: what answers without a model reach, from :func:`levels`, shown below the models.
-    """
-    row = (
-        pl.when(pl.col("pretraining") == "")
-        .then("series")
-        .otherwise(pl.format("{}, {}", "series", "pretraining"))
-    )
+    """Return a table with models down, then :func:`levels`, and data sets across, the paper's numbers beside ours."""
+    row = pl.coalesce(pl.format("{}, {}", "series", "pretraining"), "series")
     if level is not None:
-        whole = level.group_by("task", "series", maintain_order=True).agg(
-            pl.mean("value"), data=pl.lit(AVERAGE)
-        )
-        both = pl.concat([level, whole], how="diagonal_relaxed")
-        shown = both.join(means.select("task", "data").unique(), on=["task", "data"], maintain_order="left")
-        absent = [pl.lit(None, means.schema[name]).alias(name) for name in ("low", "high", "seeds", BY_SEED)]
-        blank = shown.with_columns(*absent, n=pl.lit(0, means.schema["n"]), pretraining=pl.lit(""))
-        means = pl.concat([means, blank.select(means.columns)])
+        several = level.group_by("task", "series", maintain_order=True)
+        whole = several.agg(pl.mean("value"), data=pl.lit(AVERAGE))
+        level = pl.concat([level, whole], how="diagonal").with_columns(n=pl.lit(0, pl.Int64))
+        shown = level.join(means.select("task", "data").unique(), on=["task", "data"], maintain_order="left")
+        means = pl.concat([means, shown], how="diagonal")
     style = {"index": "model, trained on", "digits": digits}
     return tables(means, title, name, row, column, paper=paper, **style)
 
@@ -109,26 +98,17 @@ LEVELS = {"constant answer": "constant", "chance": "chance"}
 
 
 def levels(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return what the best constant answer and answers at random reach, where that is known.
-
-    Returns:
-        Columns ``task`` as in :func:`observations`, ``data``, ``series`` (of ``LEVELS``) and ``value``.
-    """
-    found: list[tuple[str, str, str, float]] = []
+    """Return what a constant answer and answers at random reach: ``task``, ``data``, ``series`` and ``value``."""
+    found: list[tuple[str, str, str, float | None]] = []
     for (task, data), block in rows.group_by("task", "data", maintain_order=True):
-        stands_for = find_task(str(task)).stands_for
-        settings: list[str] = []
-        for metric in task_metrics(str(task), block):
-            if not stands_for(str(data), metric.name):
-                continue
-            settings.append(metric.setting)
-            named = f"{task}, {metric.setting}" if len(settings) > 1 else str(task)
+        metrics = task_metrics(str(task), block)
+        shown = [metric for metric in metrics if find_task(str(task)).stands_for(str(data), metric.name)]
+        for metric in shown:
+            named = str(task) if metric is shown[0] else f"{task}, {metric.setting}"
             own = f"{metric.setting} retrieval" if task == "retrieval" else named
-            values = {words: getattr(metric, level) for words, level in LEVELS.items()}
-            found += [(own, str(data), words, value) for words, value in values.items() if value is not None]
-    return pl.DataFrame(
-        found, dict.fromkeys(("task", "data", "series"), pl.String) | {"value": pl.Float64}, orient="row"
-    )
+            found += [(own, str(data), words, getattr(metric, level)) for words, level in LEVELS.items()]
+    schema: dict[str, Any] = dict.fromkeys(("task", "data", "series"), pl.String)
+    return pl.DataFrame(found, schema | {"value": pl.Float64}, orient="row").drop_nulls()
 
 
 _MODEL = ["pretraining", "series", SEED]
