@@ -11,7 +11,9 @@ from antiphase.cli.app import app
 
 def command_pages() -> Iterator[tuple[str, str, str]]:
     """Yield (title, path in the site, Markdown) of each page."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    for name in group.commands:
+        command = group.get_command(None, name)
         lines = _described(f"antiphase {name}", command, 1)
         for below, inner in getattr(command, "commands", {}).items():
             lines += _described(f"antiphase {name} {below}", inner, 2)

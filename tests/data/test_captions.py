@@ -251,8 +251,8 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
             "image,caption\nhttps://host/b.png,x\n",
             "images are URLs, such as https://.*: download them with img2d",
         ),
-        ("image,caption\na.png, \n", r"\(train\): no pairs found"),
-        ("image,caption,split\na.png,x,\n", r"\(train\): no pairs found"),
+        ("image,caption\na.png, \n", r"\(train\): no pairs"),
+        ("image,caption,split\na.png,x,\n", r"\(train\): no pairs"),
         ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "line 2 of .* is no row of a table .*field limit"),
     ],
 )
@@ -291,8 +291,8 @@ def test_a_quote_amid_a_cell_is_a_character(table):
 
 
 def test_a_table_that_is_absent_or_no_text_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*absent\.csv \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"absent\.csv: cannot be read \(No such file or directory\)"):
         csv_pairs(tmp_path / "absent.csv", "train")
     (tmp_path / "bad.csv").write_bytes(b"image,caption\na.png,\xff\n")
-    with pytest.raises(UserError, match=r"cannot read .*utf-8.*: give a table in UTF-8"):
+    with pytest.raises(UserError, match=r"cannot be read .*utf-8.*; give a table in UTF-8"):
         csv_pairs(tmp_path / "bad.csv", "train")

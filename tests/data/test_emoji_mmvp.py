@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from antiphase.data import load_pairs
+from antiphase.data.decoding import decode_whole
 from antiphase.data.folders import data_root
 from antiphase.data.mmvp import emoji_mmvp, load_mmvp
 
@@ -35,7 +36,7 @@ def test_pairs_differ_in_one_thing_and_none_was_trained_on(made):
         assert changes[pattern](one) == two != one
         assert not {one, two} & trained
     assert len({statement for two in pairs.statements[:15] for statement in two}) == 30
-    assert pairs.pixels(0, 1).shape == (3, 64, 64)
+    assert decode_whole(pairs.root / pairs.files[0][1]).shape == (3, 64, 64)
 
 
 def test_the_set_is_in_mmvps_own_format_and_made_once(made):

@@ -8,7 +8,7 @@ from open_clip import IMAGENET_CLASSNAMES
 from timm.data import ImageNetInfo
 
 from antiphase.data import load_data
-from antiphase.data.image_sets import class_words, variant_wnids
+from antiphase.data.image_sets import class_words, published_wnids
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:imagenet-.* were published")
@@ -26,7 +26,7 @@ CLASSES = {"imagenet-v2": 1000, "imagenet-a": 200, "imagenet-r": 200, "imagenet-
 
 
 def folder_names(name):
-    return [str(k) for k in range(1000)] if name == "imagenet-v2" else list(variant_wnids(name))
+    return [str(k) for k in range(1000)] if name == "imagenet-v2" else list(published_wnids(name))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_shifted_set_has_the_classes_of_imagenet_that_it_is_of(write, tmp_path
     assert made.labels.tolist() == made.ids.tolist() == list(range(CLASSES[name]))
     # the file of label k lies in the folder of class k: as text, folder 10 would come before 2
     assert made.files == tuple(f"{entry}/of_{entry}.jpg" for entry in folder_names(name))
-    numbers = _places(variant_wnids(name))
+    numbers = _places(published_wnids(name))
     assert made.class_names == tuple(IMAGENET_CLASSNAMES[number] for number in numbers)
     assert made.images([CLASSES[name] - 1]).shape == (1, 3, 17, 17)
     assert (
@@ -83,15 +83,15 @@ def _places(wnids):
 
 @pytest.mark.parametrize(("letter", "golden"), [("a", "1b241a7a5dd97991"), ("r", "becd1bb8e8059908")])
 def test_the_200_classes_are_those_of_the_authors(letter, golden):
-    numbers = _places(variant_wnids(f"imagenet-{letter}"))
+    numbers = _places(published_wnids(f"imagenet-{letter}"))
     assert (len(numbers), numbers) == (200, tuple(sorted(numbers)))
     assert hashlib.sha256(" ".join(map(str, numbers)).encode()).hexdigest()[:16] == golden
 
 
 def test_the_other_variants_have_all_classes_in_order_of_wnid():
     for name in ("imagenet-v2", "imagenet-sketch"):
-        assert _places(variant_wnids(name)) == tuple(range(1000))
-    assert list(variant_wnids("imagenet-v2")) == sorted(variant_wnids("imagenet-v2"))
+        assert _places(published_wnids(name)) == tuple(range(1000))
+    assert list(published_wnids("imagenet-v2")) == sorted(published_wnids("imagenet-v2"))
 
 
 PAGES = {

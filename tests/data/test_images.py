@@ -269,7 +269,7 @@ def test_pixels_outside_0_and_1_are_refused(bad):
 def test_a_label_without_a_class_is_refused(bad):
     labels = torch.arange(COUNT) % 3
     labels[5] = bad
-    with pytest.raises(UserError, match=rf"made \(test\): label {bad}: expected 0 to 2"):
+    with pytest.raises(UserError, match=rf"made: label {bad}: expected 0 to 2"):
         array_images(labels=labels)
 
 

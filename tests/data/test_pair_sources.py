@@ -119,7 +119,7 @@ def test_paths_may_begin_at_home(data, monkeypatch):
     ("name", "line"),
     [
         ("cocos", "unknown source of pairs 'cocos': expected one of openmoji, noto-emoji, "),
-        ("csv:PATH:", "cannot read PATH:"),
+        ("csv:PATH:", "PATH:: cannot be read"),
         ("csv:", "unknown source of pairs 'csv:'"),
         ("", "unknown source of pairs '': expected one of"),
     ],
@@ -146,7 +146,7 @@ def test_an_unknown_source_of_pairs_is_one_line_with_the_nearest_names(name, lin
         ),
         ("coco", {"split": "dev"}, "coco has no split 'dev'"),
         ("coco", {"root": Path("absent")}, "not found in absent or absent/coco"),
-        ("csv:absent.csv", {}, "cannot read absent.csv"),
+        ("csv:absent.csv", {}, "absent.csv: cannot be read"),
         ("karpathy:absent.json", {}, "absent.json: cannot be read"),
     ],
 )

@@ -115,9 +115,9 @@ def test_an_unknown_split_is_one_line_with_the_choices(name, split, choices):
         ({"seed": -1}, "seed -1: expected an integer from 0"),
         (
             {"image_size": 32},
-            r"digits has images of shape \(1, 8, 8\), not \(1, 32, 32\), and arrays are not resized",
+            r"digits has images of \(1, 8, 8\), not \(1, 32, 32\), and arrays are not resized",
         ),
-        ({"channels": 3}, r"digits has images of shape \(1, 8, 8\), not \(3, 8, 8\), and arrays"),
+        ({"channels": 3}, r"digits has images of \(1, 8, 8\), not \(3, 8, 8\), and arrays"),
         ({"num_classes": 1000}, "digits has 10 classes, not 1000"),
     ],
 )

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from antiphase.data import image_sets, load_data
-from antiphase.data.image_sets import specimen_images, specimens
+from antiphase.data.image_sets import specimens
 from antiphase.errors import UserError
 from tests import needs
 from tests.data.specimen_file import make_specimen_images
@@ -38,7 +38,7 @@ def test_the_specimens_are_the_real_test_images_at_their_ids():
 @needs.fashion_mnist
 def test_the_packaged_file_is_what_the_function_makes(tmp_path):
     make_specimen_images(tmp_path / "made.png")
-    assert specimen_images(tmp_path / "made.png").fingerprint() == specimens().fingerprint()
+    assert specimens(tmp_path / "made.png").fingerprint() == specimens().fingerprint()
 
 
 def test_the_file_is_small_and_its_licence_is_beside_it():
@@ -55,7 +55,7 @@ def test_made_from_any_test_set_the_file_gives_back_its_pixels_labels_and_ids(
     monkeypatch.setattr(image_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     images, labels = write_fashion_mnist(tmp_path, count=101)
     make_specimen_images(tmp_path / "out" / "made.png", per_class=3)
-    made = specimen_images(tmp_path / "out" / "made.png")
+    made = specimens(tmp_path / "out" / "made.png")
     assert made.labels.bincount().tolist() == [3] * 10
     assert np.array_equal(made.labels, labels[made.ids])
     assert np.array_equal(made.images(range(30))[:, 0] * 255, torch.from_numpy(images)[made.ids])
@@ -67,4 +67,4 @@ def test_a_damaged_file_is_one_line(tmp_path):
     Image.new("L", (28, 28)).save(tmp_path / "plain.png")
     for name in ("cut.png", "plain.png", "absent.png"):
         with pytest.raises(UserError, match=f"{name} is not a valid file of specimen images"):
-            specimen_images(tmp_path / name)
+            specimens(tmp_path / name)

@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.evaluation import zero_shot
-from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, classification_rows
 from antiphase.evaluation.mmvp import answer_rows
-from antiphase.evaluation.retrieval import ranks, retrieval_rows
+from antiphase.evaluation.retrieval import encoder_numbers, ranks, retrieval_rows
 from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models import clip, zero_shot_classifier
 from tests.training.tiny_pairs import TINY, tiny_pairs
@@ -73,7 +72,7 @@ def test_episodes_and_answers_have_scores():
 
 
 def test_the_numbers_of_a_training_log_are_those_of_the_model(monkeypatch):
-    monkeypatch.setattr("antiphase.evaluation.encoders._BATCH_SIZE", 3)
+    monkeypatch.setattr("antiphase.evaluation.retrieval._BATCH_SIZE", 3)
     model, pairs = clip(**TINY).eval(), tiny_pairs(7, side=16)
     found = encoder_numbers(model, pairs, captions="first")
     with torch.no_grad():

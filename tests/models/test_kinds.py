@@ -6,9 +6,13 @@ import torch
 from timm.layers import Attention, DiffAttention
 from torch import nn
 
+from antiphase.attention.modules import NormedAttention
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, mean_lambdas, vit
 from antiphase.models.card import attention_kind, card_of
+from antiphase.models.transformer import AttentionSpec
+from antiphase.models.vit import build, configure
+from antiphase.registry import ATTENTION
 from antiphase.sensitivity import attention_maps
 
 TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 1, "num_heads": 4, "num_classes": 5}
@@ -41,6 +45,13 @@ class Overriding(Attention):
         return 2 * super().forward(x)
 
 
+class Averaging(nn.Module):
+    """Every token is replaced by the mean; nothing in its class or its parts looks like attention."""
+
+    def forward(self, x, mask=None):
+        return x.mean(1, keepdim=True).expand_as(x)
+
+
 def block(part):
     return nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.LayerNorm(6), part))
 
@@ -68,6 +79,19 @@ KINDS = {
 def test_the_kind_is_read_off_the_modules(name):
     build, expected = KINDS[name]
     assert attention_kind(build()) == expected
+
+
+@pytest.mark.parametrize("differential", [False, True])
+def test_a_registered_attention_of_no_known_class_has_the_kind_that_is_registered(monkeypatch, differential):
+    spec = AttentionSpec("mean", differential, lambda config, layer: Averaging())
+    monkeypatch.setitem(ATTENTION, "mean", spec)
+    assert attention_kind(build(configure("mean", 6, TINY))) == (
+        "differential" if differential else "softmax"
+    )
+
+
+def test_attention_with_norm_and_factor_is_standard():
+    assert attention_kind(NormedAttention(6, 2)) == "softmax"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention.lambdas import depth_scheduled
+from antiphase.errors import UserError
 from antiphase.models import card as kinds
+from antiphase.models import clip
 from antiphase.models.card import layer_lambdas, mean_lambdas
 from antiphase.models.vit import diffvit, vit
+from antiphase.registry import SCHEDULES
 
 TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 3, "num_heads": 4, "num_classes": 5}
 
@@ -63,3 +66,14 @@ def test_the_lambda_of_another_librarys_layer_is_one_line(monkeypatch):
     monkeypatch.setitem(kinds._KNOWN, f"{__name__}.Foreign", "differential")
     assert mean_lambdas(model) == pytest.approx([0.2, 0.5])
     assert not any(lam.requires_grad for lam in layer_lambdas(model))
+
+
+def test_a_schedule_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "halved", lambda lambda_init: lambda layer: lambda_init / 2**layer)
+    model = diffvit(6, parameterisation="fixed", lambda_schedule="halved", lambda_init=0.4, **TINY)
+    assert mean_lambdas(model) == pytest.approx([0.4, 0.2, 0.1])
+    assert [block.attn.scale for block in model.blocks] == pytest.approx([0.6, 0.8, 0.9])
+    with pytest.raises(UserError, match="lambda_schedule 'rising': expected one of constant, depth, halved"):
+        diffvit(6, lambda_schedule="rising", **TINY)
+    with pytest.raises(UserError, match="schedule 'rising': expected one of constant, depth, halved"):
+        clip("small", schedule="rising")

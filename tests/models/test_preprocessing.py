@@ -377,7 +377,7 @@ def test_images_that_are_not_square_are_the_models_and_never_the_datas_fault(tmp
     )
     model = load_model(f"python:{tmp_path / 'wide.py'}:Wide")
     assert size_for([model]) == (None, 3)
-    with pytest.raises(UserError, match="takes 8×12 pixels, pictures are square; give arrays"):
+    with pytest.raises(UserError, match="takes images of 8×12 pixels, not square; give npz:FILE"):
         square_of(model)
     assert card_of(model).image_shape == (3, 8, 12)
     arguments = [

@@ -98,6 +98,7 @@ def test_shards_need_not_be_there_to_be_planned():
         "series": "DiffCLIP",
         "trained_on": CC12M,
         "depth": 12,
+        "dim": 768,
         "lambda_init": 0.8,
         "train_eps": 0.0,
         "lambda_schedule": "constant",
@@ -253,7 +254,7 @@ def test_an_evaluation_is_identified_by_its_model_task_data_and_protocol(twins):
     ("fields", "words"),
     [
         ({"task": "probing"}, "task 'probing': expected one of retrieval"),
-        ({"protocol": {"rounds": 3}}, "protocol 'rounds': expected some of templates"),
+        ({"protocol": {"rounds": 3}}, "protocol 'rounds': expected some of captions"),
         (
             {"task": "retrieval", "data": "digits"},
             "retrieval on digits: not possible with these data; expected one of zero-shot",

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as v2
 
 from antiphase.data.shards import open_shards
 from antiphase.errors import UserError
-from antiphase.evaluation.encoders import encoder_numbers
+from antiphase.evaluation.retrieval import encoder_numbers
 from antiphase.models import load_model
 from antiphase.models.clip import build_clip
 from antiphase.streams import key, sample_keys, uniform

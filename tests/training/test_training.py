@@ -85,7 +85,7 @@ def test_two_processes_train_the_weights_of_one(tmp_path, run_cli):
 
 def test_the_log_holds_accuracy_and_lambda_and_the_model_learns(tmp_path, digits):
     some = digits[0].subset(800)
-    plan = make_recipe("diffvit", some, {}, data="digits", epochs=12, learning_rate=3e-3, batch_size=32)
+    plan = make_recipe("diffvit", some, {}, data="digits", epochs=20, learning_rate=3e-3, batch_size=32)
     few = digits[1].subset(100)
     log = train_classifier(plan, some, few, tmp_path, progress=False)
     assert log[-1]["accuracy"] > 0.7

@@ -126,7 +126,7 @@ def test_mistakes_are_told_in_one_line():
         ),
         (
             lambda: YesNo(vlm, QUESTION)(images, torch.tensor([0, -1])),
-            r"which \[0, -1\]: expected an int64 from 0 to 0 for each",
+            r"which \[0, -1\]: expected int64 from 0 to 0 for each",
         ),
         (lambda: vlm.prompt.first_ids(QUESTION, ("this", "this")), "they begin with the same token"),
         (lambda: Projector("linear", 12, 16, 24, 3), "merge 3: expected a divisor of 4"),

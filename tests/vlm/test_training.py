@@ -309,7 +309,7 @@ def test_a_conversation_that_is_cut_before_its_answer_counts_for_nothing():
     nothing = [prepare(vlm, long, 2, 40)]
     loss = accumulate(SummedLoss(vlm), nothing, Accelerator(cpu=True), precision="float32", part=1)
     assert loss.item() == vlm.projector.layers[0].weight.grad.abs().max().item() == 0
-    with pytest.raises(UserError, match="max_length 4: expected more, an image takes 4 positions"):
+    with pytest.raises(UserError, match="max_length 4: an image alone takes 4 positions"):
         prepare(vlm, long, 2, 4)
 
 

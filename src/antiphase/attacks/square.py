@@ -89,7 +89,8 @@ def square(
     """
     threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
-    run |= {"precision": "float32"}
+    if run.get("precision") == "bf16":
+        run["precision"] = "float32"
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
     return run_search(model, images, labels, threat, search, run, budgets)
 

@@ -1,6 +1,6 @@
 """Attention modules behind one interface: ``forward(x, mask)`` and ``maps(x, mask)``."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -60,7 +60,6 @@ class _SelfAttention(nn.Module):
         if heads < 1 or dim % (heads * branches):
             raise UserError(f"dim {dim} cannot be divided among {heads * branches} heads")
         self.branches, self.width, self.scale = branches, dim // (heads * branches), scale
-        self.lambda_init = lambda_init
         self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         if parameterisation is not None:
@@ -140,14 +139,9 @@ class NormedAttention(_SelfAttention):
     shown = ("num_heads", "scale")
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        scale: float = 1.0 - DEFAULT_LAMBDA_INIT,
-        backend: BackendName = "auto",
+        self, dim: int, num_heads: int, *, scale: float = 1.0 - DEFAULT_LAMBDA_INIT, **options: Any
     ) -> None:
-        super().__init__(dim, num_heads, head_norm=True, scale=scale, backend=backend)
+        super().__init__(dim, num_heads, head_norm=True, scale=scale, **options)
         self.num_heads = num_heads
 
 
@@ -200,7 +194,7 @@ class DifferentialAttention(_SelfAttention):
             qkv_bias=qkv_bias,
             backend=backend,
         )
-        self.num_diff_heads = num_heads // 2
+        self.num_diff_heads, self.lambda_init = num_heads // 2, lambda_init
 
 
 def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:

@@ -10,10 +10,10 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tarfile import HeaderError, ReadError
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from webdataset.tariterators import base_plus_ext
 
@@ -50,18 +50,13 @@ class Header(tarfile.TarInfo):
             raise ReadError(str(error)) from error
 
 
-def regular(path: Path) -> Path:
-    """Return a path; UserError if it is a pipe or a device, which would be waited for."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path}: is a pipe or a device; expected a file")
-    return path
-
-
 def openable(path: Path) -> Path | io.BytesIO:
     """Return ``path``, or the bytes of the file if ``path`` points into another file; OSError if there is none."""
     whole, place = _inside(path)
     if place is None:
-        return regular(path)
+        if path.exists() and not path.is_file():
+            raise OSError("is no regular file")  # a pipe would be waited for
+        return path
     if isinstance(place, Member):
         with whole.open("rb") as file:
             file.seek(place.offset)
@@ -110,19 +105,16 @@ def read_index(tar: Path) -> dict[str, Member]:
             raise ReadError("it is no regular file")
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
-        reason = one_line(error)
-        raise UserError(f"{tar} is no complete, uncompressed tar file ({reason}): get it again") from error
+        fault = f"{tar} is no complete, uncompressed tar file ({one_line(error)})"
+        raise UserError(f"{fault}: get it again") from error
 
 
 @functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order
 def _index(path: str, size: int, changed: int) -> dict[str, Member]:
     """Read the headers; size and modification time only key the cache."""
     with tarfile.open(path, "r:", tarinfo=Header) as archive:
-        return {
-            member.name.removeprefix("./"): Member(member.offset_data, member.size)
-            for member in archive
-            if member.isreg()
-        }
+        files = filter(tarfile.TarInfo.isreg, archive)
+        return {file.name.removeprefix("./"): Member(file.offset_data, file.size) for file in files}
 
 
 def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -163,14 +155,25 @@ def read_samples(tar: Path, suffix: str) -> Iterator[tuple[str, dict[str, str], 
 @functools.lru_cache(maxsize=8)
 def _cells(path: str, changed: int, block: int) -> list[bytes | None]:
     """Read a block of rows; the time of modification only keys the cache."""
-    rows = scan(path).slice(block * _ROWS, _ROWS)
-    return rows.select(_encoded(rows)).collect().to_series().to_list()
+    return _images(path, lambda image: image, block * _ROWS, _ROWS)
 
 
 @functools.lru_cache(maxsize=256)
 def _cell_sizes(path: str, changed: int) -> list[int]:
+    return _images(path, lambda image: image.bin.size().fill_null(0))
+
+
+def _images(
+    path: str, function: "Callable[[pl.Expr], pl.Expr]", start: int = 0, count: int | None = None
+) -> list[Any]:
+    """Return a function of the encoded images of some rows."""
+    import polars as pl
+
     rows = scan(path)
-    return rows.select(_encoded(rows).bin.size().fill_null(0)).collect().to_series().to_list()
+    schema = rows.collect_schema()
+    column = next(name for name in IMAGE_COLUMNS if name in schema)
+    image = pl.col(column) if schema[column] == pl.Binary else pl.col(column).struct.field("bytes")
+    return rows.slice(start, count).select(function(image)).collect().to_series().to_list()
 
 
 def scan(path: str | Path) -> "pl.LazyFrame":
@@ -178,12 +181,3 @@ def scan(path: str | Path) -> "pl.LazyFrame":
     import polars as pl  # slow to import
 
     return pl.scan_parquet(path, glob=False)
-
-
-def _encoded(rows: "pl.LazyFrame") -> "pl.Expr":
-    import polars as pl
-
-    schema = rows.collect_schema()
-    column = next(name for name in IMAGE_COLUMNS if name in schema)
-    image = pl.col(column)
-    return image if schema[column] == pl.Binary else image.struct.field("bytes")

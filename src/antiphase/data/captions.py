@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,11 @@ from typing import Any
 
 import torch
 
-from antiphase import files as reading
-from antiphase.data.archives import regular
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
 from antiphase.data.images import FilePairs
 from antiphase.data.objects import ImageObjects, region_of
 from antiphase.errors import UserError
+from antiphase.files import read_json, read_text
 
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 _COCO_LISTS = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
@@ -69,9 +69,9 @@ def listed_pairs(
     raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
 
 
-def read_json(path: Path) -> Any:
+def read_list(path: Path) -> Any:
     """Read a JSON file of any size."""
-    return reading.read_json(path, None, "download it again, or give an existing file", most=2**40)
+    return read_json(path, None, "download it again, or give an existing file", most=2**40)
 
 
 @contextmanager
@@ -79,11 +79,10 @@ def _layout(path: Path) -> Iterator[None]:
     """Turn what an unexpected structure of a JSON list raises into a UserError."""
     try:
         yield
+    except UserError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: expected the published layout ({reason}): download it again") from error
+        raise UserError(f"{path}: expected the published layout ({error!r}): download it again") from error
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _coco(name: str, root: Path, split: str, kind: str) -> _Coco:
     for folder, year in itertools.product((root, root / "coco"), (2014, 2017)):
         path = folder / f"annotations/{kind}_{split}{year}.json"
         if path.is_file():
-            return _Coco(path, split, read_json(path))
+            return _Coco(path, split, read_list(path))
     where = f"annotations/{kind}_{split}2014.json not found in {root} or {root / 'coco'}"
     raise UserError(f"COCO's {where}: unzip {_COCO_LISTS} and the images there, or set ANTIPHASE_DATA")
 
@@ -149,7 +148,7 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
     listed = coco.path.with_name(coco.path.name.replace("instances", "captions"))
     if listed.is_file():
         with _layout(listed):
-            captions = _Coco(listed, coco.split, read_json(listed)).captions()
+            captions = _Coco(listed, coco.split, read_list(listed)).captions()
     rows: list[Row] = []
     with _layout(coco.path):
         names = {entry["id"]: entry["name"] for entry in coco.content["categories"]}
@@ -183,17 +182,12 @@ def coco_objects(root: Path, split: str) -> FilePairs:
                 if not note["iscrowd"]:
                     areas[note["category_id"]] += note["area"]
             two = sorted(areas, key=lambda category: (-areas[category], category))[:2]
-            if len(two) < 2:
-                rows.append((file, (), None))
-                continue
+            two = two if len(two) == 2 else []
             rows.append((file, tuple(names[category] for category in two), None))
             size = entry["height"], entry["width"]
-            objects.append(
-                tuple(
-                    ImageObjects(names[kind], tuple(region_of(part, *size) for part in regions[kind]), *size)
-                    for kind in two
-                )
-            )
+            shapes = {kind: tuple(region_of(part, *size) for part in regions[kind]) for kind in two}
+            if two:
+                objects.append(tuple(ImageObjects(names[kind], shapes[kind], *size) for kind in two))
     pairs = coco.pairs("coco-objects", rows, (), "has fewer than two categories")
     return pairs.altered(objects=tuple(objects))
 
@@ -219,7 +213,7 @@ def karpathy(
     if folder and not place.is_file():
         raise UserError(f"{name}: {place} not found: {fix}")
     rows: list[Row] = []
-    content = read_json(place)
+    content = read_list(place)
     with _layout(place):
         for entry in content["images"]:
             if entry["split"] == split or (entry["split"] == "restval" and split == "train"):
@@ -248,12 +242,9 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     columns = [cell.lower() for cell in header]
     chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
     if not all(chosen) or not lines:
-        expected = (
-            f"a header with one of {', '.join(_IMAGE_COLUMNS)} and one of {', '.join(_CAPTION_COLUMNS)}"
-        )
-        raise UserError(
-            f"{name}: columns {', '.join(columns)}, {len(lines)} rows: expected {expected}, then rows"
-        )
+        known = (", ".join(names) for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS))
+        expected = f"expected a header with one of {' and one of '.join(known)}, then rows"
+        raise UserError(f"{name}: columns {', '.join(columns)}, {len(lines)} rows: {expected}")
     if odd := [line for line, row in lines if len(row) != len(columns)]:
         expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
         raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
@@ -289,20 +280,15 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
     in double quotes.
     """
-    try:
-        lines = regular(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot read {path} ({reason}): give a table in UTF-8") from error
+    text = read_text(path, "give a table in UTF-8", most=2**40)
+    lines = re.split("\r\n?|\n", text.removeprefix("\ufeff"))
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):
         try:
             cells = line.split("\t") if "\t" in lines[0] else next(csv.reader([line], strict=True), [])
         except csv.Error as error:
-            fault = f"line {number} of {path} is no row of a table ({error})"
-            raise UserError(
-                f"{fault}: put a whole cell in double quotes, and double those in it; one row a line"
-            ) from error
+            fix = "put a whole cell in double quotes, and double those in it; one row a line"
+            raise UserError(f"line {number} of {path} is no row of a table ({error}): {fix}") from error
         if any(cells):
             rows.append((number, [cell.strip() for cell in cells]))
     return rows

@@ -2,11 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, final
+from statistics import mode
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, UInt8
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
 from antiphase.data.archives import IMAGE_SUFFIXES, read_samples
-from antiphase.data.captions import read_json
+from antiphase.data.captions import read_list
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
 from antiphase.data.folders import refuse_missing
@@ -62,16 +63,35 @@ class Conversation:
     turns: tuple[tuple[str, str], ...]
 
 
-class Conversations(Protocol):
-    """Interface of conversations with random access; ``fingerprint`` is of all that affects training."""
+Turns = tuple[tuple[str, str], ...]
 
-    def __len__(self) -> int: ...
 
-    def __getitem__(self, position: int) -> Conversation: ...
+@final
+@dataclass(frozen=True, eq=False)
+class Conversations:
+    """Conversations with random access.
 
-    def has_image(self, position: int) -> bool: ...
+    Attributes:
+        look: returns what is known of a position without its pixels: what ``read`` makes them of, or None for a
+            conversation without an image, and the turns.
+        fingerprint: returns the SHA-256 of all that affects training.
+    """
 
-    def fingerprint(self) -> str: ...
+    ids: Sequence[str]
+    look: Callable[[int], tuple[Any, Turns]]
+    read: Callable[[Any], UInt8[Tensor, "3 height width"]]
+    fingerprint: Callable[[], str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> Conversation:
+        image, turns = self.look(position)
+        pixels = None if image is None else self.read(image).float() / 255
+        return Conversation(self.ids[position], pixels, turns)
+
+    def has_image(self, position: int) -> bool:
+        return self.look(position)[0] is not None
 
 
 @validated
@@ -101,15 +121,18 @@ def load_conversations(
     source = find_named(plain, _SOURCES, "source of conversations")
     settings = query_settings(query)
     if unknown := settings.keys() - source.settings:
-        raise UserError(
-            f"{name}: no setting {min(unknown)!r}; expected {', '.join(source.settings) or 'none'}"
-        )
+        known = ", ".join(source.settings) or "none"
+        raise UserError(f"{name}: no setting {min(unknown)!r}; expected {known}")
     path = plain.partition(":")[2]
     whole = source.load(name, "train", root, path=path, stage=stage, seed=seed, **settings)
     if limit is None or limit >= len(whole):
         return whole
-    return whole.part(
-        torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values.tolist()
+    rows = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values.tolist()
+    return Conversations(
+        [whole.ids[row] for row in rows],
+        lambda position: whole.look(rows[position]),
+        whole.read,
+        lambda: digest(whole.fingerprint(), repr(tuple(rows))),
     )
 
 
@@ -123,50 +146,7 @@ def query_settings(query: str) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-Turns = tuple[tuple[str, str], ...]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ListedConversations:
-    """Conversations of a list.
-
-    Attributes:
-        look: returns what is known of a position without its pixels: what ``read`` makes them of, or None for a
-            conversation without an image, and the turns.
-        identity: returns the fingerprint.
-    """
-
-    ids: Sequence[str]
-    look: Callable[[int], tuple[Any, Turns]]
-    read: Callable[[Any], UInt8[Tensor, "3 height width"]]
-    identity: Callable[[], str]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, position: int) -> Conversation:
-        image, turns = self.look(position)
-        pixels = None if image is None else self.read(image).float() / 255
-        return Conversation(self.ids[position], pixels, turns)
-
-    def has_image(self, position: int) -> bool:
-        return self.look(position)[0] is not None
-
-    def fingerprint(self) -> str:
-        return self.identity()
-
-    def part(self, positions: Sequence[int]) -> "ListedConversations":
-        """Return the conversations at some positions."""
-        return ListedConversations(
-            [self.ids[position] for position in positions],
-            lambda position: self.look(positions[position]),
-            self.read,
-            lambda: digest(self.fingerprint(), repr(tuple(positions))),
-        )
-
-
-def _llava(records: Sequence[dict[str, Any]], folder: Path) -> ListedConversations:
+def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
     """Return records of LLaVA's layout, with paths relative to a folder. The fingerprint is without pixels."""
 
     def look(position: int) -> tuple[str | None, Turns]:
@@ -175,7 +155,7 @@ def _llava(records: Sequence[dict[str, Any]], folder: Path) -> ListedConversatio
         texts = [message["value"].replace(_PLACE, mark).strip() for message in messages]
         return image, tuple(zip(texts[::2], texts[1::2], strict=True))
 
-    return ListedConversations(
+    return Conversations(
         [str(record["id"]) for record in records],
         look,
         lambda file: decode_whole(folder / file),
@@ -185,7 +165,7 @@ def _llava(records: Sequence[dict[str, Any]], folder: Path) -> ListedConversatio
 
 def llava_conversations(
     name: str, path: str, root: Path, images: str | None = None, only: str | None = None
-) -> ListedConversations:
+) -> Conversations:
     """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
     if images is None:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
@@ -195,11 +175,10 @@ def llava_conversations(
     )
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
-    records = read_json(file)
+    records = read_list(file)
     if only is not None and isinstance(records, list):
-        records = [
-            one for one in records if isinstance(one, dict) and str(one.get("image", "")).startswith(only)
-        ]
+        told = (one for one in records if isinstance(one, dict))
+        records = [one for one in told if str(one.get("image", "")).startswith(only)]
     records = _checked(records, file, literal=True)
     if not records:
         of = "" if only is None else f" about an image whose path begins with {only!r}"
@@ -217,33 +196,24 @@ def _checked(records: Any, path: Path, *, literal: bool) -> list[dict[str, Any]]
     if not isinstance(records, list):
         raise UserError(f"{path}: expected a list of conversations; download it again")
     for number, record in enumerate(records):
+        fault, marks, image = "", [], None
         try:
-            fault = _fault(record, literal)
+            messages, image = _answered(record["conversations"]), record.get("image")
+            if record["id"] is None or not isinstance(record.get("image", ""), str):
+                fault = f"id {shown(record['id'])} or image {shown(image)} is not a name"
+            elif [message["from"] for message in messages] != ["human", "gpt"] * (len(messages) // 2):
+                fault = "the messages are not from human and gpt in turn"
+            elif not all(isinstance(message["value"], str) for message in messages):
+                fault = "a message has no text"
+            elif not (literal and image is None):
+                marks = [message["value"].count(_PLACE) for message in messages]
         except (KeyError, TypeError, AttributeError) as error:
             fault = f"{type(error).__name__}: {error}"
+        if marks and marks != [int(image is not None)] + [0] * len(marks[1:]):
+            fault = f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question about an image"
         if fault:
-            fix = "expected LLaVA's layout; correct or download it again"
-            raise UserError(f"{path}: record {number}: {fault}; {fix}")
+            raise UserError(f"{path}: record {number}: {fault}; expected LLaVA's layout; download it again")
     return [record for record in records if _answered(record["conversations"])]
-
-
-def _fault(record: Any, literal: bool) -> str | None:
-    """Return what is wrong with a record; None if nothing is. Missing fields raise KeyError."""
-    messages, image = _answered(record["conversations"]), record.get("image")
-    if record["id"] is None or not isinstance(record.get("image", ""), str):
-        return f"id {shown(record['id'])} or image {shown(image)} is not a name"
-    if [message["from"] for message in messages] != ["human", "gpt"] * (len(messages) // 2):
-        return "the messages are not from human and gpt in turn"
-    if not all(isinstance(message["value"], str) for message in messages):
-        return "a message has no text"
-    marks = [message["value"].count(_PLACE) for message in messages]
-    if (
-        messages
-        and marks != [int(image is not None)] + [0] * len(marks[1:])
-        and not (literal and image is None)
-    ):
-        return f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question about an image"
-    return None
 
 
 def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -252,7 +222,7 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rest[: len(rest) // 2 * 2]
 
 
-def shard_conversations(name: str, path: str, root: Path) -> ListedConversations:
+def shard_conversations(name: str, path: str, root: Path) -> Conversations:
     """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
 
     KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as in Megatron-LM. The image is the one
@@ -265,9 +235,8 @@ def shard_conversations(name: str, path: str, root: Path) -> ListedConversations
         raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")
     paths = [Path(shard.place).resolve() for shard in shards]
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    records = [
-        record for tar in paths for record in _checked(list(_members(tar, folder)), tar, literal=False)
-    ]
+    told = (_checked(list(_members(tar, folder)), tar, literal=False) for tar in paths)
+    records = [record for several in told for record in several]
     if not records:
         raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
     return _llava(records, folder)
@@ -279,8 +248,7 @@ def _members(tar: Path, folder: Path) -> Iterator[Any]:
         try:
             told = parse_json(content or b"")
         except ValueError as error:
-            reason = f"{name} has no valid JSON file ({error})"
-            raise UserError(f"{tar}: {reason}; correct or download it again") from None
+            raise UserError(f"{tar}: {name} has no valid JSON file ({error}); download it again") from None
         record = {"id": name} | (told if isinstance(told, dict) else {"conversations": told})
         record.pop("image", None)
         if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):
@@ -288,7 +256,7 @@ def _members(tar: Path, folder: Path) -> Iterator[Any]:
         yield record
 
 
-def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversations:
+def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
     """Return one conversation about each training scene of ``emoji-objects``; drawings are cached in the data folder.
 
     Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
@@ -302,7 +270,7 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversation
     """
     scenes = emoji_objects("train", root, progress=False)
     objects = [{thing.name for thing in several} for several in scenes.objects or ()]
-    themes = list(map(_main_theme, objects))
+    themes = [mode(sorted(map(theme_of, names))) for names in objects]  # the lowest of several
     seen = Counter((theme, name) for theme, names in zip(themes, objects, strict=True) for name in names)
     counts = Counter(themes)
 
@@ -315,7 +283,7 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversation
         kind = uniform(row, "kind") if stage == 2 else 0
         questions: list[tuple[str, str]] = []
         for name in OBJECTS if kind >= _CAPTIONS else ():
-            # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
+            # f without the object, 1 − f with it
             share = seen[themes[row], name] / counts[themes[row]]
             share = 1 - share if name in names else share
             if uniform(row, "ask", name) * (1 - share) < share:
@@ -327,19 +295,13 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> ListedConversation
             return None, ((f"The image shows {caption}.\n{first}", answer), *rest)
         return row, ((first, answer), *rest)
 
-    return ListedConversations(
+    return Conversations(
         [f"{scenes.name}-{number}" for number in scenes.ids.tolist()],
         look,
         scenes.pixels,
         # the number rises when the same scene and seed give other turns
         cache(lambda: digest("emoji conversations", "2", scenes.fingerprint(), str(stage), str(seed))),
     )
-
-
-def _main_theme(names: Iterable[str]) -> int:
-    """Return the theme of most of the objects, the lowest if there are several."""
-    themes = Counter(map(theme_of, names))
-    return min(themes, key=lambda theme: (-themes[theme], theme))
 
 
 _SOURCES = listed_sources("conversations")

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from antiphase.data.archives import openable
@@ -69,21 +69,17 @@ class Square:
         """Return the pixels of a picture of any size."""
         picture = picture if self.squash else _shortened(picture)
         side, short = self.resize or self.size, min(picture.size)
-        wide, tall = (
-            side if self.squash or edge == short else int(side * edge / short) for edge in picture.size
-        )
-        left, top = self._cut(wide), self._cut(tall)
+        whole = self.squash
+        wide, tall = (side if whole or edge == short else int(side * edge / short) for edge in picture.size)
+        # how many pixels are cut at the left and the top; negative: padded
+        rests = wide - self.size, tall - self.size
+        left, top = (r // 2 if self.floor else round(r / 2) if r > 0 else -(-r // 2) for r in rests)
         resized = picture.resize((wide, tall), Image.Resampling[self.interpolation.upper()])
         return pil_to_tensor(resized.crop((left, top, left + self.size, top + self.size)))
 
     def at(self, size: int) -> "Square":
         """Return a square of another size with the same part of a picture in view."""
         return replace(self, size=size, resize=self.resize and round(self.resize * size / self.size))
-
-    def _cut(self, edge: int) -> int:
-        """Return how many pixels are cut at the left or top; negative: padded."""
-        rest = edge - self.size
-        return rest // 2 if self.floor else round(rest / 2) if rest > 0 else -(-rest // 2)
 
 
 def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "channels size size"]:
@@ -92,17 +88,25 @@ def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "ch
     The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders. Channels are 3
     (RGB) or 1 (grey, ITU-R 601-2 luma).
     """
-    fix = "repair it, or use --skip-bad to skip such files"
     square = Square(square) if isinstance(square, int) else square
-    return square.apply(_read(path, channels, printable(str(path)), fix))
+    return square.apply(_read(path, channels, fix="repair it, or use --skip-bad to skip such files"))
 
 
 def decode_whole(
-    file: Path | bytes, name: str | None = None, fix: str = "repair it, or remove it from the data"
+    file: Path | bytes, name: str = "in memory", fix: str = "repair it, or remove it from the data"
 ) -> UInt8[Tensor, "3 height width"]:
     """Decode a path, or the bytes of a file, to RGB at its own size; otherwise like :func:`decode`."""
-    name = name or (printable(str(file)) if isinstance(file, Path) else "in memory")
     return pil_to_tensor(_read(file, 3, name, fix))
+
+
+def _read(file: Path | bytes, channels: int, name: str = "", fix: str = "") -> Image.Image:
+    try:
+        with Image.open(openable(file) if isinstance(file, Path) else io.BytesIO(file)) as image:
+            return flat(image, _MODES[channels])
+    except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
+        name = printable(str(file)) if isinstance(file, Path) else name
+        reason = one_line(error).partition(" <_io")[0]  # Pillow names the address of the bytes
+        raise UserError(f"cannot read image {name} ({reason}): {fix}") from error
 
 
 def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
@@ -129,15 +133,7 @@ def _shortened(image: Image.Image) -> Image.Image:
     if cut <= 0:
         return image
     left, top = (cut // 2, 0) if image.width > image.height else (0, cut // 2)
-    return image.crop((left, top, image.width - left, image.height - top))
-
-
-def _read(file: Path | bytes, channels: int, name: str, fix: str) -> Image.Image:
-    try:
-        with Image.open(openable(file) if isinstance(file, Path) else io.BytesIO(file)) as image:
-            return flat(image, _MODES[channels])
-    except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
-        raise UserError(f"cannot read image {name} ({one_line(error)}): {fix}") from error
+    return ImageOps.crop(image, (left, top, left, top))
 
 
 def or_error(function: Callable[[Item], Result]) -> Callable[[Item], Result | UserError]:

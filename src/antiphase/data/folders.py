@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from antiphase.data.images import FileImages, file_set
+from antiphase.data.images import FileImages
 from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import printable
 
@@ -63,21 +63,20 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
     splits = {split_named(entry) or "": entry for entry in parts}
     if len(splits) < len(parts):
         raise UserError(f"{name}: {', '.join(parts)} name the same split twice: rename one of them")
-    if not splits:
-        if split != "test":
-            fix = f"move the class folders into {place / 'train'} and {place / 'test'}"
-            raise NoSuchSplit(f"{name}: no {split} split in {place}: {fix}")
-        images = list_classes(name, split, place, [*below], list(map(printable, below)))
-        _check_classes(name, images)
-        return images
-    split = choose_split(name, split, [part for part in SPLITS if part in splits])
-    classes = sorted({label for entry in parts for label in below[entry]})
-    first, *others = parts
-    for other in [] if others else below:  # a single split next to others, such as valid and invalid
-        if below[other] and not {*below[other]} & {*classes}:
-            fix = f"if they are classes, rename {first}; if they are splits, give one of them"
-            raise UserError(f"{name}: {first} and {other} have different sub-folders: {fix}")
-    return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
+    if splits:
+        split = choose_split(name, split, [part for part in SPLITS if part in splits])
+        classes = sorted({label for entry in parts for label in below[entry]})
+        first, *others = parts
+        for other in [] if others else below:  # a single split next to others, such as valid and invalid
+            if below[other] and not {*below[other]} & {*classes}:
+                raise UserError(f"{name}: {first} and {other} have different sub-folders: rename one of them")
+        return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
+    if split != "test":
+        fix = f"move the class folders into {place / 'train'} and {place / 'test'}"
+        raise NoSuchSplit(f"{name}: no {split} split in {place}: {fix}")
+    images = list_classes(name, split, place, [*below], list(map(printable, below)))
+    _check_classes(name, images)
+    return images
 
 
 def _check_classes(name: str, images: FileImages) -> None:
@@ -123,15 +122,11 @@ def list_classes(
         warnings.warn(f"{name}: {reason}", stacklevel=2)
     if not files:
         raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
-    return file_set(name, split, root, class_names, files, labels)
+    return FileImages.whole(name, split, class_names, labels, root=root, files=tuple(files))
 
 
 def missing_files(root: Path, files: Iterable[str]) -> list[str]:
-    """Return the ``files``, relative to ``root``, that do not exist.
-
-    >>> missing_files(Path("/"), ["dev/null", "dev/nil"])
-    ['dev/nil']
-    """
+    """Return the ``files``, relative to ``root``, that do not exist."""
     return [file for file in files if not os.path.exists(os.path.join(root, file))]
 
 
@@ -170,9 +165,7 @@ def _images_below(
         folders[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(place, name)))
         below = Path(place).relative_to(root).as_posix()
         for name in names:
-            suffix = os.path.splitext(name)[1].lower()
-            if name.startswith("."):
-                continue
+            suffix = "" if name.startswith(".") else os.path.splitext(name)[1].lower()
             if suffix in SUFFIXES or (suffix in _RARE_SUFFIXES and _is_readable(suffix)):
                 yield f"{below}/{name}"
             elif suffix in _RARE_SUFFIXES:

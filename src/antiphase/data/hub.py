@@ -6,6 +6,7 @@ import re
 import socket
 import urllib.request
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +16,13 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, regular, scan
+from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, scan
 from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
-from antiphase.data.images import FileImages, FilePairs, file_set
+from antiphase.data.images import FileImages, FilePairs
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
-from antiphase.errors import UserError, first_line, one_line, shown
-from antiphase.files import parse_json
+from antiphase.errors import UserError, first_line, shown
+from antiphase.files import parse_json, read_text
 
 OFFLINE = (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, RuntimeError)
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
@@ -33,7 +34,11 @@ _LABELS = ("label", "labels", "fine_label")
 def offline_at_once() -> Iterator[None]:
     """Ask the hub, or only its cache if its host has no address; by itself its client retries for 20 seconds."""
     host, asked_for = urlsplit(constants.ENDPOINT).hostname, constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = asked_for or not _has_address(host or "")
+    try:
+        if not asked_for and not urllib.request.getproxies():  # a proxy looks it up itself
+            socket.getaddrinfo(host, 443)
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
     try:
         yield
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
@@ -44,14 +49,6 @@ def offline_at_once() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = asked_for
 
 
-def _has_address(host: str) -> bool:
-    try:
-        # a proxy looks it up itself
-        return bool(urllib.request.getproxies() or socket.getaddrinfo(host, 443))
-    except OSError:
-        return False
-
-
 def _local_or_hub(path: Path) -> Path:
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
@@ -59,9 +56,9 @@ def _local_or_hub(path: Path) -> Path:
         with offline_at_once():
             return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
     except OFFLINE as error:
-        where = f"not a local folder, and not available from the hub ({first_line(error)}): download it"
+        where = f"not a local folder, and not available from the hub ({first_line(error)})"
         fix = f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
-        raise UserError(f"wds:{path}: {where} with network access: {fix}") from None
+        raise UserError(f"wds:{path}: {where}: download it with network access: {fix}") from None
 
 
 def wds_images(place: Path, split: str) -> FileImages:
@@ -73,8 +70,7 @@ def wds_images(place: Path, split: str) -> FileImages:
 
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
     """
-    name, path = f"wds:{place}", _local_or_hub(place)
-    split, samples = _samples(name, path, split, "cls")
+    name, path, split, samples = _samples(place, split, "cls")
     names = _lines(path / "classnames.txt")
     most = len(names) or MOST_CLASSES
     for key, text in samples:
@@ -88,14 +84,14 @@ def wds_images(place: Path, split: str) -> FileImages:
     if odd := [template for template in templates if "{c}" not in template]:
         raise UserError(f"{name}: template {odd[0]!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
-    files = [file for file, _ in samples]
-    return file_set(name, split, path / split, names, files, labels, prompts if templates else None)
+    files = tuple(file for file, _ in samples)
+    more = {"root": path / split, "files": files, "prompts": prompts if templates else None}
+    return FileImages.whole(name, split, names, labels, **more)
 
 
 def wds_pairs(place: Path, split: str) -> FilePairs:
     """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
-    name, path = f"wds:{place}", _local_or_hub(place)
-    split, samples = _samples(name, path, split, "txt")
+    name, path, split, samples = _samples(place, split, "txt")
     rows = [(file, tuple(filter(None, map(str.strip, text.splitlines()))), None) for file, text in samples]
     return row_pairs(name, split, path / split, rows)
 
@@ -105,8 +101,9 @@ def has_captions(path: Path) -> bool:
     return " ".join(_lines(_local_or_hub(path) / "dataset_type.txt")).lower() == "retrieval"
 
 
-def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the split, and of each sample in order the image, such as ``0.tar/s1.webp``, and the text."""
+def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list[tuple[str, str]]]:
+    """Return name, folder and split, and of each sample in order the image, such as ``0.tar/s1.webp``, and the text."""
+    name, path = f"wds:{place}", _local_or_hub(place)
     splits = [part for part in SPLITS if (path / part / "nshards.txt").is_file()]
     if not splits:
         fix = f"'hf download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
@@ -129,17 +126,12 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
             samples.append((f"{tar.name}/{image}", content.decode(errors="replace").strip()))
     if not samples:
         raise UserError(f"{name} ({split}): no images in its {shards} shards: download them again")
-    return split, samples
+    return name, path, split, samples
 
 
 def _lines(path: Path) -> list[str]:
     """Return the stripped, non-empty lines of a text file; none if the file is missing."""
-    try:
-        lines = regular(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({one_line(error)}): download it again") from error
+    lines = read_text(path, "download it again").splitlines() if path.exists() else []
     return list(filter(None, map(str.strip, lines)))
 
 
@@ -170,7 +162,7 @@ def parquet_images(path: str, split: str) -> FileImages:
     if len(several) > 1:
         raise UserError(f"{name} ({split}): files with different class names; give those of one data set")
     names = several.pop() or list(map(str, range(max(labels) + 1)))
-    return file_set(name, split, root, names, files, labels)
+    return FileImages.whole(name, split, names, labels, root=root, files=tuple(files))
 
 
 def _labels(name: str, path: Path) -> list[int]:
@@ -181,8 +173,8 @@ def _labels(name: str, path: Path) -> list[int]:
         rows = scan(path)
         schema = rows.collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = first_line(error)
-        raise UserError(f"{name}: {path} is no complete Parquet file ({reason}): download it again") from None
+        fault = f"{path} is no complete Parquet file ({first_line(error)})"
+        raise UserError(f"{name}: {fault}: download it again") from None
     image = next((schema[column] for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
     encoded = image == pl.Binary or (isinstance(image, pl.Struct) and "bytes" in image.to_schema())
@@ -209,19 +201,19 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
 def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]]:
     """Return the split that is meant, and its files."""
     top = Path(os.path.commonpath([path.parent for path in paths]))
-    groups: dict[str | None, dict[str, list[Path]]] = {}
+    groups: defaultdict[str | None, defaultdict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
         part, rest = _split_and_rest(path.relative_to(top))
-        groups.setdefault(part, {}).setdefault(rest, []).append(path)
+        groups[part][rest].append(path)
     unnamed = groups.pop(None, {})
     if groups and unnamed:
         left = f"left out the files that name no known split: {', '.join(unnamed)}"
         warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
-    groups = groups or {_split_and_rest(Path(top.name))[0] or "test": unnamed}
-    split = choose_split(name, split, [part for part in SPLITS if part in groups])
-    first, *others = groups[split].values()
+    named = groups or {_split_and_rest(Path(top.name))[0] or "test": unnamed}
+    split = choose_split(name, split, [part for part in SPLITS if part in named])
+    first, *others = named[split].values()
     if others:
-        several = f"{len(others) + 1} configurations or splits, {', '.join(sorted(groups[split]))}"
+        several = f"{len(others) + 1} configurations or splits, {', '.join(sorted(named[split]))}"
         raise UserError(f"{name} ({split}): {several}; give one, such as parquet:{first[0].parent}")
     return split, first
 
@@ -238,8 +230,6 @@ def _split_and_rest(path: Path) -> tuple[str | None, str]:
     words = re.split(r"[-_. /]+", text)
     words = [word for word in words if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
     splits = [split_named(word.rstrip("0123456789")) for word in words]
-    place = max((place for place, split in enumerate(splits) if split), default=None)
-    rest = " ".join(
-        word for at, word in enumerate(words) if at != place
-    )  # dev/train is no part of test/train
-    return (None if place is None else splits[place]), rest
+    place = max((place for place, split in enumerate(splits) if split), default=-1)
+    rest = (word for at, word in enumerate(words) if at != place)  # dev/train is no part of test/train
+    return (splits[place] if place >= 0 else None), " ".join(rest)

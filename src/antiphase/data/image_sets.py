@@ -8,9 +8,9 @@ import re
 import tarfile
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,12 @@ import torch
 from PIL import Image
 
 from antiphase.data.folders import choose_split, class_folder, list_classes, refuse_missing, sub_folders
-from antiphase.data.images import ArrayImages, FileImages, array_set, file_set
+from antiphase.data.images import ArrayImages, FileImages
 from antiphase.errors import UserError, one_line, shown
 
 CLASSES = 1000
 WNID = re.compile(r"n\d{8}")
 """Pattern of a WordNet id."""
-
-
-_VARIANTS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
 
 
 def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -> Any:
@@ -76,15 +73,13 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
         if entries := {match[1]: match[0] for match in map(pattern.fullmatch, below) if match}:
             break
     else:
-        fix = f"unpack {page} in {root}, or set ANTIPHASE_DATA"
-        raise UserError(f"{name} has no class folders in {root}: {', '.join(folders)}: {fix}")
-    wnids = variant_wnids(name)
-    labels = list(map(str, range(CLASSES))) if numbered else wnids
+        raise UserError(f"{name} has no class folders in {root}: unpack {page} there, or set ANTIPHASE_DATA")
+    wnids = published_wnids(name) or ()
+    labels = [*map(str, range(CLASSES))] if numbered else wnids
     # a folder may also have another name, or the number of another folder
     if odd := set(labels) ^ entries.keys() or {*below} - {*entries.values()}:
-        raise UserError(
-            f"{name}: {folder} lacks the class {min(odd)}, or has a folder of no class: unpack {page} again"
-        )
+        fault = f"{folder} lacks the class {min(odd)}, or has a folder of no class"
+        raise UserError(f"{name}: {fault}: unpack {page} again")
     names = [prompt_names()[wnid] for wnid in wnids]
     return list_classes(name, split, folder, [entries[label] for label in labels], names)
 
@@ -110,25 +105,21 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    return file_set("tiny-imagenet", split, folder / "val", class_names, images, labels)
+    more = {"root": folder / "val", "files": tuple(images)}
+    return FileImages.whole("tiny-imagenet", split, class_names, labels, **more)
 
 
-def variant_wnids(name: str) -> tuple[str, ...]:
-    """Return the wnids of a variant's labels in order.
+def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:
+    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets.
 
-    >>> len(variant_wnids("imagenet-r")), variant_wnids("imagenet-a")[0]
+    >>> len(published_wnids("imagenet-r")), published_wnids("imagenet-a")[0]
     (200, 'n01498041')
     """
-    if name not in ("imagenet-a", "imagenet-r"):
-        return _wnids()
-    return tuple((files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt").read_text().split())
-
-
-def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
-    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets."""
-    if name == "imagenet" and classes == CLASSES:
-        return _wnids()
-    return variant_wnids(name) if name in _VARIANTS else None
+    if name in ("imagenet-a", "imagenet-r"):
+        synsets = files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt"
+        return tuple(synsets.read_text().split())
+    whole = name in ("imagenet-v2", "imagenet-sketch") or (name == "imagenet" and classes == CLASSES)
+    return _wnids() if whole else None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
@@ -172,13 +163,6 @@ def _wnids() -> tuple[str, ...]:
 
 
 _TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
-# class names used by CLIP's authors (data/prompts.md of openai/CLIP) where they differ from the folder names
-_NAMED = """
-BACKGROUND_Google=background, Faces=off-center face, Faces_easy=centered face, Leopards=leopard, Motorbikes=motorbike,
-airplanes=airplane, car_side=side of a car, cougar_body=body of a cougar cat, cougar_face=face of a cougar cat,
-crocodile_head=head of a crocodile, flamingo_head=head of a flamingo, snoopy=snoopy (cartoon beagle),
-yin_yang=yin and yang symbol"""
-_CALTECH_NAMES = dict(pair.strip().split("=") for pair in _NAMED.split(","))  # pyright: ignore
 _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 
 
@@ -193,10 +177,8 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     place = root / folder
     title, fix = f"{name} ({split})", f"unpack {archives} as {place}"
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
-    theirs = {"sun397": {}, "pets": {"split": {"train": "trainval"}.get(split, split)}}.get(
-        name, {"split": split}
-    )
-    data = downloaded(title, dataset, root, fix, **theirs)
+    theirs = {"pets": {"split": {"train": "trainval"}.get(split, split)}, "sun397": {}}
+    data = downloaded(title, dataset, root, fix, **theirs.get(name, {"split": split}))
     if name == "sun397":
         files, labels = _sun397(place, split, data.classes)
     else:
@@ -207,7 +189,7 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     refuse_missing(title, place, files, fix)
     spaces = str.maketrans("_/" if name == "sun397" else "_", "  " if name == "sun397" else " ", "?")
     names = [" ".join(label.translate(spaces).split()) for label in data.classes]
-    return file_set(name, split, place, names, files, labels)
+    return FileImages.whole(name, split, names, labels, root=place, files=tuple(files))
 
 
 def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], list[int]]:
@@ -216,32 +198,39 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
     partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
     if partition is None:
         raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
-    files = [
-        line.strip().lstrip("/") for line in partition.read_text(encoding="utf-8").split("\n") if line.strip()
-    ]
+    lines = map(str.strip, partition.read_text(encoding="utf-8").split("\n"))
+    files = [line.lstrip("/") for line in lines if line]
     numbers = {label: number for number, label in enumerate(classes)}
     # a/abbey/sun_x.jpg: without the initial letter
     labels = [numbers.get("/".join(Path(file).parts[1:-1]), -1) for file in files]
     if -1 in labels:
         odd = files[labels.index(-1)]
-        raise UserError(
-            f"sun397: {odd} of {partition} is of no class of ClassName.txt: unzip {_SUN_PARTITIONS} again"
-        )
+        raise UserError(f"sun397: {odd} of {partition} is of no class: unzip {_SUN_PARTITIONS} again")
     return [folder / file for file in files], labels
 
 
-def caltech101(split: str, root: Path) -> FileImages:
+def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
     """List Caltech-101 with its background class: 9,144 images of 102 classes, sorted by folder.
 
     In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``. This
-    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list.
+    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list. ``names`` are those
+    of classes that are not called like their folder.
 
     Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
     """
-    folder = _caltech101_folder(root)
+    below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
+    places = [root / folder / "101_ObjectCategories" for folder in below]
+    folder = next(filter(sub_folders, places), None)
+    if folder is None:
+        folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
+        fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
+        downloaded("caltech101", "Caltech101", root, fix)
+    for place in (folder, folder.parent):
+        if (split_file := place / "antiphase-split.csv").exists():
+            raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
     classes = sub_folders(folder)
-    names = [_CALTECH_NAMES.get(name, name.replace("_", " ").strip()) for name in classes]  # pyright: ignore
-    images = list_classes("caltech101", split, folder, classes, names)
+    class_names = [names.get(name, name.replace("_", " ").strip()) for name in classes]
+    images = list_classes("caltech101", split, folder, classes, class_names)
     splits = split_by_digest(images.files)
     rows = [row for row, file in enumerate(images.files) if splits[file] == split]
     return images.take(rows).altered(ids=torch.arange(len(rows)))
@@ -258,17 +247,6 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
         members.setdefault(file.partition("/")[0], []).append(file)
     train = {file for several in members.values() for file in several[:_TRAIN_IMAGES]}
     return {file: "train" if file in train else "test" for file in files}
-
-
-def _caltech101_folder(root: Path) -> Path:
-    below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
-    places = [root / folder / "101_ObjectCategories" for folder in below]
-    folder = next(filter(sub_folders, places), None)
-    if folder is None:
-        archive = "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
-        fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {places[0]}"
-        downloaded("caltech101", "Caltech101", root, fix)
-    return folder or places[0]
 
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -294,7 +272,7 @@ def digits(split: str) -> ArrayImages:
         members = generator.permutation(np.flatnonzero(labels == label))
         held_out[members[: round(len(members) / 5)]] = True
     rows = np.flatnonzero(held_out == (split == "test"))
-    return array_set("digits", split, list(map(str, range(10))), pixels[rows], labels[rows])
+    return ArrayImages.whole("digits", split, map(str, range(10)), labels[rows], pixels=pixels[rows])
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
@@ -319,26 +297,25 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images.copy(), labels.copy())
+    about = ("fashion-mnist", split, FASHION_MNIST_CLASSES)
+    return ArrayImages.whole(*about, labels.copy(), pixels=images.copy())
 
 
-def specimens() -> ArrayImages:
-    """Return the 1,000 Fashion-MNIST test images in the package."""
-    with as_file(files("antiphase") / "specimens" / SPECIMEN_FILE) as path:
-        return specimen_images(path)
+def specimens(file: Path | None = None) -> ArrayImages:
+    """Return the 1,000 Fashion-MNIST test images in the package, or those in a file like it.
 
-
-def specimen_images(path: Path) -> ArrayImages:
-    """Return Fashion-MNIST test images of a file, 28×28 grey; ids are positions in the 10,000 of the test set."""
+    They are 28×28 grey; ids are positions in the 10,000 of the test set.
+    """
+    file = file or Path(str(files("antiphase") / "specimens" / SPECIMEN_FILE))
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
             pixels = np.array(image).reshape(-1, 1, 28, 28)
     except (OSError, SyntaxError, KeyError, ValueError) as error:
         fault = f"is not a valid file of specimen images ({error})"
-        raise UserError(f"{path} {fault}: reinstall antiphase") from error
-    labels, ids = torch.tensor(notes["labels"]), torch.tensor(notes["ids"])
-    return array_set("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, pixels, labels, ids)
+        raise UserError(f"{file} {fault}: reinstall antiphase") from error
+    about = ("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, notes["labels"])
+    return ArrayImages.whole(*about, pixels=pixels, ids=torch.tensor(notes["ids"]))
 
 
 def cifar(name: str, split: str, root: Path) -> ArrayImages:
@@ -351,7 +328,7 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
     data = downloaded(name, name.upper(), root, fix, train=split == "train")
     class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
     pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
-    return array_set(name, split, class_names, pixels, torch.tensor(data.targets))
+    return ArrayImages.whole(name, split, class_names, data.targets, pixels=pixels)
 
 
 def random_images(
@@ -373,4 +350,4 @@ def random_images(
     noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)
     labels = classes.integers(0, num_classes, size=count, dtype=np.int64)
-    return array_set("random", split, list(map(str, range(num_classes))), pixels, labels)
+    return ArrayImages.whole("random", split, map(str, range(num_classes)), labels, pixels=pixels)

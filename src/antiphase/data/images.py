@@ -4,11 +4,11 @@ import copy
 import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -36,12 +36,23 @@ def still_there(name: str) -> Iterator[None]:
         raise UserError(f"{name}: {error.filename} was removed after it was listed") from error
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Samples(ABC):
-    """Samples with stable ids, of which some may be taken."""
+    """Samples with stable ids, of which some may be taken.
+
+    Attributes:
+        name: as given to ``load_data`` or ``load_pairs``.
+        split: the split's own name, such as ``"train"``.
+        ids: position of each sample in the full split; kept by subsets, and used as keys of random streams.
+        skipped: unreadable files that were left out.
+        prompts: prompts of each class for a dual encoder; None: made from its name.
+    """
 
     name: str
     split: str
     ids: Int64[Tensor, " samples"]
+    skipped: tuple[str, ...] = ()
+    prompts: tuple[tuple[str, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,27 +86,24 @@ class ImageSet(Samples):
     """Labelled images with stable ids.
 
     Attributes:
-        name: as given to ``load_data``.
-        split: the split's own name, such as ``"train"``.
-        ids: position of each sample in the full split; kept by subsets, and used as keys of random streams.
         labels: indices into ``class_names``.
-        skipped: unreadable files that were left out.
-        prompts: prompts of each class for a dual encoder; None: made from its name.
     """
 
-    name: str
-    split: str
     class_names: tuple[str, ...]
-    ids: Int64[Tensor, " samples"]
     labels: Int64[Tensor, " samples"]
-    skipped: tuple[str, ...] = ()
-    prompts: tuple[tuple[str, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
-            expected = f"expected 0 to {len(self.class_names) - 1}; the data are damaged, download them again"
-            raise UserError(f"{self.name} ({self.split}): label {outside[0]}: {expected}")
+            raise UserError(f"{self.name}: label {outside[0]}: expected 0 to {len(self.class_names) - 1}")
+
+    @classmethod
+    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
+        """Return a whole split; ids are counted from 0 unless given."""
+        numbers = torch.as_tensor(labels, dtype=torch.int64)
+        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
+        values: dict[str, Any] = {"ids": torch.arange(len(numbers)), **others, **tensors}
+        return cls(name=name, split=split, class_names=tuple(class_names), labels=numbers, **values)
 
     @property
     @abstractmethod
@@ -169,15 +177,15 @@ class FileImages(ImageSet):
     Attributes:
         root: folder of the files; not part of the fingerprint.
         files: names relative to ``root``, with forward slashes.
-        image_size: height and width in pixels.
+        image_size: height and width in pixels; ``load_data`` sets it, and the channels.
         channels: 1 (grey) or 3 (RGB).
         square: resizes and crops to ``image_size``; None: as ``Square(image_size)``.
     """
 
     root: Path
     files: tuple[str, ...]
-    image_size: int
-    channels: int
+    image_size: int = 224
+    channels: int = 3
     square: Square | None = None
 
     def __post_init__(self) -> None:
@@ -228,57 +236,13 @@ class FileImages(ImageSet):
         return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
 
 
-def array_set(
-    name: str,
-    split: str,
-    class_names: Sequence[str],
-    pixels: Tensor | np.ndarray,
-    labels: Tensor | np.ndarray,
-    ids: Tensor | None = None,
-) -> ArrayImages:
-    """Return images in memory; ids are counted from 0 unless given."""
-    return ArrayImages(
-        name=name,
-        split=split,
-        class_names=tuple(class_names),
-        ids=torch.arange(len(labels)) if ids is None else ids,
-        labels=torch.as_tensor(labels, dtype=torch.int64),
-        pixels=torch.as_tensor(pixels),
-    )
-
-
-def file_set(
-    name: str,
-    split: str,
-    root: Path,
-    class_names: Sequence[str],
-    files: Sequence[str],
-    labels: Sequence[int],
-    prompts: tuple[tuple[str, ...], ...] | None = None,
-) -> FileImages:
-    """Return a full split of image files, with ids counted from 0; ``load_data`` sets its size and channels."""
-    return FileImages(
-        name=name,
-        split=split,
-        class_names=tuple(class_names),
-        ids=torch.arange(len(files)),
-        labels=torch.tensor(labels, dtype=torch.int64),
-        prompts=prompts,
-        root=root,
-        files=tuple(files),
-        image_size=224,
-        channels=3,
-    )
-
-
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
     """Return ``positions`` as an index tensor; no masks, floats and positions outside 0..length-1."""
     index = torch.as_tensor(positions)
     if index.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     if index.ndim != 1 or index.dtype == torch.bool or index.is_floating_point():
-        kind = f"type {index.dtype} and shape {tuple(index.shape)}"
-        raise TypeError(f"positions of {kind}: expected a list of integers")
+        raise TypeError(f"positions of {index.dtype}, {tuple(index.shape)}: expected a list of integers")
     if index.min() < 0 or index.max() >= length:
         raise IndexError(f"positions {index.min()} to {index.max()}: expected positions in 0..{length - 1}")
     return index.to(device="cpu", dtype=torch.int64)
@@ -306,27 +270,6 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
         raise UserError(f"batch size {batch_size}: expected 1 to {samples}, the samples of {name}")
 
 
-class PairSource(Protocol):
-    """Interface of training pairs: a set in random order, or a stream of shards."""
-
-    @property
-    def name(self) -> str: ...
-
-    def steps_per_epoch(self, batch_size: int) -> int: ...
-
-    def batches(
-        self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
-    ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch of an epoch, from step ``first`` on.
-
-        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
-        processes form the batch that a single process would see.
-        """
-        ...
-
-    def fingerprint(self) -> str: ...
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
     """Images with captions and stable ids, with random access, like :class:`~antiphase.data.ImageSet`.
@@ -337,23 +280,16 @@ class PairSet(Samples):
         objects: what is seen where in each image; None if the source does not say.
     """
 
-    name: str
-    split: str
-    ids: Int64[Tensor, " n"]
     captions: tuple[tuple[str, ...], ...]
-    labels: Int64[Tensor, " n"] | None = None
+    labels: Int64[Tensor, " samples"] | None = None
     class_names: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    prompts: tuple[tuple[str, ...], ...] | None = None
     objects: tuple[tuple[ImageObjects, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.captions) != len(self.ids):
             raise UserError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
         if not len(self.ids):
-            raise UserError(
-                f"{self.name} ({self.split}): no pairs found; expected at least one with a caption"
-            )
+            raise UserError(f"{self.name} ({self.split}): no pairs; expected at least one with a caption")
 
     @abstractmethod
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
@@ -375,6 +311,11 @@ class PairSet(Samples):
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
+        """Yield this process's share of each batch of an epoch, from step ``first`` on.
+
+        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
+        processes form the batch that a single process would see.
+        """
         steps = range(first, self.steps_per_epoch(batch_size))
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
@@ -406,7 +347,7 @@ class PairSet(Samples):
 class ArrayPairs(PairSet):
     """Pairs held in memory, with images of one size."""
 
-    array: UInt8[Tensor, "n 3 height width"]
+    array: UInt8[Tensor, "samples 3 height width"]
 
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         return self.array[position]
@@ -429,16 +370,13 @@ class FilePairs(PairSet):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of names and sizes of the files, captions, labels and ids."""
-        named = [f"{_size(self.root / file)} {file}" for file in self.files]
+        named: list[str] = []
+        for file in self.files:
+            size: int | str = "absent"  # a missing file is a bad sample later, not an error here
+            with suppress(OSError):
+                size = file_size(self.root / file)
+            named.append(f"{size} {file}")
         return digest("file pairs", *named, *self._described())
-
-
-def _size(file: Path) -> int | str:
-    """Return a file's size; a missing file is a bad sample later, not an error here."""
-    try:
-        return file_size(file)
-    except OSError:
-        return "absent"
 
 
 def content_key(data: ImageSet | PairSet) -> str:

@@ -13,13 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from antiphase.data.archives import regular
 from antiphase.data.decoding import flat, pil_to_tensor
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.image_sets import prompt_names
-from antiphase.data.images import ArrayImages, array_set, subset_rows
+from antiphase.data.images import ArrayImages, subset_rows
 from antiphase.errors import UserError, first_line, shown
-from antiphase.files import printable
+from antiphase.files import printable, regular_file
 
 MOST_CLASSES = 1_000_000
 """Larger labels are ids, for which there would be a class each."""
@@ -36,10 +35,9 @@ def array_images(
     last = int(numbers.max())
     names = tuple(map(str, range(last + 1))) if class_names is None else ordered_names(class_names)
     if names is None or last >= len(names):
-        raise UserError(
-            f"{name}: label {last}, class names {shown(class_names)}; expected a name for each class"
-        )
-    return array_set(name, split, names, pixels, numbers)
+        fault = f"{name}: label {last}, class names {shown(class_names)}"
+        raise UserError(f"{fault}; expected a name for each class")
+    return ArrayImages.whole(name, split, names, numbers, pixels=pixels)
 
 
 def dataset_images(
@@ -137,8 +135,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
     """
     name = f"npz:{printable(path)}"
     try:
-        # NumPy itself would leave a damaged file open
-        with regular(Path(path).expanduser()).open("rb") as raw:
+        with regular_file(Path(path).expanduser()) as raw:  # NumPy itself would leave a damaged file open
             archive = np.load(raw, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array")
@@ -150,9 +147,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
         raise
     except Exception as error:  # zipfile, zlib and NumPy each raise their own
         reason = getattr(error, "strerror", None) or first_line(error).partition("set allow_pickle")[0]
-        raise UserError(
-            f"{name}: cannot be read ({reason}); expected a file written by numpy.savez"
-        ) from None
+        raise UserError(f"{name}: cannot be read ({reason}); expected a file of numpy.savez") from None
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
@@ -193,9 +188,7 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
         reason = first_line(error)
         raise UserError(f"{name}: labels {shown(labels)} ({reason}); expected class numbers") from None
     if values.size != count or values.shape[:1] != (count,):
-        raise UserError(
-            f"{name}: labels of shape {values.shape}; expected ({count},), one class number an image"
-        )
+        raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one number an image")
     values = values.reshape(count)
     odd = values[~((values >= 0) & (values < MOST_CLASSES) & (values == np.floor(values)))]  # includes NaN
     if len(odd):

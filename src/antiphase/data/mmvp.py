@@ -3,20 +3,17 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from jaxtyping import UInt8
 from PIL import Image
-from torch import Tensor
 
 from antiphase.data.captions import table_rows
-from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import emoji_pairs
 from antiphase.data.folders import data_root, missing_files
-from antiphase.data.images import ArrayPairs, still_there
+from antiphase.data.images import still_there
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
@@ -68,10 +65,6 @@ class MmvpSet:
     def __len__(self) -> int:
         return len(self.patterns)
 
-    def pixels(self, pair: int, which: int) -> UInt8[Tensor, "3 height width"]:
-        """Return the first (0) or second (1) image of a pair as RGB at its own size."""
-        return decode_whole(self.root / self.files[pair][which])
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of file names and sizes, statements, patterns and question numbers."""
         rows = zip(self.patterns, self.question_ids, self.files, self.statements, strict=True)
@@ -103,27 +96,24 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     (_, header), *rows = table_rows(table) or [(0, [])]
     if len(header) != len(_HEADER) or not rows or len(rows) % 2:
         raise UserError(f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair")
-    types: dict[str, int] = {}
-    pairs: dict[tuple[int, int], tuple[int, tuple[str, str], tuple[str, str]]] = {}
+    pairs: dict[tuple[int, int], tuple[str, tuple[str, str], tuple[str, str]]] = {}
     for (line, first), (_, second) in zip(rows[::2], rows[1::2], strict=True):
+        expected = "an odd question and the next one, once, each with its number, their type and a statement"
+        fault = UserError(f"line {line} of {table} and the next: expected {expected}")
         try:
-            (odd, kind, one), (even, other, two) = first, second
-            pair = int(odd), int(even)
+            numbers, (kind, other), (one, two) = zip(first, second, strict=True)
+            odd, even = map(int, numbers)
         except ValueError:  # another number of cells, or no numbers
-            odd = even = kind = other = one = two = ""
-            pair = 0, 0
-        if kind != other or not one or not two or pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or pair in pairs:
-            expected = (
-                "an odd question and the next one, once, each with its number, their type and a statement"
-            )
-            raise UserError(
-                f"line {line} of {table} and the next: expected {expected}: sort or correct the rows"
-            )
-        images = f"{_IMAGES}/{kind}/{odd}.jpg", f"{_IMAGES}/{kind}/{even}.jpg"
+            raise fault from None
+        if kind != other or not one or not two or odd % 2 == 0 or even != odd + 1 or (odd, even) in pairs:
+            raise fault
+        images = f"{_IMAGES}/{kind}/{numbers[0]}.jpg", f"{_IMAGES}/{kind}/{numbers[1]}.jpg"
         if absent := missing_files(folder, images):
             raise UserError(f"mmvp: the image {folder / absent[0]} is missing: download it again")
-        pairs[pair] = types.setdefault(kind, len(types)), (one, two), images
-    patterns, statements, files = zip(*pairs.values(), strict=True)
+        pairs[odd, even] = kind, (one, two), images
+    kinds, statements, files = zip(*pairs.values(), strict=True)
+    types = [*dict.fromkeys(kinds)]
+    patterns = tuple(map(types.index, kinds))
     names = PATTERNS if len(types) == len(PATTERNS) else tuple(types)
     return MmvpSet(name, patterns, names, statements, files, tuple(pairs), folder)
 
@@ -140,22 +130,23 @@ def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
         table = io.StringIO(newline="")
         writer = csv.writer(table)
         writer.writerow(_HEADER)
-        for number, (pattern, row) in enumerate(_emoji_questions(pairs), 1):
-            writer.writerow((number, pattern, pairs.captions[row][0]))
-            picture = Image.fromarray(pairs.pixels(row).permute(1, 2, 0).numpy())
+        rows = {names[0]: row for row, names in enumerate(pairs.captions)}
+        for number, (pattern, name) in enumerate(_emoji_questions(rows), 1):
+            writer.writerow((number, pattern, name))
+            picture = Image.fromarray(pairs.pixels(rows[name]).permute(1, 2, 0).numpy())
             with replacing(folder / _IMAGES / pattern / f"{number}.jpg") as temporary:
                 picture.save(temporary, "JPEG", quality=95, subsampling=0)
         write_text(folder / "Questions.csv", table.getvalue())  # written last: marks the set as complete
     return load_mmvp(folder, EMOJI_MMVP)
 
 
-def _emoji_questions(pairs: ArrayPairs) -> Iterator[tuple[str, int]]:
-    """Yield the pattern and the position of the emoji of each question."""
-    rows = {names[0]: row for row, names in enumerate(pairs.captions)}
+def _emoji_questions(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the pattern and the emoji of each question."""
     for pattern, first, replaced, other in _EMOJI_RULES:
         # the empty end of a name matches once more behind a skin tone
         count = int(pattern == "Facing right")
-        both = [(name, re.sub(replaced, other, name, count=count)) for name in rows if re.search(first, name)]
-        both = [names for names in both if names[1] in rows]
-        for two in sorted(both, key=lambda names: key(EMOJI_MMVP, pattern, *names))[:_EMOJI_PAIRS]:
-            yield from ((pattern, rows[name]) for name in two)
+        chosen = [name for name in names if re.search(first, name)]
+        both = ((name, re.sub(replaced, other, name, count=count)) for name in chosen)
+        both = [two for two in both if two[1] in names]
+        for two in sorted(both, key=lambda two: key(EMOJI_MMVP, pattern, *two))[:_EMOJI_PAIRS]:
+            yield from ((pattern, name) for name in two)

@@ -24,7 +24,7 @@ from webdataset.tariterators import base_plus_ext
 
 from antiphase.arguments import Count, validated
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, Header, members_by_key
-from antiphase.data.decoding import decode_whole, in_threads
+from antiphase.data.decoding import decode_whole, in_threads, or_error
 from antiphase.data.folders import choose_split, data_root
 from antiphase.data.images import PairBatch, check_batch_size, still_there
 from antiphase.errors import UserError, one_line
@@ -73,10 +73,6 @@ class RawSample(NamedTuple):
     caption: str
 
 
-class _StoppedError(Exception):
-    """The consumer has finished."""
-
-
 @final
 @validated
 @dataclass(frozen=True)
@@ -111,8 +107,7 @@ class ShardStream:
         """Return the number of whole batches per epoch."""
         check_batch_size(self.name, batch_size, self.samples)
         if batch_size % self.lanes:
-            expected = f"expected a multiple of {self.lanes}, the lanes of {self.name}"
-            raise UserError(f"batch size {batch_size}: {expected}: change it, or --lanes")
+            raise UserError(f"batch size {batch_size}: expected a multiple of {self.lanes}, see --lanes")
         return self.samples // batch_size
 
     def batches(
@@ -125,8 +120,7 @@ class ShardStream:
         """
         steps = self.steps_per_epoch(batch_size)
         if self.lanes % world:
-            expected = f"expected a multiple of the {world} processes: use --lanes, or fewer processes"
-            raise UserError(f"{self.name}: lanes {self.lanes}: {expected}")
+            raise UserError(f"lanes {self.lanes}: expected a multiple of the {world} processes: use --lanes")
         numbers = range(rank, self.lanes, world)
         return self._batches(numbers, batch_size, range(min(first, steps), steps), seed, epoch)
 
@@ -168,15 +162,15 @@ class ShardStream:
 
         decoded = in_threads(_decoded, read_ahead(), ahead=2 * size * len(numbers))
         while outcomes := list(itertools.islice(decoded, size * len(numbers))):
-            good = [(sample, pixels) for sample, pixels in outcomes if isinstance(pixels, Tensor)]
+            good = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
+            keys = [key("shard", sample.shard, sample.key) for sample, _ in good]
+            faults = (str(outcome) for outcome in outcomes if isinstance(outcome, UserError))
             yield PairBatch(
-                ids=torch.tensor(
-                    [key("shard", sample.shard, sample.key) for sample, _ in good], dtype=torch.int64
-                ),
+                ids=torch.tensor(keys, dtype=torch.int64),
                 images=[pixels for _, pixels in good],
                 captions=[(sample.caption,) for sample, _ in good],
                 size=batch_size,
-                bad=(*bad_of_steps.popleft(), *(line for _, line in outcomes if isinstance(line, str))),
+                bad=(*bad_of_steps.popleft(), *faults),
             )
 
     def _lane(
@@ -189,7 +183,7 @@ class ShardStream:
             for row in order:
                 for sample in read_shard(shards[row], bad.append):
                     if stop.is_set():
-                        raise _StoppedError
+                        raise InterruptedError  # the consumer has finished
                     yield sample
 
         for turn in itertools.count():
@@ -200,9 +194,9 @@ class ShardStream:
                 empty = False
                 yield sample
             if empty:
-                reason = f"the first is {shards[0].name}" + (f"; {bad[-1]}" if bad else "")
-                fault = f"lane {number} has no usable sample in its {len(shards)} shards, {reason}"
-                raise UserError(f"{self.name}: {fault}: repair or remove these shards, or use fewer lanes")
+                fault = f"lane {number} has no usable sample in its {len(shards)} shards"
+                fault += f", first {shards[0].name}" + f"; {bad[-1]}" * bool(bad)
+                raise UserError(f"{self.name}: {fault}: repair or remove them, or use fewer lanes")
 
 
 def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
@@ -217,20 +211,23 @@ def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator)
 
 
 def open_shards(
-    pattern: str,
+    path: str,
     *,
     samples: int | None = None,
     lanes: int | None = None,
     buffer: int = BUFFER,
+    split: str = "train",
     root: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> ShardStream:
-    """Open a stream of the shards of :func:`find_shards`.
+    """Open a stream of the shards of :func:`find_shards`, which have only training pairs.
 
     If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` the largest of 1, 2, 4 and 8
     that is at most the number of shards. ``progress`` shows a bar on stderr while samples are counted.
     """
-    name, shards = f"shards:{pattern}", find_shards(pattern, data_root(root))
+    name = f"shards:{path}"
+    choose_split(name, split, ("train",))
+    shards = find_shards(path, data_root(root))
     if samples is None:
         samples = count_samples(name, shards, data_root(root), progress=progress)
     if lanes is None:
@@ -238,22 +235,10 @@ def open_shards(
     return ShardStream(name, shards, samples, lanes, buffer)
 
 
-def shard_pairs(
-    name: str, split: str, path: str, root: Path, samples: int | None, lanes: int | None, progress: bool
-) -> ShardStream:
-    """Open the shards of a named source; they have only training pairs."""
-    choose_split(name, split, ("train",))
-    return open_shards(path, samples=samples, lanes=lanes, root=root, progress=progress)
-
-
-def _decoded(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height width"] | str]:
-    """Return the sample with its pixels, or with the line that says why it has none."""
-    file = f"{sample.key}.{sample.suffix}"
-    try:
-        return sample, decode_whole(sample.image, file)
-    except UserError as error:
-        reason = str(error.__cause__).partition(" <_io")[0]  # Pillow names the address of the bytes
-        return sample, f"{sample.shard}: {file} cannot be read as an image ({' '.join(reason.split())})"
+@or_error
+def _decoded(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height width"]]:
+    fix = "repair it, or remove it from the shard"
+    return sample, decode_whole(sample.image, f"{sample.shard}/{sample.key}.{sample.suffix}", fix)
 
 
 def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSample]:
@@ -319,24 +304,18 @@ def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     existing, missing = _existing(places, Path())
     if root is not None and not any(local for _, local in existing):
         existing, missing = _existing(places, root)
-    advice = _how_to_get(pattern, root or Path())
+    fix = "correct the pattern, such as 'shards:/data/cc3m/{00000..00331}.tar', or download them"
+    if title := TITLES.get(source := f"shards:{pattern}"):
+        page, columns = _LINKS[source]
+        about = {"title": title, "name": title.lower(), "page": page, "columns": columns}
+        fix = _HOW_TO_GET.format(root=root or Path(), **about)
     if not existing:
-        expected = "expected tar files of img2dataset, such as 'shards:/data/cc3m/{00000..00331}.tar'"
-        raise UserError(f"no shard matches {pattern!r} in {Path.cwd()} or {root}: {advice or expected}")
+        raise UserError(f"no shard matches {pattern!r} in {Path.cwd()} or {root}: {fix}")
     if missing:
         fault = f"{len(missing)} of the {len(existing) + len(missing)} shards of {pattern!r} are missing"
-        fix = advice or "correct the pattern, or download them"
         raise UserError(f"{fault}, the first is {missing[0]}: {fix}")
     names = _names([place for place, _ in existing], pattern)
     return tuple(Shard(name, *shard) for name, shard in zip(names, existing, strict=True))
-
-
-def _how_to_get(pattern: str, root: Path) -> str | None:
-    """Return the commands that download a set whose shards are missing; None for other patterns."""
-    if (source := f"shards:{pattern}") not in _LINKS:
-        return None
-    (page, columns), title = _LINKS[source], TITLES[source]
-    return _HOW_TO_GET.format(title=title, name=title.lower(), page=page, columns=columns, root=root)
 
 
 def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]], list[str]]:
@@ -349,8 +328,7 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
             existing.append((place, False))
             continue
         if scheme and not Path(place).exists():
-            fix = "use 'pipe:COMMAND' that writes it, such as 'pipe:aws s3 cp URL -'"
-            raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: {fix}")
+            raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND'")
         path = base / Path(place).expanduser()
         pattern = str(path / "*.tar" if path.is_dir() else path)
         files = [str(path)] if path.is_file() else filter(os.path.isfile, sorted(glob.glob(pattern)))
@@ -390,16 +368,14 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
     keeps the count.
     """
     if remote := [shard.name for shard in shards if not shard.local]:
-        unknown = f"the number of samples in {remote[0]} is unknown, because it is remote"
-        raise UserError(f"{name}: {unknown}: give the total of all shards with --samples")
+        raise UserError(f"{name}: {remote[0]} is remote: give the total of all shards with --samples")
     total = 0
     with progress_bar("Counting samples", len(shards), progress) as advance:
         for shard in shards:
             total += _sample_count(Path(shard.place).absolute(), root)
             advance(1)
     if not total:
-        expected = "expected KEY.jpg, .png, .webp or .jpeg with KEY.txt"
-        raise UserError(f"{name}: no samples in its {len(shards)} shards: {expected}")
+        raise UserError(f"{name}: no samples in its {len(shards)} shards: expected KEY.jpg with KEY.txt")
     return total
 
 

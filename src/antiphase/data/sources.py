@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from antiphase.arguments import OWN_WORDS, Count, Must, Seed, validated
 from antiphase.data import in_memory
 from antiphase.data.folders import choose_split, data_root
-from antiphase.data.images import ArrayImages, ArrayPairs, FileImages, FilePairs, ImageSet, PairSet
+from antiphase.data.images import ArrayImages, FileImages, ImageSet, PairSet
 from antiphase.data.shards import ShardStream
 from antiphase.errors import UserError, shown
 
@@ -65,7 +65,7 @@ class Source:
     def settings(self) -> list[str]:
         """Names of the function's parameters that have a default."""
         parameters = inspect.signature(self.function).parameters.values()
-        return [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
+        return [one.name for one in parameters if one.default is not one.empty]
 
     def load(self, name: str, split: str, root: str | os.PathLike[str] | None, **settings: Any) -> Any:
         known = {"name": name, "split": split, "root": data_root(root), "path": name.partition(":")[2]}
@@ -99,29 +99,10 @@ SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PAIR_SOURCES.items()}
 """One-line description of each source of pairs."""
 
-PROBE_SETS = tuple(_LISTED["suites"]["probe"])
-"""The nine sets of the linear probe and of few-shot learning, in the paper's order."""
-
-MEAN_PER_CLASS = frozenset(_LISTED["suites"]["mean_per_class"])
-"""The probe sets scored by mean per-class accuracy; the others are scored by accuracy."""
-
-EMOJI_SETS = tuple(_LISTED["suites"]["emoji"])
-"""The emoji by artist, drawings on white of nine groups."""
-
-IMAGENET_SETS = tuple(_LISTED["suites"]["imagenet"])
-"""ImageNet, and test sets of its classes under distribution shift."""
-
-RETRIEVAL_SETS = tuple(_LISTED["suites"]["retrieval"])
-"""The image–caption sets for retrieval, in Karpathy's splits."""
-
-
-def _labelled(pairs: ArrayPairs | FilePairs, name: str) -> ImageSet:
-    """Return pairs that have labels as labelled images."""
-    values: dict[str, Any] = dict(vars(pairs), name=name)
-    del values["captions"], values["objects"]
-    if isinstance(pairs, ArrayPairs):
-        return ArrayImages(pixels=values.pop("array"), **values)
-    return FileImages(image_size=224, channels=3, **values)
+# of the DiffCLIP paper, see sources.toml
+_SUITES = {name: tuple(sets) for name, sets in _LISTED["suites"].items()}
+PROBE_SETS, IMAGENET_SETS, RETRIEVAL_SETS = (_SUITES[name] for name in ("probe", "imagenet", "retrieval"))
+MEAN_PER_CLASS = frozenset(_SUITES["mean_per_class"])
 
 
 def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:
@@ -129,13 +110,9 @@ def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) 
     known = _PUBLISHED.get(name, {})
     published = known.get(split, images), known.get("classes", classes)
     if published != (images, classes):
-        counts = (
-            f"images {images:,}, classes {classes:,}; {published[0]:,} and {published[1]:,} were published"
-        )
-        # the caller of load_data, which is checked
-        warnings.warn(
-            f"{name} ({split}): {counts}: results are not comparable, download it again", stacklevel=4
-        )
+        counts = f"images {images:,}, classes {classes:,}; {published[0]:,} and {published[1]:,}"
+        advice = "were published: results are not comparable, download it again"
+        warnings.warn(f"{name} ({split}): {counts} {advice}", stacklevel=4)  # the caller of load_data
 
 
 def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
@@ -216,17 +193,18 @@ def load_data(
         split = split if facts.splits is None else choose_split(source, split, facts.splits)
         shape = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         images = facts.load(source, split, root, **shape, limit=limit, seed=seed)
-        if isinstance(images, ArrayPairs | FilePairs):
-            images = _labelled(images, source)
+        if isinstance(images, PairSet):  # with labels
+            values = dict(vars(images), name=source)
+            del values["captions"], values["objects"]
+            memory = values.pop("array", None)
+            images = FileImages(**values) if memory is None else ArrayImages(pixels=memory, **values)
         if isinstance(images, FileImages):
             images = images.altered(image_size=image_size or facts.image_size, channels=channels or 3)
         _warn_of_other_counts(source, images.split, len(images), len(images.class_names))
     shape = images.image_shape
     expected = (channels or shape[0], image_size or shape[1], image_size or shape[2])
     if expected != shape:
-        raise UserError(
-            f"{images.name} has images of shape {shape}, not {expected}, and arrays are not resized"
-        )
+        raise UserError(f"{images.name} has images of {shape}, not {expected}, and arrays are not resized")
     if num_classes not in (None, len(images.class_names)):
         raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
     images = images.subset(limit, seed)

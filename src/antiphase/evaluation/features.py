@@ -111,10 +111,8 @@ class FeatureStore:
         self, model: nn.Module, about: Sequence[str], count: int, compute: Compute, title: str
     ) -> Tensor:
         """Return all rows of what the kind and the settings in ``about`` identify; compute the missing parts."""
-        if (
-            id(model) not in self._fingerprints
-        ):  # a second for a large model, which is held: so its id stays its own
-            self._fingerprints[id(model)] = (model, fingerprint(model))
+        if id(model) not in self._fingerprints:  # a second for a large model
+            self._fingerprints[id(model)] = (model, fingerprint(model))  # held: so its id stays its own
         kind, *settings = about
         identity = digest(kind, _VERSION, self._fingerprints[id(model)][1], *settings)
         folder = self.folder / digest(identity, str(_PART))[:24]

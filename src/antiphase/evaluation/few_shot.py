@@ -65,8 +65,7 @@ def draw_episodes(
     for split, counts, least in (("training", shown, shots), ("test", asked, 1)):
         if (scarce := counts < least).any():
             label, count = classes[scarce][0], counts[scarce][0]
-            words = f"expected {least} or more; leave it out or take fewer shots"
-            raise UserError(f"class {label}: {count} {split} images, {words}")
+            raise UserError(f"class {label}: {count} {split} images, expected {least} or more; leave it out")
 
     # in float64 the bias of drawing from a class of a million is 1e-10
     draw = generator(seed, "few-shot episodes")
@@ -102,9 +101,7 @@ def few_shot_accuracies(
     """
     for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
         if (last := int(used.max())) >= len(features):
-            raise UserError(
-                f"{name} image {last}: expected 0 to {len(features) - 1}; draw episodes for these images"
-            )
+            raise UserError(f"{name} image {last}: expected 0 to {len(features) - 1}; draw other episodes")
     _, ways, shots = episodes.support.shape
     support, queries = (rows.flatten(1).to(train.device) for rows in (episodes.support, episodes.queries))
     asked, right = queries >= 0, torch.empty(queries.shape, dtype=torch.bool, device=train.device)
@@ -148,10 +145,8 @@ def _images_of(labels: Tensor, classes: Tensor, places: Tensor) -> Int64[Tensor,
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     place = device_of(model)
-    support, queries = (
-        image_features(model, labelled(data)[0], protocol, store).to(place)
-        for data in (source.train, source.test)
-    )
+    parts = (labelled(data)[0] for data in (source.train, source.test))
+    support, queries = (image_features(model, part, protocol, store).to(place) for part in parts)
     setting, blocks = f"{protocol.ways}-way {protocol.shots}-shot", []
     for seed in range(protocol.seeds):
         episodes = _episodes(source, protocol, protocol.episodes, seed)

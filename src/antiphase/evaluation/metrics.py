@@ -40,9 +40,8 @@ def outcome_rows(**columns: Any) -> pl.DataFrame:
     """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
     usual = dict.fromkeys(ROW_SCHEMA) | {"setting": "", "seed": 0, "group": -1}
     lists = {name: values for name, values in columns.items() if not isinstance(values, int | str)}
-    frame = pl.DataFrame(lists).with_columns(
-        pl.lit(value).alias(name) for name, value in (usual | columns).items() if name not in lists
-    )
+    single = {name: pl.lit(value) for name, value in (usual | columns).items() if name not in lists}
+    frame = pl.DataFrame(lists).with_columns(**single)
     return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
 
 
@@ -171,7 +170,7 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     one, two = values > 0.5
     even = not metric.by_group or both["group"].value_counts()["count"].n_unique() == 1
     p = None
-    if hits and metric.clustered and metric.tested:
+    if hits and metric.tested and metric.clustered:
         p = mcnemar_clustered(one, two, both["group"].to_numpy())
     elif hits and even and not metric.clustered:
         p = mcnemar_exact(one, two)
@@ -194,22 +193,21 @@ def summarise_tasks(
             metrics[str(model), str(task), str(data), metric.setting, metric.name] = metric
     results, differences = [], []
     for (model, *key), metric in metrics.items():
-        levels = {"chance": metric.chance, "constant": metric.constant}
-        results.append(_line({"model": model}, key, asdict(estimate(metric)) | levels))
+        about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
+        headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
+        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | {"headline": headline})
         twin = twins.get(model)
         if twin is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])
             numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
-            differences.append(_line({"model": model, "twin": twin}, key, numbers))
+            line = {"model": model, "twin": twin} | about | _finite(numbers) | {"headline": headline}
+            differences.append(line)
     return {"results": results, "differences": differences}
 
 
-def _line(models: dict[str, str], key: Sequence[str], numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of a summary, ready for JSON: null for an infinite end."""
-    about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
-    finite = {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
-    headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
-    return models | about | numbers | finite | {"headline": headline}
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return numbers for JSON: null for an infinite end."""
+    return numbers | {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
 
 
 def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:
@@ -224,14 +222,13 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
     values = units["value"].to_numpy()
     if metric.by_group:
         return mean_over_groups(values, units["group"].to_numpy())
-    draws = len(values)
     if metric.clustered:
         totals = units.group_by("group", maintain_order=True).agg(pl.sum("value"), pl.len().cast(pl.Float64))
         counted = units.filter("counted") if "counted" in units.columns else units
         draws = counted["group"].n_unique()
         whole = jackknife(totals.drop("group").to_numpy(), lambda means: means[..., 0] / means[..., 1])
     else:
-        whole = jackknife(values[:, None], lambda means: means[..., 0])
+        draws, whole = len(values), jackknife(values[:, None], lambda means: means[..., 0])
     if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
         whole = crossed_mean(np.full((1, draws), whole.value))
     return Estimate(whole.value, whole.low, whole.high, len(values))

@@ -5,12 +5,11 @@ from functools import partial
 from typing import Annotated
 
 import polars as pl
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, validated
-from antiphase.data import FilePairs
+from antiphase.data.captions import row_pairs
 from antiphase.data.mmvp import PAPER_PATTERNS, MmvpSet
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
@@ -40,15 +39,10 @@ def right_pairs(
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, MmvpSet)
+    files = [file for two in pairs.files for file in two]  # pyright: ignore[reportGeneralTypeIssues]
     statements = [PROMPT + text for two in pairs.statements for text in two]  # pyright: ignore[reportGeneralTypeIssues]
-    flat = FilePairs(
-        name=pairs.name,
-        split="test",
-        ids=torch.arange(2 * len(pairs)),
-        root=pairs.root,
-        captions=tuple((text,) for text in statements),
-        files=tuple(file for two in pairs.files for file in two),  # pyright: ignore[reportGeneralTypeIssues]
-    )
+    rows = [(file, (text,), None) for file, text in zip(files, statements, strict=True)]
+    flat = row_pairs(pairs.name, "test", pairs.root, rows)
     images = store.project(model, store.image_features(model, flat))
     texts = store.text_vectors(model, statements, f"statements of {pairs.name}")
     right = right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2)))

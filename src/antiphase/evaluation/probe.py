@@ -7,7 +7,7 @@ Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import polars as pl
 import torch
@@ -20,15 +20,7 @@ from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
-from antiphase.evaluation.tasks import (
-    EvaluationTask,
-    Objective,
-    Protocol,
-    Source,
-    can_learn,
-    image_features,
-    labelled,
-)
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, can_learn, image_features, labelled
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.streams import generator
@@ -38,6 +30,7 @@ COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
 _HELD_OUT = 0.2  # of each class, where there is no validation split
 Features = Annotated[Float[Tensor, "samples dim"], NOT_EMPTY, FINITE]
+Objective = Literal["norm", "squared"]  # of the penalty on the weights
 
 
 @dataclass(frozen=True)

@@ -100,16 +100,13 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     mine, other = (rows.filter(model=name) for name in (model, against))
     pairs = mine.join(other, on=[*_CELL, "sample"], suffix="_against")
     if not len(pairs) == len(mine) == len(other):
-        raise UserError(
-            f"{model!r} and {against!r} share {len(pairs)} of {len(mine)} and {len(other)} attacked images: "
-            "expected the same images, attacks and ε for both; attack both with the same settings"
-        )
+        shared = f"share {len(pairs)} of {len(mine)} and {len(other)} attacked images"
+        raise UserError(f"{model!r} and {against!r} {shared}: attack the same images with the same settings")
     results = []
     for key, cell in _ordered(pairs).group_by([*_CELL], maintain_order=True):
         broken = cell["success"].to_numpy(), cell["success_against"].to_numpy()
-        apart = paired_difference(*broken)
-        numbers = (apart.value, apart.low, apart.high, mcnemar_exact(*broken), apart.n)
-        results.append((model, against, *key, *numbers))
+        *apart, n = vars(paired_difference(*broken)).values()
+        results.append((model, against, *key, *apart, mcnemar_exact(*broken), n))
     return pl.DataFrame(results, COMPARISON_SCHEMA, orient="row")
 
 
@@ -205,9 +202,8 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
     norm, eps, value, low, high, n``.
     """
     keys = ["family", "against_family", *_CELL]
-    pairs = comparisons.with_columns(
-        family=_family("model", families), against_family=_family("against", families)
-    )
+    named = {"family": _family("model", families), "against_family": _family("against", families)}
+    pairs = comparisons.with_columns(**named)
     unshared = [pl.col(side).n_unique().over(keys) == pl.len().over(keys) for side in ("model", "against")]
     return over_seeds(pairs.filter(*unshared), keys, "difference", as_difference)
 
@@ -223,9 +219,8 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
         for pair in pairs
         for name, sign in zip(pair, (1.0, -1.0), strict=True)
     ]
-    images = (
-        pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=pl.sum("signed") / len(pairs))
-    )
+    mean = pl.sum("signed") / len(pairs)
+    images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=mean)
     half = 1.96 * pl.std("d") / pl.len().sqrt()
     return images.group_by(*_CELL, maintain_order=True).agg(
         image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
@@ -240,9 +235,8 @@ def _family(column: str, families: Mapping[str, Sequence[str]]) -> pl.Expr:
 
 def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     """Sort by model, attack, norm and ε, with models and attacks in the order of their first rows."""
-    order = [
-        pl.col(c).cast(pl.Enum(rows[c].unique(maintain_order=True))) for c in ("model", "attack", "norm")
-    ]
+    names = ("model", "attack", "norm")
+    order = [pl.col(name).cast(pl.Enum(rows[name].unique(maintain_order=True))) for name in names]
     return rows.sort(*order, "eps", maintain_order=True)
 
 
@@ -251,6 +245,5 @@ def _refuse_repeats(rows: pl.DataFrame) -> None:
     repeated = key.filter(key.is_duplicated())
     if len(repeated):
         model, attack, _, eps, sample = repeated.row(0)
-        raise UserError(
-            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: repeat the run in an empty folder"
-        )
+        rows_of = f"rows of sample {sample} for {model}, {attack}, ε = {eps:g}"
+        raise UserError(f"duplicate {rows_of}: repeat the run in an empty folder")

@@ -1,22 +1,26 @@
 """Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import polars as pl
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, validated
-from antiphase.data import PairSet
+from antiphase.data.images import PairSet, model_images
 from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import Captions, EvaluationTask, Groups, Protocol, Source
+from antiphase.evaluation.metrics import Metric, estimate, observed, outcome_rows, task_metrics
+from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
+from antiphase.evaluation.zero_shot import zero_shot_rows
+from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.modules import device_of
 
+Captions = Literal["first", "all"]  # of each image
+_BATCH_SIZE = 256  # images or captions of a validation
 _HELD = 2**26  # similarities at a time: 256 MB in float32
 
 
@@ -86,6 +90,31 @@ def retrieval_rows(
     return pl.concat([by_caption, by_image])
 
 
+@torch.no_grad()
+def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all") -> dict[str, float]:
+    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs.
+
+    Zero-shot is by the set's own prompts, or ``'a photo of'`` and the name of the class.
+    """
+    encoder = as_dual_encoder(model)
+    device = encoder.logit_scale.device
+    texts, owners = chosen_captions(pairs, captions)
+    rows = torch.arange(len(pairs)).split(_BATCH_SIZE)
+    pixels = (model_images(pairs, batch.tolist(), encoder.square).to(device) for batch in rows)
+    words = (texts[start : start + _BATCH_SIZE] for start in range(0, len(texts), _BATCH_SIZE))
+    encoded = map(encoder.encode_image, pixels), map(encoder.encode_text, words)
+    images, sentences = (torch.cat([part.float().cpu() for part in parts]) for parts in encoded)
+    images, sentences = F.normalize(images, dim=-1), F.normalize(sentences, dim=-1)
+    frame = retrieval_rows(images, sentences, owners, pairs.ids)
+    metrics = {f"{metric.setting} {metric.name}": metric for metric in task_metrics("retrieval", frame)}
+    if pairs.labels is not None:
+        weights = zero_shot_classifier(model, pairs.class_names, prompts=pairs.prompts).weights.cpu()
+        frame = zero_shot_rows(images, weights, pairs.labels, pairs.ids)
+        top, *_, per_class = task_metrics("zero-shot", frame)
+        metrics |= {"zero-shot": top, "zero-shot per class": per_class}
+    return {name: round(estimate(metric).value, 4) for name, metric in metrics.items()}
+
+
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, PairSet)
@@ -97,12 +126,9 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    images = rows["group"].n_unique()
-    metric = partial(Metric, setting, clustered=images < len(rows))
-    # several captions of an image have a chance slightly below k / images
-    return [
-        metric(f"R@{k}", observed(rows, pl.col("rank") < k), chance=min(1.0, k / images)) for k in (1, 5, 10)
-    ]
+    several = rows["group"].n_unique() < len(rows)
+    hits = ((k, observed(rows, pl.col("rank") < k)) for k in (1, 5, 10))
+    return [Metric(setting, f"R@{k}", values, clustered=several) for k, values in hits]
 
 
 TASK = EvaluationTask(

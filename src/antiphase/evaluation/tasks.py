@@ -1,9 +1,9 @@
 """What an evaluation task is: how it is measured, what its rows become, and the words that reports use for it."""
 
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 from jaxtyping import Float
@@ -14,46 +14,23 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric
 from antiphase.registry import TASKS, find
 
-Captions = Literal["first", "all"]  # of each image
-Objective = Literal["norm", "squared"]  # of the penalty on a probe's weights
 Groups = Sequence[str]
 """Names of the groups that rows number: MMVP's patterns."""
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How the tasks are measured; the defaults are DiffCLIP's (Section 4.1, Appendix B)."""
+class Protocol(SimpleNamespace):
+    """How the tasks are measured: the options of ``antiphase evaluate`` that they name in ``fields`` and ``resolves``.
 
-    # of zero-shot; empty: the data's own prompts if they have some, else 80 and 7
-    templates: tuple[str, ...] = ()
-    captions: Captions = "all"  # which captions of an image retrieve it
-    space: Literal["raw", "projected"] = "raw"  # features of the probe and few-shot; raw: before projection
-    objectives: tuple[Objective, ...] = ("norm",)  # of the probe
-    iterations: int = 1000  # of the probe's L-BFGS, at most
-    seeds: int = 3  # of the probe and of few-shot: 0, 1, …
-    episodes: int = 5000  # of few-shot, for each seed
-    ways: int = 5  # classes of an episode
-    shots: int = 5  # support images of each class
-    queries: int = 6  # query images of each class
-    suffix: str = ""  # put behind every question that a model answers in words, on a line of its own
-
-
-@typing.runtime_checkable
-class QuestionSet(typing.Protocol):
-    """A data set that is neither labelled images nor pairs, such as one of questions; its task knows more of it."""
-
-    name: str
-
-    def __len__(self) -> int: ...
-
-    def fingerprint(self) -> str: ...
+    The defaults are DiffCLIP's (Section 4.1, Appendix B). A new setting is a field in ``commands/evaluate/options.py``
+    and a name in ``fields`` of the task that reads it.
+    """
 
 
 @dataclass(frozen=True)
 class Source:
     """A data set as the tasks see it: images to evaluate on and, where the set has them, images to learn from."""
 
-    test: ImageSet | PairSet | QuestionSet  # labelled images, pairs, or what a task of its own measures
+    test: Any  # labelled images, pairs, or what a task of its own measures, with a name, a length and a fingerprint
     train: ImageSet | PairSet | None = None  # images of the same classes
     validation: ImageSet | PairSet | None = None  # published; without it, the probe holds out some of train
 
@@ -87,8 +64,8 @@ class EvaluationTask:
     scores: Callable[[str], bool] = lambda metric: True
     # whether a metric, on a data set, is the one that figures show and headlines quote first
     stands_for: Callable[[str, str], bool] = lambda data, metric: True
-    fields: tuple[str, ...] = ()  # fields of Protocol that the rows depend on
-    resolves: tuple[str, ...] = ()  # fields of Protocol whose meaning depends on the data set
+    fields: tuple[str, ...] = ()  # settings that the rows depend on
+    resolves: tuple[str, ...] = ()  # settings whose meaning depends on the data set
     # these as values for the identity of stored rows
     resolved: Callable[[Source, Protocol], dict[str, Any]] = lambda source, protocol: {}
     # why a data set that it serves has too few classes or images; None if it has enough
@@ -114,6 +91,12 @@ def all_tasks() -> list[EvaluationTask]:
     return [find_task(name) for name in TASKS]
 
 
+def task_settings(tasks: Iterable[EvaluationTask] | None = None) -> set[str]:
+    """Return the names of the settings of some tasks, or of all."""
+    chosen = all_tasks() if tasks is None else tasks
+    return {name for task in chosen for name in (*task.fields, *task.resolves)}
+
+
 def has_labels(source: Source) -> bool:
     """Return whether the test images are labelled."""
     return isinstance(source.test, ImageSet | PairSet) and source.test.labels is not None
@@ -124,7 +107,7 @@ def can_learn(source: Source) -> bool:
     return has_labels(source) and source.train is not None
 
 
-def labelled(data: ImageSet | PairSet | QuestionSet | None) -> tuple[ImageSet | PairSet, Tensor]:
+def labelled(data: Any) -> tuple[ImageSet | PairSet, Tensor]:
     """Return a data set and its labels, which ``serves`` has found there."""
     assert isinstance(data, ImageSet | PairSet)
     assert data.labels is not None

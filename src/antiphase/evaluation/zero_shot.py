@@ -15,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, accuracies, accuracy_stands_for, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source, has_labels, labelled
-from antiphase.files import digest
+from antiphase.files import digest, read_text
 
 OWN = "own"
 ENSEMBLES = (OWN, "80", "7", "1")
@@ -55,22 +55,19 @@ def class_prompts(
 
 def _templates(ensemble: str) -> list[str]:
     """Return the templates of a text or a file, each with a place for the name."""
-    if "{}" in ensemble:
-        origin, lines = "--prompt", ensemble.splitlines()
-    else:
+    origin, lines = "--prompt", ensemble.splitlines()
+    if "{}" not in ensemble:
         origin = Path(ensemble).expanduser()
         try:
-            lines = [line.strip() for line in origin.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError):
+            lines = [line.strip() for line in read_text(origin).splitlines() if line.strip()]
+        except UserError:
             expected = f"expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable file"
             raise UserError(f"templates {ensemble!r}: {expected}") from None
     if not lines:
         raise UserError(f"{origin} has no templates: expected one per line, with {{}} for the class name")
     for number, line in enumerate(lines, 1):
         if "{}" not in line:
-            raise UserError(
-                f"{origin}: template {number}, {line!r}: expected {{}} in place of the class name"
-            )
+            raise UserError(f"{origin}: template {number}, {line!r}: expected {{}} for the class name")
     return lines
 
 

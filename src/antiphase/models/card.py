@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.arguments import Seed, validated
-from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
+from antiphase.attention.lambdas import lambda_of, reads_tokens
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
@@ -96,7 +96,8 @@ def _known(module: nn.Module) -> AttentionKind | None:
     for base in kind.__mro__:
         if known := _KNOWN.get(f"{base.__module__}.{base.__qualname__}"):
             changed = "forward" in vars(module) or (_is_users(kind) and kind.forward is not base.forward)
-            return "unknown" if changed else "differential" if lambda_of(module) else known
+            ours = base.__module__.startswith("antiphase.") and lambda_of(module) is not None
+            return "unknown" if changed else "differential" if ours else known
     if lambda_of(module) is not None:
         return "differential"
     if family := vars(module).get("attention_family"):  # of the slot that it was made for
@@ -113,18 +114,21 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     Each has the shape ``()``, ``(heads,)`` or, if it depends on the tokens, ``(batch, heads, queries)``. Layers of the
     last kind are left out unless the model's ``inputs`` are given.
     """
-    tokens = _tokens(model, inputs) if inputs else {}
+    by_module: dict[nn.Module, Any] = {}
     lambdas: list[Tensor] = []
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as hooks:
+        readers = [module for module in model.modules() if inputs and reads_tokens(module)]
+        for module in readers:
+            hook = module.register_forward_hook(lambda module, args, lam: by_module.__setitem__(module, lam))
+            hooks.callback(hook.remove)
+        if readers:
+            model(*inputs)
         for module in model.modules():
-            lam = lambda_of(module)
-            if lam is not None and reads_tokens(lam):
-                lambdas += [lambda_at(lam, tokens[lam]).detach()] if lam in tokens else []
-            elif lam is not None:
-                lambdas.append(lam().detach())
+            if (lam := lambda_of(module)) is not None:
+                lambdas += [by_module[lam]] if lam in by_module else [] if reads_tokens(lam) else [lam()]
             elif (timm := getattr(module, "_compute_lambda", None)) and _known(module) == "differential":
-                lambdas.append(timm().detach())
-    return lambdas
+                lambdas.append(timm())
+    return [lam.detach() for lam in lambdas]
 
 
 @validated
@@ -136,19 +140,6 @@ def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
     measured = getattr(getattr(model, "card", None), "lambdas", ())
     return list(measured) if len(measured) > len(means) else means
-
-
-def _tokens(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[nn.Module, Tensor]:
-    """Return what each λ module that depends on the tokens is given when the model runs on the inputs."""
-    tokens: dict[nn.Module, Tensor] = {}
-    with ExitStack() as hooks, torch.no_grad():
-        readers = [module for module in model.modules() if reads_tokens(module)]
-        for module in readers:
-            hook = module.register_forward_pre_hook(lambda module, args: tokens.update({module: args[0]}))
-            hooks.callback(hook.remove)
-        if readers:
-            model(*inputs)
-    return tokens
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -195,9 +186,7 @@ def square_of(model: nn.Module) -> Square:
     card = card_of(model)
     _, height, width = card.image_shape
     if height != width:
-        raise UserError(
-            f"{card.spec}: takes {height}×{width} pixels, pictures are square; give arrays, npz:FILE"
-        )
+        raise UserError(f"{card.spec}: takes images of {height}×{width} pixels, not square; give npz:FILE")
     inner = getattr(model, "model", None)  # if it is bound to prompts
     squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
     return next((square for square in squares if isinstance(square, Square)), Square(height))
@@ -223,9 +212,8 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
         for model in everyone:
             if (square := square_of(model)) != data.square:
                 usual = describe_transform(square, data.channels)
-                doubts.append(
-                    f"{card_of(model).spec}: its own preprocessing would be {usual}; it gets the pictures of {used}"
-                )
+                told = f"its own preprocessing would be {usual}; it gets the pictures of {used}"
+                doubts.append(f"{card_of(model).spec}: {told}")
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
         sizes = ("×".join(map(str, card.image_shape)) for card in (one, other))
         for what, mine, theirs in (
@@ -234,10 +222,8 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
             ("preprocessing", one.preprocessing, other.preprocessing),
         ):
             if mine and theirs and mine != theirs:
-                doubts.append(
-                    f"{one.spec} and its twin {other.spec} differ in more than their attention: "
-                    f"{what} {mine} and {theirs}"
-                )
+                told = f"differ in more than their attention: {what} {mine} and {theirs}"
+                doubts.append(f"{one.spec} and its twin {other.spec} {told}")
     return doubts
 
 

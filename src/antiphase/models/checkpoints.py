@@ -83,9 +83,7 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory; refuse one that is missing, no JSON object, or has odd seed or data."""
     path = directory / RECIPE_FILE
     if not path.exists():
-        raise UserError(
-            f"{directory}: no {RECIPE_FILE} found; expected a directory of antiphase train or export"
-        )
+        raise UserError(f"{directory}: no {RECIPE_FILE} found; expected a directory of antiphase train")
     recipe = read_json(path, fix="restore it from a backup or train again")
     seed, data = recipe.get("seed"), recipe.get("data")
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
@@ -105,9 +103,7 @@ def read_weights(path: Path) -> State:
             stored = (file.metadata() or {}).get(_DIGEST)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path}: incomplete or invalid safetensors ({error}); copy it again or retrain"
-        ) from None
+        raise UserError(f"{path}: incomplete or invalid ({error}); copy it again or retrain") from None
     if stored not in (None, weights_digest(tensors)):
         raise UserError(f"{path}: damaged: not the weights of its digest; copy it again or retrain")
     return tensors
@@ -200,11 +196,8 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
                 sets.setdefault(key[: start.end()], {})[short] = tensor
     fits = [prefix for prefix, tensors in sets.items() if len(tensors) == len(needed)]
     if sized and len(fits) > 1:
-        same = {
-            prefix: all(x.shape == own[names[key]].shape for key, x in sets[prefix].items())
-            for prefix in fits
-        }
-        fits = list(filter(same.get, fits)) or fits
+        shapes = {key: own[names[key]].shape for key in needed}
+        fits = [one for one in fits if {key: x.shape for key, x in sets[one].items()} == shapes] or fits
     labels = {_dotted(prefix).strip(".") or ".": prefix for prefix in fits}
     if which:
         known = ", ".join(labels) or "none"
@@ -220,9 +213,8 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     ignored = [_dotted(key) for key in held if fits and not any(_is_in(key, one) for one in fits)] + aside
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
-        warnings.warn(
-            f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2
-        )
+        told = f"ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}"
+        warnings.warn(f"{path}: {told}", stacklevel=2)
     return {key: tensor for key, tensor in found.items() if key not in aside}
 
 
@@ -251,10 +243,8 @@ def _choice(labels: list[str], path: Path) -> str:
         sets = f"{', '.join(labels)}; choose one: {path}#{labels[0]}"
         raise UserError(f"{path}: several sets of weights fit the model: {sets}")
     (other,) = set(labels) - set(averages)
-    warnings.warn(
-        f"{path}: loaded the moving average {averages[0]}; for the other weights: {path}#{other}",
-        stacklevel=3,
-    )
+    told = f"loaded the moving average {averages[0]}; for the other weights: {path}#{other}"
+    warnings.warn(f"{path}: {told}", stacklevel=3)
     return averages[0]
 
 

@@ -26,9 +26,7 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
     orders = {card.spec: _order(card, data, warnings) for card in cards}
     first, order = next(iter(orders.items()))
     if other := next((spec for spec in orders if orders[spec] != order), None):
-        raise UserError(
-            f"{first} and {other} order the classes of {data.name} differently; measure each alone"
-        )
+        raise UserError(f"{first} and {other} order the classes of {data.name} differently; take one")
     class_names = next((card.class_names for card in cards if card.class_names), data.class_names)
     if class_names == data.class_names:
         return data, warnings
@@ -65,9 +63,7 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         if count > card.num_classes:
             has = f"labels up to {count - 1} without class names"
             raise UserError(f"{data.name} has {has}, but {spec} has {card.num_classes} classes")
-        warnings.append(
-            f"{data.name} has no class names: its class numbers are used as output indices of {spec}"
-        )
+        warnings.append(f"{data.name} has no class names: its numbers are taken for outputs of {spec}")
         return numbers
     if card.class_names is not None:
         return _matched(spec, card.class_names, data)

@@ -32,9 +32,8 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], bgr: bool = False) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
-            raise UserError(
-                f"mean {tuple(mean)}, std {tuple(std)}: expected one of each per channel, std above 0"
-            )
+            both = f"mean {tuple(mean)}, std {tuple(std)}"
+            raise UserError(f"{both}: expected one of each per channel, std above 0")
         self.bgr = bgr
         # not in the state dict: checkpoints keep timm's names, and the recipe stores these values
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
@@ -95,23 +94,18 @@ def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
     colours: Any = {name: _numbers(settings[name], channels) for name in ("mean", "std")}
     make: Any = transforms_factory.create_transform
     resize = math.floor(size / settings["crop_pct"])
-    return _checked(
-        spec,
-        lambda picture: make(**settings | colours, is_training=False)(picture),
-        size,
-        settings["interpolation"],
-        resize,
-        crop_mode == "squash",
-        **colours,
-    )
+    square = _square(spec, size, settings["interpolation"], resize, crop_mode == "squash")
+    ours = Preprocessing(square, **colours)
+    return _checked(spec, ours, lambda picture: make(**settings | colours, is_training=False)(picture))
 
 
 def of_torchvision(preset: Any, spec: str, size: int | None = None) -> Preprocessing:
     """Read the transforms of torchvision's weights, for images of ``size`` pixels if it is given."""
     side = one_side(preset.crop_size * (3 - len(preset.crop_size)), spec)
     kind, resize, mean, std = preset.interpolation.value, preset.resize_size[0], preset.mean, preset.std
-    same = _checked(spec, preset, side, kind, resize, mean=tuple(mean), std=tuple(std))
-    return replace(same, square=same.square.at(size or side))
+    square = _square(spec, side, kind, resize)
+    same = _checked(spec, Preprocessing(square, tuple(mean), tuple(std)), preset)
+    return replace(same, square=square.at(size or side))
 
 
 def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
@@ -125,7 +119,7 @@ def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
     kind = "bilinear" if settings["interpolation"] == "bilinear" else "bicubic"  # "random" is for training
     theirs: Any = image_transform_v2(PreprocessCfg(**settings), is_train=False)
     colours: Any = {name: tuple(settings[name]) for name in ("mean", "std")}
-    return _checked(spec, theirs, size, kind, size, mode == "squash", **colours)
+    return _checked(spec, Preprocessing(_square(spec, size, kind, size, mode == "squash"), **colours), theirs)
 
 
 def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
@@ -136,7 +130,7 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
         return of_timm(processor.data_config, spec)
     try:
         mean, std = _affine(processor, channels)
-        geometry = _geometry(processor, spec)
+        square = _geometry(processor, spec)
     except UserError:
         raise
     except Exception as error:
@@ -145,8 +139,8 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
     levels = _TENSORS if bases & {"TorchvisionBackend", "BaseImageProcessorFast"} else _EXACT
     process = partial(processor, return_tensors="pt")
     bgr = bool(name.startswith("PPLCNet") or getattr(processor, "do_flip_channel_order", False))
-    how: Any = {"mean": mean, "std": std, "bgr": bgr, "floor": True, "levels": levels}
-    return _checked(spec, lambda picture: process(picture)["pixel_values"][0], *geometry, **how)
+    ours = Preprocessing(square, mean, std, bgr)
+    return _checked(spec, ours, lambda picture: process(picture)["pixel_values"][0], levels)
 
 
 def one_side(sides: Sequence[Any], spec: str) -> int:
@@ -157,11 +151,8 @@ def one_side(sides: Sequence[Any], spec: str) -> int:
     return height
 
 
-def _geometry(processor: Any, spec: str) -> tuple[int, str, int, bool]:
-    """Return a processor's size, interpolation, size before the crop, and whether it squashes.
-
-    Classes that resize in a way of their own are named.
-    """
+def _geometry(processor: Any, spec: str) -> Square:
+    """Return how a processor resizes and crops; classes that resize in a way of their own are named."""
     name = type(processor).__name__.removesuffix("Pil").removesuffix("Fast").removesuffix("ImageProcessor")
     size = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
     if not size:
@@ -184,7 +175,16 @@ def _geometry(processor: Any, spec: str) -> tuple[int, str, int, bool]:
         _refuse(spec, _NEVER_SQUARE)
     kind = getattr(processor, "resample", None)
     kind = Image.Resampling(2 if kind is None else int(kind)).name.lower()
-    return crop or resize, kind, resize, squash
+    return _square(spec, crop or resize, kind, resize, squash, floor=True)
+
+
+def _square(
+    spec: str, size: int, interpolation: str, resize: int, squash: bool = False, *, floor: bool = False
+) -> Square:
+    if interpolation not in get_args(Interpolation):
+        _refuse(spec, f"interpolation {shown(interpolation)} is not supported")
+    whole, kind = resize == size, cast(Interpolation, interpolation)
+    return Square(int(size), kind, None if whole else int(resize), squash, floor and not (whole and squash))
 
 
 def _affine(processor: Any, channels: int) -> tuple[Numbers, Numbers]:
@@ -207,40 +207,19 @@ def _numbers(values: Any, channels: int) -> Numbers:
 
 
 def _checked(
-    spec: str,
-    theirs: Callable[[Image.Image], Tensor],
-    size: int,
-    interpolation: str,
-    resize: int,
-    squash: bool = False,
-    *,
-    mean: Numbers,
-    std: Numbers,
-    bgr: bool = False,
-    floor: bool = False,
-    levels: float = _EXACT,
+    spec: str, ours: Preprocessing, theirs: Callable[[Image.Image], Tensor], levels: float = _EXACT
 ) -> Preprocessing:
     """Return what was read if no pixel differs from the library's own transform by more of 255 grey levels."""
-    if interpolation not in get_args(Interpolation):
-        _refuse(spec, f"interpolation {shown(interpolation)} is not supported")
-    whole = resize == size
-    kind = cast(Interpolation, interpolation)
-    floor = floor and not (whole and squash)
-    square = Square(int(size), kind, None if whole else int(resize), squash, floor)
-    ours = Preprocessing(square, mean, std, bgr)
     try:
         normalize = ours.normalize()
-        units = normalize.std.flip(0) if bgr else normalize.std
-        for picture in _pictures(square.size, len(mean)):
-            expected, pixels = theirs(picture), normalize(square.apply(picture).float() / 255)
+        units = normalize.std.flip(0) if ours.bgr else normalize.std
+        for picture in _pictures(ours.square.size, len(ours.mean)):
+            expected, pixels = theirs(picture), normalize(ours.square.apply(picture).float() / 255)
             if expected.shape != pixels.shape:
                 _refuse(spec, f"gives {tuple(expected.shape)} for a picture, not {tuple(pixels.shape)}")
             gap = float(((pixels - expected).abs() * units).max() * 255)
             if not gap <= levels:
-                _refuse(
-                    spec,
-                    f"its pixels differ by up to {gap:.3g} of 255 grey levels from what its settings say",
-                )
+                _refuse(spec, f"its pixels differ by up to {gap:.3g} of 255 grey levels from its settings")
     except UserError:
         raise
     except Exception as error:

@@ -1,8 +1,9 @@
 """The transformers' block, with attention as a slot, and what a tower is told: its sizes and what attends in it."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeGuard
 
 import torch
@@ -73,30 +74,28 @@ class Block(nn.Module):
 
 
 def run_blocks(
-    blocks: Iterable[nn.Module], x: Tokens, mask: Tensor | None = None, *, checkpointing: bool = False
+    blocks: Iterable[Callable[..., Tokens]],
+    x: Tokens,
+    mask: Tensor | None = None,
+    *,
+    checkpointing: bool = False,
 ) -> Tokens:
     """Return the tokens after all blocks; ``checkpointing`` keeps each block's input alone for the backward pass."""
+    # blocks draw no random numbers, so no generator state is preserved
+    again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for block in blocks:
-        x = _call(block, x, *(() if mask is None else (mask,)), checkpointing=checkpointing)
+        inputs = (x,) if mask is None else (x, mask)
+        x = again(block, *inputs) if checkpointing else block(*inputs)
     return x
 
 
 def first_token(
-    blocks: Sequence[nn.Module] | nn.ModuleList, x: Tokens, *, checkpointing: bool = False
+    blocks: Iterable[nn.Module], x: Tokens, *, checkpointing: bool = False
 ) -> Float[Tensor, "batch dim"]:
     """Return the first token after all blocks; within ``outputs_only`` the last block computes that token alone."""
     *others, last = blocks
-    if not (is_outputs_only() and _can_be_cut(last)):
-        return run_blocks(blocks, x, checkpointing=checkpointing)[:, 0]
-    x = run_blocks(others, x, checkpointing=checkpointing)
-    return _call(last.first_token, x, checkpointing=checkpointing)[:, 0]
-
-
-def _call(block: Callable[..., Any], *inputs: Tensor, checkpointing: bool) -> Any:
-    if not checkpointing:
-        return block(*inputs)
-    # blocks draw no random numbers, so no generator state is preserved
-    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+    end = last.first_token if is_outputs_only() and _can_be_cut(last) else last
+    return run_blocks([*others, end], x, checkpointing=checkpointing)[:, 0]
 
 
 def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
@@ -175,15 +174,13 @@ def _differential(config: TowerConfig, layer: int) -> nn.Module:
     return DifferentialAttention(lambda_init=_lambda_init(config, layer), **options)
 
 
+def _normed(config: TowerConfig, layer: int) -> nn.Module:
+    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
+
+
 SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
 DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
-NORMED = AttentionSpec(
-    "ViT with norm and factor",
-    False,
-    lambda config, layer: NormedAttention(
-        config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer)
-    ),
-)
+NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 
 
 def attention_spec(name: str) -> AttentionSpec:

@@ -109,9 +109,7 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
 
 def specimen_names() -> list[str]:
     """Return the names of the trained models that ship with the package."""
-    return sorted(
-        entry.name for entry in _specimens().iterdir() if (entry / checkpoints.RECIPE_FILE).exists()
-    )
+    return sorted(file.parent.name for file in _specimens().glob(f"*/{checkpoints.RECIPE_FILE}"))
 
 
 def _specimens() -> Path:
@@ -158,9 +156,7 @@ def write_model(
     """
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
-        raise UserError(
-            f"{type(model).__name__}: cannot be written; expected a model of antiphase or DiffCLIP"
-        )
+        raise UserError(f"{type(model).__name__}: cannot be written; expected a model of antiphase")
     if layout == "antiphase":
         card = getattr(model, "card", None)
         recipe = {"kind": "clip"} if isinstance(model, CLIP) else {}

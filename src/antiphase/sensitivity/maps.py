@@ -46,7 +46,7 @@ Exit = tuple[Call, set[int]]
 """A call, in the order in which modules return, and numbers of the softmax maps in it if it is not known."""
 HOW = "give its class an adapter with antiphase.sensitivity.register, or None in place of one to ignore it"
 _PARTS = 4  # modules of standard attention that one of differential attention may be made of
-_OPPOSED = -0.5  # cosine of two outputs' slopes below which one is subtracted from the other
+_OPPOSED = -0.8  # cosine of two outputs' slopes below which one is subtracted from the other
 _WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKeyDictionary()  # by what ran
 _SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose output is part of a difference
 

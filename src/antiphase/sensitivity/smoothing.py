@@ -33,7 +33,6 @@ from antiphase.errors import UserError
 from antiphase.precision import Precision
 from antiphase.terminal import progress_bar
 
-Integers = Int64[Tensor, " samples"]
 Counts = Int[np.ndarray, "..."] | int
 Numbers = Float[np.ndarray, "..."]
 ABSTAIN = -1

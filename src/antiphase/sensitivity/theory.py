@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64, Real
 from torch import Tensor
 
 from antiphase.arguments import ANY_NUMBER, FINITE, at_least, validated
+from antiphase.attacks.objectives import margin
 from antiphase.errors import UserError
 
 PerSample = Float[Tensor, " samples"]
@@ -134,9 +135,7 @@ def margins(
         raise UserError(f"logits of {classes} class: expected at least 2 classes")
     if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise UserError(f"labels {int(labels.min())} to {int(labels.max())}: expected 0 to {classes - 1}")
-    index = labels[:, None]
-    others = logits.scatter(1, index, -torch.inf)
-    return logits.gather(1, index).squeeze(1) - others.amax(1)
+    return -margin(logits, labels)
 
 
 @validated

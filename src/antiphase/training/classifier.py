@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, Device, Size, validated
+from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
@@ -51,6 +52,13 @@ def train_classifier(
     Raises:
         UserError: ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
+    check_data(recipe, train)
+    begin, names = partial(_begin, recipe, train, validation), {checkpoints.CLASS_NAMES: [*train.class_names]}
+    return loop.train(recipe, Path(out), begin, stored=names, trackers=trackers, progress=progress)
+
+
+def check_data(recipe: Recipe, train: ImageSet) -> None:
+    """Refuse images or classes that the recipe's model does not fit."""
     shape = (recipe.model.in_channels, *2 * [recipe.model.image_size])
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
@@ -58,8 +66,6 @@ def train_classifier(
         raise UserError(
             f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
         )
-    begin, names = partial(_begin, recipe, train, validation), {checkpoints.CLASS_NAMES: [*train.class_names]}
-    return loop.train(recipe, Path(out), begin, stored=names, trackers=trackers, progress=progress)
 
 
 def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: Accelerator) -> loop.Task:
@@ -76,7 +82,7 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
         return step // steps * updates + step % steps * replays
 
     def logits(images: Tensor, network: nn.Module = bare) -> Tensor:
-        with autocast(device, recipe.precision):
+        with autocast(device, recipe.precision), outputs_only():
             return network(images).float()
 
     def update() -> None:

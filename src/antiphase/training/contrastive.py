@@ -14,8 +14,9 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
 from antiphase.attention import outputs_only
+from antiphase.data import PairSet, ShardStream
 from antiphase.data.decoding import in_threads
-from antiphase.data.images import PairBatch, PairSource
+from antiphase.data.images import PairBatch
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import mean_lambdas
@@ -30,6 +31,7 @@ from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_le
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
+PairSource = PairSet | ShardStream
 Evaluate = Callable[[CLIP], dict[str, Any]]
 Embeddings = Float[Tensor, "batch embed"]
 Number = Float[Tensor, ""]

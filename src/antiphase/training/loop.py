@@ -283,9 +283,15 @@ def _finite_sum(before: float, losses: list[Tensor], step: int, accelerator: Acc
     """Add the losses one by one, so that the sum does not depend on how often they are read."""
     each: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # over the processes
     total = sum(each.tolist(), before)
-    if not math.isfinite(total):
-        raise UserError(f"the loss became {total} in the {len(losses)} steps before step {step}: {_DIVERGED}")
+    check_finite([total], step, len(losses))
     return total
+
+
+def check_finite(losses: Sequence[float], step: int, steps: int = 1) -> None:
+    """Refuse losses that are not finite."""
+    for loss in losses:
+        if not math.isfinite(loss):
+            raise UserError(f"the loss became {loss} in the {steps} steps before step {step}: {_DIVERGED}")
 
 
 def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerator | None = None) -> None:

@@ -321,9 +321,7 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
         language, tokenizer = load_language(config.language)
         if (digest_now := weights_digest(language)) != config.language_sha256:
             told = f"its weights are {digest_now[:12]}…, in training {config.language_sha256[:12]}…"
-            raise UserError(
-                f"language {config.language}: {told}; expected the same model in the same version"
-            )
+            raise UserError(f"language {config.language}: {told}; expected the same model and version")
         if config.lora:
             add_lora(language, config.lora)
     projector = _projector(config, tower, language)

@@ -348,14 +348,9 @@ class VisionLanguageModel(nn.Module):
             raise UserError(f"{count} questions about {len(images)} images: expected one for each image")
         by_question = {text: self.prompt.question(check_question(text)) for text in questions}
         prompts = [by_question[question] for question in questions]
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=self.ends,
-            pad_token_id=self.tokenizer.eos_token_id,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        lengths = {"max_new_tokens": max_new_tokens, "return_dict_in_generate": True, "output_logits": True}
+        ends = {"eos_token_id": self.ends, "pad_token_id": self.tokenizer.eos_token_id}
+        config = GenerationConfig(do_sample=False, **lengths, **ends)
         texts, first = [""] * len(images), [torch.empty(0)] * len(images)
         # transformers fills in what the settings leave out from the model's own
         own, self.language.generation_config = self.language.generation_config, config
@@ -364,9 +359,8 @@ class VisionLanguageModel(nn.Module):
                 rows = [row for row, ids in enumerate(prompts) if len(ids) == length]
                 ids = torch.stack([prompts[row] for row in rows]).to(images.device)
                 embedded, _, mask = self.embed(images[rows], ids)
-                output = self.language.generate(
-                    inputs_embeds=embedded, attention_mask=mask, generation_config=config
-                )
+                inputs = {"inputs_embeds": embedded, "attention_mask": mask}
+                output = self.language.generate(**inputs, generation_config=config)
                 words = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
                 for row, text, logits in zip(rows, words, output.logits[0], strict=True):
                     texts[row], first[row] = text.strip(), logits
@@ -415,19 +409,15 @@ class YesNo(nn.Module):
             which = torch.zeros(len(images), dtype=torch.int64)
         fits = which.dtype == torch.int64 and which.shape == (len(images),)
         if not fits or not bool(((which >= 0) & (which < count)).all()):
-            raise UserError(
-                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each"
-            )
+            raise UserError(f"which {shown(which.tolist())}: expected int64 from 0 to {count - 1} for each")
         device, which = images.device, which.cpu()
         mask = torch.arange(self._ids.shape[1]) < self._lengths[which, None]
-        embedded, _, used = self.vlm.embed(
-            images, self._ids[which].to(device), attention_mask=mask.to(device)
-        )
+        ids, mask = self._ids[which].to(device), mask.to(device)
+        embedded, _, used = self.vlm.embed(images, ids, attention_mask=mask)
         # logits wherever a question ends; the image stands for one id
         kept, place = (self._lengths + self.vlm.projector.count - 2).unique(return_inverse=True)
-        output = self.vlm.language(
-            inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept.to(device)
-        )
+        options = {"attention_mask": used, "logits_to_keep": kept.to(device)}
+        output = self.vlm.language(inputs_embeds=embedded, **options)
         logits = output.logits[torch.arange(len(images), device=device), place[which].to(device)]
         answers = logits.gather(1, self._columns[which].to(device))
         return answers.to(torch.promote_types(answers.dtype, torch.float32))

@@ -414,7 +414,7 @@ TASK = EvaluationTask(
 # image's id, ``samplings`` are those of POPE that ask the question
 ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
 ALL = "all"
-METRICS = ("false yes", "false no", "accuracy")  # of questions about absent, about present, about all objects
+METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present ones, of right answers
 
 
 def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:

@@ -62,7 +62,9 @@ def train_vlm(
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            raise UserError("checkpointing: no blocks are known; leave out --checkpointing and --shard")
+            raise UserError(
+                "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
+            )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
         trained = trained_parameters(vlm, recipe)
@@ -109,7 +111,7 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
-        raise UserError(f"projector {projector}: expected linear; or add --projector-start default")
+        raise UserError(f"projector {projector}: --projector-start captions expects a linear one")
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
@@ -189,9 +191,7 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
-        raise UserError(
-            f"max_length {max_length}: expected more, an image takes {vlm.projector.count} positions"
-        )
+        raise UserError(f"max_length {max_length}: an image alone takes {vlm.projector.count} positions")
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
         image = None

@@ -80,9 +80,7 @@ def attend(
             call = call._replace(sources=sources, parts=view(*sources))
         if device != "cpu" or not compiled.takes(call.dtypes, queries[0][-1]):
             kinds = f"{' and '.join(sorted(map(str, call.dtypes)))}, {queries[0][-1]} wide"
-            raise UserError(
-                f"backend 'native' for {kinds}: expected {_NATIVE}; 'auto' takes one that is available"
-            )
+            raise UserError(f"backend 'native' for {kinds}: expected {_NATIVE}; or take 'auto'")
     return BACKENDS[name](call)
 
 

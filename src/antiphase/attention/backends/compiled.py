@@ -1,19 +1,11 @@
 """Attention and its gradients by compiled kernels, on the machines that can have them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphase.attention.backends.contract import (
-    Branches,
-    Call,
-    Parts,
-    View,
-    may_need_gradients,
-    plain_gradients,
-)
+from antiphase.attention.backends.contract import Call, Parts, View, flat, may_need_gradients, plain_gradients
 from antiphase.attention.backends.native import kernels
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.maps import open_dead_rows
@@ -82,7 +74,7 @@ def compiled_gradients(
 ) -> None:
     """Write the gradients of the parts to their places, ``to_parts``, and add that of λ to ``to_lam`` if wanted."""
     native: Any = kernels()
-    places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
+    places = flat(to_parts)
     rows = [_writable(place) for place in places]
     count = len(parts[0])
     of_heads = native.attention_backward(  # (batch, heads)
@@ -97,8 +89,8 @@ def compiled_gradients(
 
 def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any, ...]:
     """Return queries, keys, values, λ of each head, bias and dead rows as the kernels take them."""
-    queries, keys = ([_row(part) for part in _each(branches)] for branches in parts[:2])
-    v = _row(parts[2])
+    *branches, v = map(_row, flat(parts))
+    queries, keys = branches[: len(parts[0])], branches[len(parts[0]) :]
     batch, heads, keys_held, _ = v.shape
     bias = dead = None
     if mask is not None:
@@ -108,10 +100,6 @@ def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any
         bias = (bias if bias.stride(-1) == 1 else bias.contiguous()).expand(*shape, keys_held)
         dead = dead.expand(*shape, 1) if dead.any() else None
     return queries, keys, v, torch.as_tensor(lam, dtype=torch.float32).expand(heads).contiguous(), bias, dead
-
-
-def _each(branches: Branches) -> Sequence[Tensor]:
-    return branches.unbind() if isinstance(branches, Tensor) else branches
 
 
 def _row(x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, view: View, *sources: Tensor) -> tuple[Tensor, ...]:
         ctx.view, ctx.like = view, [(source.shape, source.dtype) for source in sources]
-        return tuple(part.contiguous() for part in _flat(view(*sources)))
+        return tuple(part.contiguous() for part in flat(view(*sources)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,16 +71,16 @@ def _join(
 ) -> list[Tensor]:
     """Return the gradients of the tensors that are viewed, from those of queries, keys and values in this order."""
     joined = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
-    places = _flat(view(*joined))
+    places = flat(view(*joined))
     for index, gradient in enumerate(gradients):
         if torch.is_grad_enabled():
             # anew: a view that is older than the first writing knows nothing of it
-            places = _flat(view(*joined))
+            places = flat(view(*joined))
         places[index].copy_(gradient)
     return joined
 
 
-def _flat(parts: Parts) -> tuple[Tensor, ...]:
+def flat(parts: Parts) -> tuple[Tensor, ...]:
     """Return queries, keys and values in one tuple: one by one, since what is unbound may not be written to."""
     queries, keys, values = parts
     branches = range(len(queries))

@@ -24,7 +24,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task, task_settings
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of, doubts_about, settle_size
 from antiphase.models.image_towers import image_tower
@@ -37,7 +37,7 @@ from antiphase.terminal import say
 from antiphase.vlm.answers import answers_questions
 
 _VERSION = 1
-_OPTIONS = {"templates": "prompt", "space": "features", "objectives": "objective"}  # by field of the protocol
+_OPTIONS = {"space": "features", "objectives": "objective"}  # settings that the tasks call something else
 _WHOLE = {"mmvp", "emoji-mmvp"}  # data that are always whole
 
 
@@ -123,7 +123,7 @@ def evaluate(
     if this_process().first:
         write_frame(options.out / "rows.parquet", rows)
         precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
-        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+        settings = json.loads(json.dumps(vars(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
             "precision": ", ".join(precisions),
         }
@@ -157,11 +157,10 @@ def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOpti
 
 def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
     """Refuse options that were typed and have no effect."""
-    used = {field for task in tasks for field in (*task.fields, *task.resolves)}
+    used = task_settings(tasks)
     idle = set()
-    for field in dataclasses.fields(Protocol):
-        if field.name not in used:
-            idle |= {field.name, _OPTIONS.get(field.name, field.name)} & set(EvaluateOptions.model_fields)
+    for field in task_settings() - used:
+        idle |= {"templates", "prompt"} if field == "templates" else {_OPTIONS.get(field, field)}
     idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
     kinds = {name.partition(":")[0] for name in data}
     idle |= {"split", "skip_bad"} if all(kind in _WHOLE or is_pope(kind) for kind in kinds) else set()
@@ -176,13 +175,18 @@ def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: 
 def protocol_of(options: EvaluateOptions) -> Protocol:
     """Return how the options ask the tasks to be measured."""
     prompts = ("\n".join(options.prompt),) if options.prompt else ()
-    settings = {
-        field.name: getattr(options, _OPTIONS.get(field.name, field.name))
-        for field in dataclasses.fields(Protocol)
-    }
+    settings = {name: getattr(options, _OPTIONS.get(name, name)) for name in sorted(task_settings())}
     settings["templates"] = tuple(dict.fromkeys((*options.templates, *prompts)))
     settings["objectives"] = tuple(dict.fromkeys(options.objective))
     return Protocol(**settings)
+
+
+def protocol_with(settings: Mapping[str, Any]) -> Protocol:
+    """Return the protocol of the default options, but for some settings by the names that the tasks have for them."""
+    if odd := sorted(settings.keys() - task_settings()):
+        raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(sorted(task_settings()))}")
+    chosen = {_OPTIONS.get(name, name): value for name, value in settings.items()}
+    return protocol_of(EvaluateOptions(models=("any",), **chosen))
 
 
 @dataclass(frozen=True)

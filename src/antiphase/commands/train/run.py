@@ -120,7 +120,7 @@ def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
 
 def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
     """Return retrieval and zero-shot metrics of every held-out set, under its name where there are several."""
-    from antiphase.evaluation.encoders import encoder_numbers
+    from antiphase.evaluation.retrieval import encoder_numbers
 
     return {
         f"{pairs.name} {name}" if len(held_out) > 1 else name: value

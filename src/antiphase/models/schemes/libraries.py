@@ -244,7 +244,7 @@ class HuggingFaceDual(ForeignDual):
         if isinstance(texts, Tensor):
             tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
         elif self.tokenizer is None:
-            raise UserError("saved without its tokenizer; save it with tokenizer.save_pretrained(FOLDER)")
+            raise UserError(f"{type(self.model).__name__}: no tokenizer; add it by tokenizer.save_pretrained")
         else:
             # siglip was trained on texts of full length without a mask
             padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
@@ -310,9 +310,7 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
         names = _class_names_of(config.id2label, count)
         return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
-        raise UserError(
-            f"{spec}: {type(model).__name__} is not supported; expected one such as CLIP or SigLIP"
-        )
+        raise UserError(f"{spec}: {type(model).__name__} is not supported; expected a CLIP or SigLIP")
     return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used=used, doubts=doubts)
 
 
@@ -341,9 +339,8 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
         if not exists and isinstance(error, OSError):
             return None
         fix = f"expected an image processor of transformers {transformers.__version__}"
-        raise UserError(
-            f"{spec}: preprocessor_config.json cannot be used ({first_line(error)}); {fix}"
-        ) from None
+        why = f"cannot be used ({first_line(error)})"
+        raise UserError(f"{spec}: preprocessor_config.json {why}; {fix}") from None
 
 
 def _has_processor(transformers: Any, place: str) -> bool:

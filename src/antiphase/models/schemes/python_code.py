@@ -9,8 +9,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -91,10 +91,9 @@ def _python(wanted: Wanted) -> nn.Module:
             raise UserError(f"{spec}: no such file or module {shown(where)}")
         load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
         module = guarded(spec, folder, load)
-        build = _attribute(spec, module, function)
         # an untrained model is drawn from the seed, so that the same command finds its stored rows
         with drawn_from(wanted.seed):
-            model, weights = _built(spec, folder, build, settings)
+            model, weights = _built(spec, folder, module, function, settings)
         if weights is not None:
             load_into(model, read_state(weights, model.state_dict()), weights)
         device_of(model)  # refuses weights without values
@@ -132,36 +131,27 @@ def _file_of(where: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _attribute(spec: str, module: Any, path: str) -> Any:
+def _built(
+    spec: str, folder: Path, module: ModuleType, path: str, settings: dict[str, Any]
+) -> tuple[nn.Module, str | None]:
+    """Return what the callable in a module returns, and the file of weights to load into it."""
     try:
-        target = operator.attrgetter(path)(module)
+        build = operator.attrgetter(path)(module)
     except AttributeError:
         raise UserError(f"{spec}: no {path!r} in {module.__name__}; expected a function's name") from None
-    if not callable(target):
-        raise UserError(
-            f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
-        )
-    return target
-
-
-def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tuple[nn.Module, str | None]:
-    """Return what the callable returns, and the file of weights to load into it."""
     if isinstance(build, nn.Module):
         return build, settings.get(_WEIGHTS)
-    weights = None
-    try:
+    if not callable(build):
+        raise UserError(f"{spec}: {path} is a {type(build).__name__}; expected a function of a model")
+    taken: Collection[str] = ()
+    with suppress(TypeError, ValueError):
         taken = inspect.signature(build).parameters
-    except (TypeError, ValueError):
-        taken = ()
-    if _WEIGHTS not in taken:
-        weights = settings.pop(_WEIGHTS, None)
-    elif _WEIGHTS in settings:
+    weights = None if _WEIGHTS in taken else settings.pop(_WEIGHTS, None)
+    if _WEIGHTS in settings:
         settings[_WEIGHTS] = _literal(settings[_WEIGHTS])
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module that gives logits"
-        )
+        raise UserError(f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module")
     return model, weights
 
 

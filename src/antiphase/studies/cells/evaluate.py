@@ -1,6 +1,5 @@
 """One task of the evaluation suite on one model and one data set."""
 
-import dataclasses
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,12 +8,12 @@ from typing import Any, final
 
 import polars as pl
 
-from antiphase.commands.evaluate.run import warm
+from antiphase.commands.evaluate.run import protocol_with, warm
 from antiphase.commands.evaluate.sources import left_out, load_source
 from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.tasks import Protocol, find_task
+from antiphase.evaluation.tasks import find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.processes import Process
 from antiphase.studies.cells.models import Measurement
@@ -35,7 +34,7 @@ class Evaluate(Measurement):
     Attributes:
         task: a name of :data:`~antiphase.registry.TASKS`.
         data: data set, as for ``antiphase evaluate``.
-        protocol: settings that differ from the defaults of :class:`~antiphase.evaluation.tasks.Protocol`.
+        protocol: settings that differ from the defaults of ``antiphase evaluate``, by the names that the tasks use.
     """
 
     kind = "evaluate"
@@ -59,7 +58,7 @@ class Evaluate(Measurement):
         return self.model.factors() | {"task": self.task, "data": self.data}
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        protocol = _protocol(self.protocol)
+        protocol = protocol_with(self.protocol)
         yield from super().facts()
         names = find_task(self.task).fields
         yield self.task, {name: getattr(protocol, name) for name in names} | {"data": self.data}
@@ -68,7 +67,7 @@ class Evaluate(Measurement):
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure; features that are in the store already are read."""
-        task, protocol = find_task(self.task), _protocol(self.protocol)
+        task, protocol = find_task(self.task), protocol_with(self.protocol)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             source = load_source(
@@ -98,10 +97,3 @@ class Evaluate(Measurement):
             names = dict(enumerate(source.test.pattern_names))
             rows = rows.with_columns(pattern=pl.col("group").replace_strict(names, return_dtype=pl.String))
         return rows.with_columns(task=pl.lit(self.task), data=pl.lit(self.data))
-
-
-def _protocol(fields: dict[str, Any]) -> Protocol:
-    known = [field.name for field in dataclasses.fields(Protocol)]
-    if odd := [name for name in fields if name not in known]:
-        raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(known)}")
-    return Protocol(**fields)

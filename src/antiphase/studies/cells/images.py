@@ -87,7 +87,7 @@ class Attack(Measurement):
     def factors(self) -> dict[str, Any]:
         """Return what sets the model apart, and the attack's settings that studies vary."""
         asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
-        return self.model.factors() | asked | {"data": self.data}
+        return self.model.factors() | asked | {"data": self.setting}
 
     def options(self) -> AuditOptions:
         """Return the options of the attack."""

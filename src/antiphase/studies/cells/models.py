@@ -37,6 +37,7 @@ FACTORS: dict[str, Any] = {
     "series": pl.String,
     "trained_on": pl.String,
     "depth": pl.Int64,
+    "dim": pl.Int64,
     "lambda_init": pl.Float64,
 }
 FACTORS |= {"train_eps": pl.Float64, "lambda_schedule": pl.String, "training_seed": pl.Int64}
@@ -184,7 +185,12 @@ class Measurement(Cell):
         return image_content(self.data, self.split)
 
     def factors(self) -> dict[str, Any]:
-        return self.model.factors() | {"data": self.data}
+        return self.model.factors() | {"data": self.setting}
+
+    @property
+    def setting(self) -> str:
+        """The data as rows name them: with how the model's weights started, if that is not the usual way."""
+        return getattr(self.model, "setting", self.data)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from facts_of_given(self.model)

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from antiphase.data import load_data, load_pairs
+from antiphase.data import ImageSet, load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
@@ -65,6 +65,10 @@ class Training(Cell):
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
 
+OTHER_START = ", N(0, 0.02)"
+"""What follows the name of the data in rows of models whose blocks start normal, as timm's; others start uniform."""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainVit(Training):
@@ -103,6 +107,7 @@ class TrainVit(Training):
             f"λ {self.sizes.get('lambda_init', 0):g}": "lambda_init" in self.sizes,
             f"λ by {schedule}": schedule != "constant",
             f"trained at ε {eps_label(eps)}": bool(self.adversary),
+            OTHER_START.strip(", "): self.start != "uniform",
             f"seed {self.seed}": True,
         }
         return " ".join([self.series, *(word for word, told in words.items() if told)])
@@ -113,6 +118,16 @@ class TrainVit(Training):
 
     def _size(self, name: str, default: int) -> int:
         return int(self.sizes.get(name, VIT_PRESETS.get(self.pixels, {}).get(name, default)))
+
+    @property
+    def start(self) -> str:
+        """How its blocks' weights start, see :func:`antiphase.models.vit.initialise`."""
+        return str(self.sizes.get("initial_weights", "uniform"))
+
+    @property
+    def setting(self) -> str:
+        """Its data, and how its weights start unless uniformly: what a comparison of two models keeps."""
+        return self.data + OTHER_START * (self.start != "uniform")
 
     @property
     def pixels(self) -> int:
@@ -132,6 +147,7 @@ class TrainVit(Training):
             "series": self.series,
             "trained_on": self.data,
             "depth": self.depth,
+            "dim": self._size("dim", 192),
             "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if differential else None,
             "lambda_schedule": self._schedule if differential else None,
             "train_eps": float(self.adversary.get("eps", 0.0)),
@@ -157,13 +173,27 @@ class TrainVit(Training):
     def _recipe(self) -> dict[str, Any]:
         return self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
 
-    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Train, resuming from the state of a killed run."""
+    @property
+    def stack(self) -> str:
+        """What trainings have in common that differ only in seed and initial weights."""
+        sizes = {name: value for name, value in self.sizes.items() if name != "initial_weights"}
+        return repr(replace(self, seed=0, sizes=dict(sorted(sizes.items()))))
+
+    def images(self, lab: Lab) -> tuple[ImageSet, ImageSet]:
+        """Return its training images, and those that its accuracy is logged on."""
         how: dict[str, Any] = {"image_size": self.image_size, "progress": lab.progress}
         train = load_data(self.data, split="train", limit=self.limit, **how)
-        held_out = load_data(self.data, split="test", **how)
-        recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
-        train_classifier(recipe, train, held_out, folder, trackers=lab.track, progress=lab.progress)
+        return train, load_data(self.data, split="test", **how)
+
+    def recipe_for(self, train: ImageSet) -> Recipe:
+        """Return the recipe of the training on its images."""
+        return make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
+        """Train, resuming from the state of a killed run."""
+        images = self.images(lab)
+        recipe = self.recipe_for(images[0])
+        train_classifier(recipe, *images, folder, trackers=lab.track, progress=lab.progress)
         return None
 
 
@@ -201,6 +231,7 @@ class TrainClip(Training):
             "series": self.series,
             "trained_on": self.data,
             "depth": self._size("vision", "depth"),
+            "dim": self._size("vision", "dim"),
             "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if schedule else None,
             "lambda_schedule": schedule,
             "train_eps": 0.0,
