@@ -195,7 +195,8 @@ def summarise_tasks(
     for (model, *key), metric in metrics.items():
         about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
         headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
-        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | {"headline": headline})
+        known = {"headline": headline, "chance": metric.chance, "constant": metric.constant}
+        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | known)
         twin = twins.get(model)
         if twin is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])
