@@ -11,18 +11,18 @@ from rich.console import Console
 
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.result import headline
+from antiphase.commands.sense.result import headline, plane_figure
 from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.models.vit import initialise
-from antiphase.report.figure import Family
+from antiphase.report.figure import Axis, Family, layer_figure, with_means
 from antiphase.sensitivity import critical_cosine
 from antiphase.sensitivity.layer_estimates import places
+from antiphase.statistics.intervals import as_size
 from tests.commands.audits import attack_options, audit, report
 
 QUICK = {"probes": 3, "samples": 3, "steps": 1, "points": 1, "eps": (4 / 255,), "lipschitz_limit": 2}
@@ -227,10 +227,11 @@ def test_twins_of_other_depths_are_refused(lineup, tmp_path):
 
 
 def test_layer_figure_draws_a_panel_for_each_quantity_and_the_mean_of_a_family():
-    families = [Family("one", "#D55E00", ("one-0",)), Family("two", "#0072B2", ("two-0", "two-1"))]
+    families = [Family("one", "#D55E00", ("one",)), Family("two", "#0072B2", ("two-0", "two-1"))]
     frame = pl.DataFrame(
-        {"model": ["one-0", "two-0", "two-1"], "layer": [0, 0, 0], "value": [3.0, 1.0, 2.0]}
+        {"model": ["one", "two-0", "two-1"], "layer": [0, 0, 0], "value": [3.0, 1.0, 2.0]}
     ).with_columns(low=pl.col("value") - 0.5, high=pl.col("value") + 0.5)
+    frame = with_means(frame, families, ["layer"], as_size)
     figure = layer_figure([[Axis("a", frame), Axis("b", frame)], [Axis("c", frame)]], families)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c"]
     for axes in figure.axes:

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from antiphase.evaluation.rates import by_seed
+from antiphase.evaluation.rates import by_seed, over_seeds
+from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import eps_label
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
@@ -62,6 +63,27 @@ def seed_counts(groups: Sequence[Family]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
+def with_means(
+    frame: pl.DataFrame, groups: Sequence[Family], keys: Sequence[str], within: Callable[[Estimate], Estimate]
+) -> pl.DataFrame:
+    """Return estimates of models, and below them the means over the seeds of each family that has several.
+
+    Args:
+        frame: columns ``model, value, low, high`` and the keys.
+        groups: the families.
+        keys: what else tells the estimates of a model apart.
+        within: restricts the interval over the seeds to the range of the values.
+
+    Returns:
+        The frame with ``name``, of a model or of a family, in place of ``model``.
+    """
+    owner = {model: group.name for group in groups for model in group.models}
+    means = over_seeds(
+        frame.with_columns(name=pl.col("model").replace(owner)), ["name", *keys], "value", within
+    )
+    return pl.concat([frame.rename({"model": "name"}), means.drop("n")], how="diagonal_relaxed")
+
+
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib
     "font.size": 9.0,
@@ -86,30 +108,111 @@ def dress(axes: Axes, along: Literal["x", "y"] = "y") -> None:
 def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequence[Family]) -> Figure:
     """Draw rates over ε with their 95 % intervals.
 
-    A single model is a line with its band. A family of several is a thin line for each seed and a thick one for their
-    mean, with the band of the mean.
-
     Args:
-        panels: of each panel the title, the name of the rate, and a frame with ``name`` (of a model, or of a family
-            for its mean), ``eps``, ``value``, ``low`` and ``high``.
+        panels: of each panel the title, the name of the rate, and a frame as :func:`draw_families` takes it, by
+            ``eps``.
         groups: The families, in drawing order.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.0, 3.6 * len(panels)), layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, (title, rate, frame) in zip(
-            figure.subplots(len(panels), squeeze=False).flat, panels, strict=True
-        ):
-            lines = frame.sort("eps").with_columns(pl.col("value", "low", "high") * 100)
-            for family, marker in zip(groups, MARKERS * len(groups), strict=False):
-                _draw_family(axes, family, marker, lines)
+    with new_figure(5.0, 3.6 * len(panels)) as figure:
+        for place, (title, rate, frame) in enumerate(panels, start=1):
+            axes = figure.add_subplot(len(panels), 1, place)
+            lines = frame.with_columns(pl.col("value", "low", "high") * 100)
+            ends = pl.col("low", "high").fill_null(pl.col("value")).clip(0, 100)
+            add_legend(axes, draw_families(axes, lines.with_columns(ends), "eps", groups), fontsize=8.5)
             _dress(axes, lines["eps"].unique().sort().to_list())
             axes.set_title(title, loc="left", fontsize=9.5, parse_math=False)
             axes.set_ylabel(f"{rate} (%)")
-            legend = axes.legend(frameon=False, loc="best", fontsize=8.5)
-            for text, family in zip(legend.get_texts(), groups, strict=True):
-                text.set(text=legend_label(family), parse_math=False)
     return figure
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A quantity by layer: title, a frame as :func:`draw_families` takes it, by ``layer``, a level to mark."""
+
+    title: str
+    frame: pl.DataFrame
+    level: float | None = None
+    log: bool = False
+    axis: str = "layer"
+
+
+LEVEL: Any = {"color": "#8a8a86", "lw": 0.9, "ls": (0, (4, 3)), "zorder": 0}
+"""How a level is drawn."""
+
+
+def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:
+    """Draw rows of panels over the layers, with intervals as bars."""
+    columns = max(map(len, rows))
+    with new_figure(max(5.0, 3.0 * columns), 0.5 + 2.2 * len(rows)) as figure:
+        drawn: dict[str, Any] = {}
+        for row, panels in enumerate(rows):
+            for column, panel in enumerate(panels):
+                axes = figure.add_subplot(len(rows), columns, row * columns + column + 1)
+                drawn |= draw_families(axes, panel.frame, "layer", groups, bars=True)
+                axes.set_title(panel.title, loc="left", fontsize=9.5, parse_math=False)
+                axes.set_xlabel(panel.axis)
+                places = panel.frame["layer"].unique().sort().to_list()
+                axes.set_xticks(places)
+                axes.set_xlim(places[0] - 0.5, places[-1] + 0.5)
+                axes.set_yscale("log" if panel.log else "linear")
+                if panel.level is not None:
+                    axes.axhline(panel.level, **LEVEL)
+                dress(axes)
+        add_legend(figure, drawn, loc="outside upper left", fontsize=8.0, ncols=columns)
+    return figure
+
+
+def draw_families(
+    axes: Axes,
+    frame: pl.DataFrame,
+    along: str,
+    groups: Sequence[Family],
+    *,
+    bars: bool = False,
+    marks: bool = True,
+) -> dict[str, Any]:
+    """Draw values with their intervals, as bars or as a band, and return an artist for each entry of a legend.
+
+    A single model is a line with its interval. A family of several is a thin line for each seed and a thick one for
+    their mean, with the interval of the mean.
+
+    Args:
+        axes: where.
+        frame: ``name`` (of a model, or of a family for its mean), ``value``, ``low``, ``high`` and the column
+            ``along``.
+        along: the column of the horizontal axis.
+        groups: the families, in drawing order.
+        bars: whether intervals are bars; a band needs at least two points.
+        marks: whether points are marked; if not, every second line is dashed.
+    """
+    frame, drawn = frame.sort(along), {}
+    for place, family in enumerate(groups):
+        style: Any = {"color": family.color, "lw": 1.9}
+        marker = f"{MARKERS[place % len(MARKERS)]}-" if marks else ("-", "--")[place % 2]
+        # so that bars do not cover each other
+        aside = 0.07 * (place - (len(groups) - 1) / 2) if bars else 0.0
+        for model in family.models if len(family.models) > 1 else ():
+            thin = frame.filter(name=model)
+            mark = marker if bars else "-"  # one layer has no line
+            axes.plot(
+                thin[along] + aside, thin["value"], mark, ms=2.0, color=family.color, lw=0.8, alpha=0.55
+            )
+        thick = frame.filter(name=family.name)
+        if thick.is_empty():
+            continue
+        across, ends = thick[along] + aside, (thick["low"], thick["high"])
+        label = legend_label(family)
+        if bars:
+            sizes = [(thick["value"] - ends[0]).clip(0), (ends[1] - thick["value"]).clip(0)]
+            more: Any = {"elinewidth": 1.1, "capsize": 2.5}
+            drawn[label] = axes.errorbar(across, thick["value"], sizes, fmt=marker, ms=4.5, **style, **more)
+            continue
+        (drawn[label],) = axes.plot(across, thick["value"], marker, ms=4.5, **style)
+        if len(thick) > 1:
+            axes.fill_between(across, *ends, color=family.color, alpha=0.16, lw=0)
+        else:
+            axes.vlines(across, *ends, **style)
+    return drawn
 
 
 def as_svg(figure: Figure) -> str:
@@ -150,19 +253,6 @@ def _saved(figure: Figure, **how: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, **how)
     return buffer.getvalue()
-
-
-def _draw_family(axes: Axes, family: Family, marker: str, lines: pl.DataFrame) -> None:
-    for model in family.models if len(family.models) > 1 else ():
-        thin = lines.filter(name=model)
-        axes.plot(thin["eps"], thin["value"], color=family.color, lw=0.8, alpha=0.55)
-    ends = pl.col("low", "high").fill_null(pl.col("value")).clip(0, 100)
-    thick, line = lines.filter(name=family.name).with_columns(ends), {"color": family.color, "lw": 1.9}
-    axes.plot(thick["eps"], thick["value"], marker, ls="-", ms=4.5, label="family", **line)
-    if len(thick) > 1:
-        axes.fill_between(thick["eps"], thick["low"], thick["high"], color=family.color, alpha=0.16, lw=0)
-    else:  # a band needs at least two ε
-        axes.vlines(thick["eps"], thick["low"], thick["high"], **line)
 
 
 def legend_label(family: Family) -> str:
@@ -252,5 +342,5 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def colors_of(groups: Sequence[Family]) -> dict[str, str]:
-    """Return the colour of each model."""
-    return {model: family.color for family in groups for model in family.models}
+    """Return the colour of each model and of each family."""
+    return {name: family.color for family in groups for name in (family.name, *family.models)}

@@ -103,27 +103,23 @@ def gallery_markup(
         words: said above the images in addition.
     """
     names = dict(enumerate(gallery.class_names))
-    predictions = zip(gallery.clean_prediction, gallery.prediction, strict=True)
     named = {
         model: [
             [names.get(label, str(label)) for label in both]
-            for both in zip(*(array.tolist() for array in pair), strict=True)
+            for both in zip(*map(np.ndarray.tolist, pair), strict=True)
         ]
-        for model, pair in zip(gallery.models, predictions, strict=True)
+        for model, *pair in zip(gallery.models, gallery.clean_prediction, gallery.prediction, strict=True)
     }
+    values = {"gallery": gallery, "colors": colors, "titles": titles, "words": words, "data_uri": data_uri}
     return Markup(
         environment()
         .get_template("gallery.html")
         .render(
-            gallery=gallery,
-            colors=colors,
+            values,
             labels=[names.get(label, str(label)) for label in gallery.label.tolist()],
-            titles=titles,
             answers=answers or named,
-            words=words,
             magnification=magnification(gallery),
             hard_pixels=max(gallery.clean.shape[-2:]) <= _SMALL,
-            data_uri=data_uri,
         )
     )
 
@@ -132,7 +128,6 @@ def data_uri(image: Float[np.ndarray, "channels height width"]) -> str:
     """Encode an image of one or three channels, clipped to [0, 1], as a PNG data URI."""
     pixels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)).save(
-        buffer, "PNG", optimize=True
-    )
+    shown = Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
+    shown.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

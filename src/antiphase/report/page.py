@@ -109,18 +109,9 @@ def write_page(
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
         run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
     run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
+    values = {"run": run, "headlines": headlines, "sections": sections, "drawn": drawn}
     page = environment().get_template("page.html")
-    write_text(
-        path,
-        page.render(
-            run=run,
-            headlines=headlines,
-            sections=sections,
-            drawn=drawn,
-            settings_title=settings,
-            reading=Markup(reading),
-        ),
-    )
+    write_text(path, page.render(values, settings_title=settings, reading=Markup(reading)))
 
 
 def in_one_line(value: Any) -> Any:
@@ -167,15 +158,12 @@ def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     svg = as_svg(figure)
     files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    return {
-        "name": name,
-        "svg": Markup(inline_svg(svg, name, description)),
-        "files": files,
-        "downloads": {
-            ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
-            for ending, content in files.items()
-        },
+    downloads = {
+        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
+        for ending, content in files.items()
     }
+    shown = Markup(inline_svg(svg, name, description))
+    return {"name": name, "svg": shown, "files": files, "downloads": downloads}
 
 
 def _breakable(text: str) -> Markup:

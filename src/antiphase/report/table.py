@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
-from antiphase.report.words import ends
+from antiphase.report.words import ends, percent, percent_range, points, points_range
 
 if TYPE_CHECKING:
     import polars as pl
@@ -74,32 +74,41 @@ class Table:
         return max(map(len, [self.columns[place], *lines])) + 2
 
 
-def spread(
+def tabulate(
     name: str,
     title: str,
-    rows: Sequence["tuple[Field, pl.DataFrame]"],
     frame: "pl.DataFrame",
-    by: str,
-    label: Callable[[Any], str],
+    down: Sequence[str],
+    across: str,
     field: Callable[[Mapping[str, Any]], Field],
+    heads: Callable[[Any], str] | Mapping[Any, str] = str,
+    csv: "pl.DataFrame | None" = None,
 ) -> Table:
-    """Tabulate estimates: a line for each frame of ``rows``, a column for each value of the column ``by``.
+    """Tabulate estimates in long form: a line for each value of some columns, a column for each value of another.
 
     Args:
         name: of the table.
         title: of the table.
-        rows: the first field of each line, and the rows of its other fields.
-        frame: all rows, for the CSV file.
-        by: the column that is spread.
-        label: writes one of its values.
+        frame: the estimates. ``color`` and ``kind``, if it has them, are of the first field of a line.
+        down: the columns whose values tell the lines apart, as their heads.
+        across: the column whose values have a column each.
         field: writes one row.
+        heads: writes a value of ``across``, which are sorted; or their heads, in their order.
+        csv: all rows, for the CSV file, if they are others.
     """
-    values = frame[by].unique().sort().to_list()
+    given = frame[across].unique()
+    values = [one for one in heads if one in given] if isinstance(heads, Mapping) else given.sort().to_list()
     lines = []
-    for first, block in rows:
-        fields = {entry[by]: field(entry) for entry in block.iter_rows(named=True)}
-        lines.append((first, *(fields.get(value, Field("–")) for value in values)))
-    return Table(name, title, ("model", *map(label, values)), tuple(lines), frame.write_csv())
+    for (first, *more), block in frame.group_by(down, maintain_order=True):
+        rows = block.rows(named=True)
+        look = {"color": rows[0].get("color", ""), "kind": rows[0].get("kind", "name")}
+        words = (Field(str(word), kind="word" if isinstance(word, str) else "") for word in more)
+        fields = {row[across]: field(row) for row in rows}
+        numbers = (fields.get(value, Field("–")) for value in values)
+        lines.append((Field(str(first), **look), *words, *numbers))
+    label = heads.__getitem__ if isinstance(heads, Mapping) else heads
+    numbers = (frame if csv is None else csv).drop("color", "kind", strict=False)
+    return Table(name, title, (*down, *map(label, values)), tuple(lines), numbers.write_csv())
 
 
 def estimate_field(
@@ -107,6 +116,21 @@ def estimate_field(
 ) -> Field:
     """Return a number with its interval below it; a dash for None."""
     return Field("–") if value is None else Field(text(value), (ends(low, high, text, " to "),))
+
+
+def rate_field(row: Mapping[str, Any]) -> Field:
+    """Return a rate in percent with its interval below it."""
+    return Field(percent(row["value"]), (percent_range(row["low"], row["high"]),))
+
+
+def difference_field(row: Mapping[str, Any]) -> Field:
+    """Return a difference of rates in points with its interval below it, pale if it is not ``decided``.
+
+    The number is the ``difference`` of the row, or its ``value``.
+    """
+    value = row["difference"] if "difference" in row else row["value"]
+    kind = "" if row.get("decided", True) else "undecided"
+    return Field(points(value), (points_range(row["low"], row["high"]),), kind=kind)
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = False) -> str:
@@ -138,13 +162,7 @@ def ruled_table(
     title: str | None = None, *, caption: str | None = None, title_style: str = "bold"
 ) -> ConsoleTable:
     """Return an empty table with a rule below its head, as all commands print them."""
+    left: Any = {"title_justify": "left", "caption_justify": "left", "title_style": title_style}
     return ConsoleTable(
-        title=title,
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        title_justify="left",
-        title_style=title_style,
-        caption_justify="left",
+        title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, **left
     )

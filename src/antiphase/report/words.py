@@ -1,10 +1,11 @@
 """Formatting of numbers and names in tables, figures and sentences."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from antiphase.registry import ATTACKS, find
-from antiphase.statistics.intervals import is_interval
+from antiphase.statistics.intervals import Estimate, is_interval
 
 NO_INTERVAL = "no interval"
 _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
@@ -41,6 +42,17 @@ def ends(low: float | None, high: float | None, written: Callable[[float], str],
     """
     low, high = -math.inf if low is None else low, math.inf if high is None else high
     return f"{written(low)}{between}{written(high)}" if is_interval(low, high) else NO_INTERVAL
+
+
+def estimate_of(row: Mapping[str, Any], value: str = "value") -> Estimate:
+    """Return the estimate of a row of ``summary.json``, which has null for what is infinite or not known.
+
+    >>> estimate_of({"value": 0.5, "low": 0.1, "high": None, "n": 1})
+    Estimate(value=0.5, low=0.1, high=inf, n=1)
+    """
+    usual = {value: math.nan, "low": -math.inf, "high": math.inf}
+    middle, low, high = (usual[name] if row[name] is None else row[name] for name in usual)
+    return Estimate(middle, low, high, row["n"])
 
 
 def percent_range(low: float | None, high: float | None) -> str:

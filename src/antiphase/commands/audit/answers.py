@@ -8,7 +8,6 @@ Embeddings for Robust Large Vision-Language Models*, ICML 2024, and its code (Ro
 first, and report POPE on clean images only.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,25 +20,24 @@ import torch
 
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_gallery, attack_settings
+from antiphase.commands.audit.run import attack_all, attack_gallery, attack_settings
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.commands.result import Result, combined_rows
+from antiphase.commands.run_files import write_run
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.report.figure import families, rate_figure
+from antiphase.report.figure import colors_of, families, rate_figure
 from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, text
-from antiphase.report.table import Field, Table, spread
-from antiphase.report.words import attack_name, percent, percent_range, points, points_range
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
+from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate
-from antiphase.store import write_frame
 from antiphase.terminal import eps_label
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
@@ -76,19 +74,13 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
-    models: dict[str, Any] = dict(lineup.by_name)
-    frames, warnings = [], doubts_about(lineup.models, lineup.twins)
-    for attacks in options.with_control():
-        for name, model in models.items():
-            rows, notes = attack_answers(name, model, pope, attacks, out)
-            frames.append(rows)
-            warnings += [f"{name}: {note}" for note in notes]
-    rows, about = pl.concat(frames), lineup.about()
+    rows, warnings = attack_all(lineup, options, attack_answers)
+    about = lineup.about()
     # none of an audit's rates: the questions about one image are no independent draws
     answers = summarise_answers(rows, by_seed(about), lineup.pairs)
     summary = {"version": 1, "models": described_models(rows, about), "pope": answers}
     if this_process().first:
-        write_frame(out / "rows.parquet", rows)
+        models: dict[str, Any] = dict(lineup.by_name)
         first = lineup.pairs[0] if lineup.twins else lineup.names
         squares = {name: repr(models[name].square) for name in first}
         # pictures can be shared by models that see the same pixels
@@ -96,14 +88,14 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         gallery, words = _gallery(rows, shown, pope, options)
         write_gallery(out / "gallery.safetensors", gallery)
         write_json(out / "questions.json", words)
-        settings = attack_settings(options) | {
-            "objective": "cross-entropy between no and yes as the first token",
-            "attacked label": "the answer without an attack",
-        }
-        stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
-        record = lineup.record(stored, settings, warnings, command, time.monotonic() - began)
-        write_json(out / "run.json", record | {"n": len(pope.names)})
-        write_json(out / "summary.json", summary)
+    settings = attack_settings(options) | {
+        "objective": "cross-entropy between no and yes as the first token",
+        "attacked label": "the answer without an attack",
+    }
+    warnings = doubts_about(lineup.models, lineup.twins) + warnings
+    stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
+    count = len(pope.names)
+    write_run(lineup, stored, summary, {"rows": rows}, settings, warnings, command, began, n=count)
     return summary
 
 
@@ -204,37 +196,50 @@ class AnswersResult(Result):
 
     def sections(self) -> list[Section]:
         groups = families(self.summary["models"])
+        colors = colors_of(groups)
         results, differences = (
             pl.DataFrame(self.summary["pope"][part], infer_schema_length=None)
             for part in ("results", "differences")
         )
+        shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
         panels = [
             (attack_name(str(attack)), str(metric), rows.rename({"family": "name"}))
-            for (attack, metric), rows in results.filter(
-                pl.col("metric") != "false no", sampling=ALL
-            ).group_by(["attack", "metric"], maintain_order=True)
+            for (attack, metric), rows in shown.group_by(["attack", "metric"], maintain_order=True)
         ]
         plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
-        colors = {family.name: family.color for family in groups}
-        rates = _tables(results, ["metric", "attack"], ["family", "sampling"], colors, _rate)
+        results = results.with_columns(color=pl.col("family").replace_strict(colors))
+        rates = _tables(results, ["metric", "attack"], rate_field)
         sections = [Section("rates", "Answers", _words("rates"), [plot], rates)]
         if not differences.is_empty():
-            shown = differences.filter(pl.col("metric") != "false no").with_columns(
-                pl.col("what").replace("move", "rise"), family=pl.format("{} − {}", "model", "twin")
+            differences = differences.filter(pl.col("metric") != "false no").with_columns(
+                pl.col("what").replace("move", "rise"),
+                family=pl.format("{} − {}", "model", "twin"),
+                color=pl.col("model").replace_strict(colors),
             )
-            colors = {f"{row['model']} − {row['twin']}": colors[row["model"]] for row in shown.to_dicts()}
-            tables = _tables(shown, ["metric", "what", "attack"], ["family", "sampling"], colors, _difference)
+            tables = _tables(differences, ["metric", "what", "attack"], difference_field)
             sections.append(Section("differences", "Differences", _words("differences"), tables=tables))
         if "questions.json" in self.files and "gallery.safetensors" in self.files:
-            markup = self._gallery({model: group.color for group in groups for model in group.models})
+            with self.unpacked() as folder:
+                gallery = read_gallery(folder / "gallery.safetensors")
+            words = self.read_json("questions.json", ("questions", "answers"))
+            markup = gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
             sections.append(Section("gallery", "Ten questions", markup=markup, in_navigation="Questions"))
         return sections
 
-    def _gallery(self, colors: Mapping[str, str]) -> str:
-        with self.unpacked() as folder:
-            gallery = read_gallery(folder / "gallery.safetensors")
-        words = self.read_json("questions.json", ("questions", "answers"))
-        return gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
+
+def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, Any]], Field]) -> list[Table]:
+    """Tabulate estimates, a table for each value of ``by``: families and samplings down, ε across."""
+    tables, line = [], pl.format("{}, {}", "family", "sampling")
+    for names, block in frame.group_by(by, maintain_order=True):
+        *what, attack = map(str, names)
+        name, title = "-".join((*what, attack)), f"{', '.join(what).capitalize()}, {attack_name(attack)}"
+        lines = block.with_columns(model=line)
+        tables.append(tabulate(name, title, lines, ["model"], "eps", field, _budget, block))
+    return tables
+
+
+def _budget(eps: float) -> str:
+    return eps_label(eps) if eps else "no attack"
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
@@ -250,49 +255,13 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
         shown = _only(answers["results"], first)
         return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
     row = moves[0]
-    low, high = (
-        -math.inf if row["low"] is None else row["low"],
-        math.inf if row["high"] is None else row["high"],
-    )
-    (sign,) = decide([Estimate(row["value"], low, high, row["n"])], seeds=row["seeds"])
+    (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
     return Headline(_words("title", **values), _words("lead", **values))
 
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row.items() >= values.items()]
-
-
-def _tables(
-    frame: pl.DataFrame,
-    by: list[str],
-    keys: list[str],
-    colors: Mapping[str, str],
-    field: Callable[[Mapping[str, Any]], Field],
-) -> list[Table]:
-    """Tabulate estimates, a table for each value of ``by``: keys down, ε across."""
-    tables = []
-    for names, block in frame.group_by(by, maintain_order=True):
-        rows = [
-            (Field(", ".join(map(str, key)), color=colors[str(key[0])], kind="name"), entries)
-            for key, entries in block.group_by(keys, maintain_order=True)
-        ]
-        *what, attack = map(str, names)
-        title = f"{', '.join(what).capitalize()}, {attack_name(attack)}"
-        tables.append(spread("-".join((*what, attack)), title, rows, block, "eps", _budget, field))
-    return tables
-
-
-def _rate(row: Mapping[str, Any]) -> Field:
-    return Field(percent(row["value"]), (percent_range(row["low"], row["high"]),))
-
-
-def _difference(row: Mapping[str, Any]) -> Field:
-    return Field(points(row["value"]), (points_range(row["low"], row["high"]),))
-
-
-def _budget(eps: float) -> str:
-    return eps_label(eps) if eps else "no attack"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,14 +59,11 @@ class Rate(Part):
 
     @model_validator(mode="after")
     def _check(self) -> "Rate":
-        expected = proportion(min(self.hits, self.n), self.n)
-        if any(
-            abs(getattr(self, name) - getattr(expected, name)) > _NEAR for name in ("value", "low", "high")
-        ):
-            raise ValueError(
-                f"{self.value:g} [{self.low:g}, {self.high:g}] of {self.n} images: expected {expected.value:g} "
-                f"[{expected.low:g}, {expected.high:g}]"
-            )
+        said = (self.value, self.low, self.high)
+        expected = tuple(vars(proportion(min(self.hits, self.n), self.n)).values())[:3]
+        if any(abs(one - other) > _NEAR for one, other in zip(said, expected, strict=True)):
+            texts = ("{:g} [{:g}, {:g}]".format(*numbers) for numbers in (said, expected))
+            raise ValueError(f"{next(texts)} of {self.n} images: expected {next(texts)}")
         return self
 
 
@@ -230,18 +227,18 @@ def read_card(path: str | Path) -> RobustnessCard:
         UserError: the file is missing or no card, or a number in it does not fit the others; names the field.
     """
     file = Path(path)
-    file = file / CARD if file.is_dir() else file
+    file, name = file / CARD if file.is_dir() else file, f"card {shown(str(path))}: "
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "is no text"
         raise UserError(
-            f"card {shown(str(path))}: cannot be read ({why}); expected {CARD} or the directory of an audit"
+            f"{name}cannot be read ({why}); expected {CARD} or the directory of an audit"
         ) from None
     try:
         return RobustnessCard.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise invalid(error, f"card {shown(str(path))}: ") from None
+        raise invalid(error, name) from None
 
 
 _NOT_THE_AUDIT = ("out", "quiet", "batch_size", "independent")  # options that affect no number
@@ -275,14 +272,14 @@ def card_of_run(result: Any) -> RobustnessCard | None:
         return None
     settings = run["settings"]
     twins = {against for _, against in result.pairs} - {model for model, _ in result.pairs}
-    names = {model["name"] for model in result.models}
-    sides = (
-        ", ".join(family.name for family in result.families if side & set(family.models))
-        for side in (names - twins, twins)
-    )
+    sides: list[list[str]] = [[], []]
+    for family in result.families:
+        members = set(family.models)
+        for side, names in zip(sides, (members - twins, members & twins), strict=True):
+            side += [family.name] * bool(names)
     means = result.mean_comparisons.rename({"value": "difference", "n": "seeds"})
     content = {
-        "name": " against ".join(filter(None, sides)),
+        "name": " against ".join(", ".join(side) for side in sides if side),
         "command": result.kind,
         "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
         "data": {
@@ -297,16 +294,12 @@ def card_of_run(result: Any) -> RobustnessCard | None:
             "norm": settings["norm"],
             "eps": sorted(options["eps"]),
             "seed": settings["attack seed"],
-            "settings": {
-                name: value for name, value in settings.items() if name not in ("attack", "norm", "ε")
-            },
+            "settings": {name: settings[name] for name in settings if name not in ("attack", "norm", "ε")},
         },
         "models": [_model(model, result, twins) for model in result.models],
         "differences": result.comparisons.drop("n", "decided").to_dicts(),
         "mean_differences": means.select(*MeanDifference.model_fields).to_dicts(),
-        "versions": run["versions"],
-        "hardware": run["hardware"],
-        "warnings": run["warnings"],
+        **{name: run[name] for name in ("versions", "hardware", "warnings")},
     }
     return RobustnessCard.model_validate(content)
 
@@ -316,32 +309,22 @@ def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any
     rates: dict[Any, dict[str, Any]] = {}
     for row in result.rates.filter(model=name).iter_rows(named=True):
         cell = {key: row[key] for key in ("attack", "norm", "eps")}
-        rates.setdefault(tuple(cell.values()), cell | {"asr_correct": None})[row["metric"]] = _rate(row)
+        rate = {key: row[key] for key in Rate.model_fields}
+        rates.setdefault(tuple(cell.values()), cell | {"asr_correct": None})[row["metric"]] = rate
     return {
-        "name": name,
+        **{key: model[key] for key in ("name", "attention", "seed", "lambda")},
         "role": "twin" if name in twins else "model",
         "spec": run["models"][name],
-        "attention": model["attention"],
         **run.get("architectures", {}).get(name, {}),
-        "seed": model["seed"],
-        "lambda": model["lambda"],
         "weights": run["fingerprints"][name],
-        "clean_accuracy": _rate(result.accuracy.row(by_predicate=pl.col("model") == name, named=True)),
+        "clean_accuracy": result.accuracy.filter(model=name).drop("model").row(0, named=True),
         "rates": list(rates.values()),
     }
 
 
-def _rate(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("value", "low", "high", "n")}
-
-
 _MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word
 _PLAIN = re.compile(r"[\w:/.,#?=+@ -]+")
-_METRICS = {
-    "asr": "ASR",
-    "asr_correct": "ASR, correctly classified only",
-    "robust_accuracy": "Robust accuracy",
-}
+_METRICS = dict(asr="ASR", asr_correct="ASR, correctly classified only", robust_accuracy="Robust accuracy")
 
 
 def card_markdown(card: RobustnessCard) -> str:
@@ -350,25 +333,19 @@ def card_markdown(card: RobustnessCard) -> str:
     The front matter has each model's numbers as a ``model-index``, which the hub shows; twins are in the tables only.
     """
     rows = {(model.name, row.attack, row.norm, row.eps): row for model in card.models for row in model.rates}
-    attacks: dict[tuple[str, str], list[float]] = {}
+    attacks: dict[tuple[str, str], dict[float, None]] = {}
     for _, attack, norm, eps in sorted(rows, key=lambda cell: cell[-1]):
-        budgets = attacks.setdefault((attack, norm), [])
-        budgets += [eps] if eps not in budgets else []
+        attacks.setdefault((attack, norm), {})[eps] = None
+    values = {"card": card, "metrics": _METRICS, "attacks": attacks, "rates": rows}
+    values |= {"escaped": _escaped, "quoted": _quoted, "code": _code, "linked": _linked}
     return (
         environment()
         .get_template("CARD.md")
         .render(
-            card=card,
+            values,
             differential=any(model.lam for model in card.models),
-            metrics=_METRICS,
-            attacks=attacks,
-            rates=rows,
             differences=_decided(card.differences, n=card.data.n),
             mean_differences=_decided(card.mean_differences),
-            escaped=_escaped,
-            quoted=_quoted,
-            code=_code,
-            linked=_linked,
         )
     )
 

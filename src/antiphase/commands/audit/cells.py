@@ -20,9 +20,9 @@ from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
 from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.run_files import described
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.store import Cache, Journal, slice_size
@@ -30,15 +30,10 @@ from antiphase.terminal import eps_label
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
-_CELL_SCHEMA = {
-    "sample": pl.Int64,
-    "clean_prediction": pl.Int64,
-    "prediction": pl.Int64,
-    "success": pl.Boolean,
-    "distance": pl.Float64,
-    "forwards": pl.Int64,
-    "backwards": pl.Int64,
-}
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
+    ("sample", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards"), pl.Int64
+)
+_CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
 
 
 def measure(
@@ -72,7 +67,9 @@ def measure(
         stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids
     )
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
-    return _described(_rows(results), name, model, data, options), list(dict.fromkeys(warnings))
+    how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
+    rows = described(_rows(results), ROW_SCHEMA, name, model, data, **how)
+    return rows, list(dict.fromkeys(warnings))
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
@@ -88,25 +85,6 @@ def _rows(results: list[AttackResult]) -> pl.DataFrame:
         level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(by))
         levels.append(level.sort("sample"))
     return pl.concat(levels)
-
-
-def _described(
-    rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, options: AuditOptions
-) -> pl.DataFrame:
-    """Add what all rows share, and the true labels."""
-    card = card_of(model)
-    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
-    shared = {
-        "model": name,
-        "attention": card.attention,
-        "seed": card.seed,
-        "attack": options.attack,
-        "norm": options.norm,
-        "attack_seed": options.seed,
-    }
-    columns = [pl.lit(value, ROW_SCHEMA[column]).alias(column) for column, value in shared.items()]
-    joined = rows.join(labels, on="sample", maintain_order="left").with_columns(columns)
-    return joined.select(*ROW_SCHEMA).cast(dict[Any, Any](ROW_SCHEMA))
 
 
 @dataclass(frozen=True)
@@ -138,86 +116,57 @@ class _Cells:
 
     def stored(self, stage: Stage) -> Stage:
         """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
-        what = self.shared | {"attack": stage.name, "settings": stage.settings}
+        # settings are checked with the images that are attacked
+        return replace(stage, attack=functools.partial(self.attack, stage), settings={})
+
+    def attack(
+        self,
+        stage: Stage,
+        _: nn.Module,
+        images: Tensor,
+        labels: Tensor | None,
+        threat: Threat,
+        *,
+        ids: Tensor,
+        **run: Any,
+    ) -> AttackResult:
+        """Attack the samples that are not on disk, and return the rows of all."""
+        what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(threat.eps)}
         if stage.name == "square":  # searches in float32 in any case
             what.pop("precision", None)
-
-        @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
-        def attack(
-            model: nn.Module,
-            images: Tensor,
-            labels: Tensor | None,
-            threat: Threat,
-            *,
-            ids: Tensor,
-            budgets: Tensor | None = None,
-            **run: Any,
-        ) -> AttackResult:
-            eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
-            described = {each: what | {"eps": each} for each in eps.unique().tolist()}
-            asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
-            cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
-            with cache.filling(slice_size(self.data.image_shape)) as parts:
-                for part in parts:
-                    at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-                    warnings = stage.attack(
-                        self.model,
-                        self.data.images(at),
-                        None,
-                        Threat(self.options.norm, float(eps[part].max())),
-                        **stage.settings,
-                        **self.keywords(stage, at, ids[part], eps[part], cache.journals),
-                    ).warnings
-                    for each in eps[part].unique().tolist() if warnings else ():
-                        cache.journals[each].warn(warnings)
-            arrays = self.collected(cache)
-            return AttackResult(
-                stage.name,
-                threat,
-                stage.settings,
-                ids,
-                label=arrays["clean_prediction"],
-                adversarial=images,
-                **arrays,
-            )
-
-        return replace(stage, attack=attack, settings={})  # they are in the attack; checked with its images
-
-    def collected(self, cache: Cache[float]) -> dict[str, Any]:
-        """Return the rows that were wanted, and keep the warnings."""
-        stored = cache.collect()
+        asked = [(stage.name, sample) for sample in ids.tolist()]
+        cache = Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
+        journal = cache.journals[stage.name]
+        with cache.filling(slice_size(self.data.image_shape)) as parts:
+            for part in parts:
+                at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+                how = stage.settings | self.keywords(stage, threat.eps, at, ids[part], journal)
+                own = Threat(self.options.norm, threat.eps)
+                result = stage.attack(self.model, self.data.images(at), None, own, **how)
+                if result.warnings:
+                    journal.warn(result.warnings)
+        found = cache.collect()[stage.name]
         self.warnings.update(cache.warnings)
-        found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
-        found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
-        wanted = pl.DataFrame(cache.wanted, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
-        rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
-        return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+        found = found.unique("sample", keep="first")  # two runs at once may both write a sample
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(
+            found, on="sample", how="left", maintain_order="left"
+        )
+        arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+        about = {"label": arrays["clean_prediction"], "adversarial": images}
+        return AttackResult(stage.name, threat, stage.settings, ids, **about, **arrays)
 
-    def keywords(
-        self, stage: Stage, at: Tensor, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
-    ) -> dict[str, Any]:
-        """Return how to attack some samples, each at its own ε, so that their rows are kept as they come."""
-        options, largest = self.options, float(eps.max())
+    def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
+        """Return how to attack some samples so that their rows are kept as they come."""
+        options = self.options
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
-            for each in eps[positions].unique().tolist():
-                own = positions[eps[positions] == each]
-                columns = {"sample": ids[own].numpy()}
-                columns |= {key: results[key][own].numpy() for key in _CELL_SCHEMA if key != "sample"}
-                rows = pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA)
-                journals[each].append(rows)
+            columns = {"sample": ids[positions].numpy()}
+            columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
+            journal.append(pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA))
 
-        several = float(eps.min()) < largest
-        up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
+        up_to = "" if math.isinf(eps) else f" ε={eps_label(eps)}"
         title = f"{self.name} {stage.name}{up_to}" if not options.quiet and self.process.first else ""
-        return {
-            "seed": options.seed,
-            "ids": ids,
-            "batch_size": options.batch_size,
-            "precision": options.precision,
-            "on_finished": keep,
-            "progress": title,
-            **({"compile": True} if options.compile else {}),
-            **({"budgets": eps} if several else {}),
-            **({} if self.context is None else {"context": self.context[at]}),
-        }
+        how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision")}
+        how |= {"ids": ids, "on_finished": keep, "progress": title}
+        how |= {"compile": True} if options.compile else {}
+        return how | ({} if self.context is None else {"context": self.context[at]})

@@ -6,30 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from antiphase.commands.options import (
-    Against,
-    BatchSize,
-    Classes,
-    Compile,
-    Data,
-    Device,
-    Limit,
-    Model,
-    Norm,
-    Numbers,
-    Options,
-    Out,
-    Prompt,
-    Quiet,
-    RandomWeights,
-    SearchPrecision,
-    Seed,
-    SkipBad,
-    Split,
-    Suffix,
-    Typed,
-    read_settings,
-)
+from antiphase.commands import options as fields
+from antiphase.commands.options import Options, Typed, read_settings
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, QUESTIONS
 from antiphase.terminal import eps_label
@@ -38,7 +16,7 @@ if TYPE_CHECKING:
     from antiphase.attacks.sweep import Ensemble
 
 Eps = Annotated[
-    Numbers,
+    fields.Numbers,
     Field(
         description="Perturbation budgets ε in units of the [0, 1] pixel range, separated by commas; fractions such "
         "as 1/255 are accepted."
@@ -72,70 +50,53 @@ class AuditOptions(Options):
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
 
-    model: Model
-    against: Against = ()
-    data: Data = None
-    classes: Classes = None
-    split: Split = "test"
-    limit: Limit = 1000
+    model: fields.Model
+    against: fields.Against = ()
+    data: fields.Data = None
+    classes: fields.Classes = None
+    split: fields.Split = "test"
+    limit: fields.Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    norm: Norm = "linf"
+    norm: fields.Norm = "linf"
     attack: AttackName = "pgd"
-    version: Literal["standard", "plus", "rand", "2020"] | None = Field(
-        None,
-        description="AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, "
-        "APGD-DLR, FAB, Square. plus: all six, with restarts. rand: for randomised models. If not given: standard.",
-    )
-    steps: int | None = Field(
-        None,
-        ge=1,
-        le=10**8,
-        description="Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4).",
-    )
-    restarts: int | None = Field(None, ge=1, description="Random restarts per sample. If not given: 1.")
-    queries: int | None = Field(
-        None, ge=1, description="Square: forward passes per sample. If not given: 5,000."
-    )
-    width: int | None = Field(None, ge=1, description="Patch: side of the square in pixels. If not given: 8.")
-    objective: Literal["cross_entropy", "margin", "dlr", "cosine"] | None = Field(
-        None,
-        description="Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the "
-        "similarity to the prompt of the image's class. If not given: the attack's own.",
-    )
+    version: Literal["standard", "plus", "rand", "2020"] | None = None
+    """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
+    all six, with restarts. rand: for randomised models. If not given: standard."""
+    steps: int | None = Field(None, ge=1, le=10**8)
+    """Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4)."""
+    restarts: int | None = Field(None, ge=1)
+    """Random restarts per sample. If not given: 1."""
+    queries: int | None = Field(None, ge=1)
+    """Square: forward passes per sample. If not given: 5,000."""
+    width: int | None = Field(None, ge=1)
+    """Patch: side of the square in pixels. If not given: 8."""
+    objective: Literal["cross_entropy", "margin", "dlr", "cosine"] | None = None
+    """Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the similarity to the prompt of
+    the image's class. If not given: the attack's own."""
     settings: Annotated[
-        dict[str, Any],
-        BeforeValidator(read_settings),
-        Typed(flags=("--set",), metavar="NAME=VALUE"),
-        Field(
-            description="Setting of the attack, such as momentum=0.9; repeat for several. A name that the attack does "
-            "not have is refused with those that it has."
-        ),
+        dict[str, Any], BeforeValidator(read_settings), Typed(flags=("--set",), metavar="NAME=VALUE")
     ] = Field(default_factory=dict)
-    nested: Literal["up", "down", "off"] = Field(
-        "up",
-        description="How samples carry over from one ε to the next. up: a sample broken at one ε counts as "
-        "broken at every larger one. down: start at the largest ε and retry only the broken samples at the next "
-        "smaller one; faster if most samples are robust. off: attack every ε independently.",
-    )
-    control: bool = Field(
-        False, description="Also add random noise of the same ε, to compare with the attack."
-    )
-    sense_limit: int = Field(
-        32,
-        ge=0,
-        description="Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none.",
-    )
-    precision: SearchPrecision = "float32"
-    compile: Compile = False
-    seed: Seed = 0
-    out: Out = Path("antiphase-audit")
-    random_weights: RandomWeights = False
-    skip_bad: SkipBad = False
-    prompt: Prompt = None
-    suffix: Suffix = ""
-    batch_size: BatchSize = None
-    device: Device = "auto"
-    quiet: Quiet = False
+    """Setting of the attack, such as momentum=0.9; repeat for several. A name that the attack does not have is refused
+    with those that it has."""
+    nested: Literal["up", "down", "off"] = "up"
+    """How samples carry over from one ε to the next. up: a sample broken at one ε counts as broken at every larger one.
+    down: start at the largest ε and retry only the broken samples at the next smaller one; faster if most samples are
+    robust. off: attack every ε independently."""
+    control: bool = False
+    """Also add random noise of the same ε, to compare with the attack."""
+    sense_limit: int = Field(32, ge=0)
+    """Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none."""
+    precision: fields.SearchPrecision = "float32"
+    compile: fields.Compile = False
+    seed: fields.Seed = 0
+    out: fields.Out = Path("antiphase-audit")
+    random_weights: fields.RandomWeights = False
+    skip_bad: fields.SkipBad = False
+    prompt: fields.Prompt = None
+    suffix: fields.Suffix = ""
+    batch_size: fields.BatchSize = None
+    device: fields.Device = "auto"
+    quiet: fields.Quiet = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -168,24 +129,17 @@ class AuditOptions(Options):
 
     @property
     def ensemble(self) -> "Ensemble":
-        """The attack with its settings.
+        """The attack with its settings; those of the command line, which are text, get the types of its signature.
 
         Raises:
             UserError: a setting is not one of the attack's, or out of range.
         """
-        from antiphase.attacks.catalogue import find_attack
+        from antiphase.attacks.catalogue import find_attack, parse_settings
 
-        named = self.chosen(*_SETTINGS)
-        return find_attack(self.attack, **{**self._typed_settings(), **named})
-
-    def _typed_settings(self) -> dict[str, Any]:
-        """Return the settings with the types that the attack's signature says; those of the command line are text."""
         texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
-        if not texts:
-            return self.settings
-        from antiphase.attacks.catalogue import parse_settings
-
-        return {**self.settings, **parse_settings(self.attack, texts)}
+        named = self.chosen(*_SETTINGS)
+        typed = parse_settings(self.attack, texts) if texts else {}
+        return find_attack(self.attack, **self.settings | typed | named)
 
     @property
     def minimal(self) -> bool:
@@ -228,7 +182,7 @@ class AttackOptions(AuditOptions):
     attack: AttackName = "autoattack"
     eps: Eps = (8 / 255,)
     sense_limit: int = Field(0, ge=0)
-    out: Out = Path("antiphase-attack")
+    out: fields.Out = Path("antiphase-attack")
 
 
 _ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
@@ -248,18 +202,17 @@ class QuickstartOptions(Options):
     antiphase quickstart --train
     """
 
-    out: Out = Path("antiphase-quickstart")
+    out: fields.Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    limit: int = Field(250, ge=1, description="At most N of the 1,000 images.")
-    train: bool = Field(
-        False, description="Train a fresh pair of models first (minutes; needs Fashion-MNIST)."
-    )
-    epochs: int | None = Field(
-        None, ge=1, description="With --train: passes over the 60,000 images. If not given: 3."
-    )
-    seed: Seed = 0
-    device: Device = "auto"
-    quiet: Quiet = False
+    limit: int = Field(250, ge=1)
+    """At most N of the 1,000 images."""
+    train: bool = False
+    """Train a fresh pair of models first (minutes; needs Fashion-MNIST)."""
+    epochs: int | None = Field(None, ge=1)
+    """With --train: passes over the 60,000 images. If not given: 3."""
+    seed: fields.Seed = 0
+    device: fields.Device = "auto"
+    quiet: fields.Quiet = False
 
     @model_validator(mode="after")
     def _check(self) -> "QuickstartOptions":
@@ -269,15 +222,6 @@ class QuickstartOptions(Options):
 
     def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
         """Return the options of the audit that follows."""
-        return AuditOptions(  # pyright: ignore[reportCallIssue]
-            model=models,
-            against=against,
-            data="specimen-fashion-mnist",
-            limit=self.limit,
-            eps=self.eps,
-            seed=self.seed,
-            out=self.out,
-            device=self.device,
-            quiet=self.quiet,
-            sense_limit=_ALIGNED,
-        )
+        same = self.model_dump(include={"limit", "eps", "seed", "out", "device", "quiet"})
+        of_audit = {"model": models, "against": against, "data": "specimen-fashion-mnist"}
+        return AuditOptions(**of_audit, **same, sense_limit=_ALIGNED)

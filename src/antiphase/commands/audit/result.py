@@ -17,7 +17,9 @@ from statistics import fmean
 from typing import Any
 
 import polars as pl
+from rich.text import Text
 
+from antiphase.commands.audit.card import write_card
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
@@ -34,34 +36,23 @@ from antiphase.evaluation.rates import (
     with_decisions,
 )
 from antiphase.registry import QUESTIONS, find
-from antiphase.report.figure import Family, families, rate_figure, seed_counts
+from antiphase.report import words
+from antiphase.report.figure import Family, colors_of, families, rate_figure, seed_counts
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
-from antiphase.report.table import Field, Table, spread
-from antiphase.report.words import (
-    attack_condition,
-    attack_label,
-    lambda_range,
-    p_text,
-    percent,
-    percent_range,
-    points,
-    points_range,
-)
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import as_share, mean_over_seeds
 from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
+_CORRECT = "Attack success rate on correctly classified images"
 _RATES = {
     "asr": ("Attack success rate", "ASR", "broken / all"),
-    "asr_correct": (
-        "Attack success rate on correctly classified images",
-        "ASR, correct only",
-        "correct and broken / correct",
-    ),
+    "asr_correct": (_CORRECT, "ASR, correct only", "correct and broken / correct"),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
+_WHAT = "attack success rate at ε = "
 _PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
 _words = partial(text, "audit.txt")
 
@@ -98,25 +89,21 @@ class AuditResult(Result):
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """What the summary says of each model."""
         return self.summary["models"]
 
     @cached_property
     def families(self) -> list[Family]:
-        """Models that differ in their training seed alone."""
         return families(self.models)
 
     @cached_property
     def colors(self) -> dict[str, str]:
-        """The colour of each model and of each family."""
-        return {name: family.color for family in self.families for name in (family.name, *family.models)}
+        return colors_of(self.families)
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
         """(model, twin) by name."""
-        return list(
-            dict.fromkeys((entry["model"], entry["against"]) for entry in self.summary["comparisons"])
-        )
+        entries = self.summary["comparisons"]
+        return list(dict.fromkeys((entry["model"], entry["against"]) for entry in entries))
 
     @cached_property
     def rates(self) -> pl.DataFrame:
@@ -125,7 +112,6 @@ class AuditResult(Result):
 
     @cached_property
     def accuracy(self) -> pl.DataFrame:
-        """Clean accuracy of every model."""
         return clean_accuracy(self.rows)
 
     @cached_property
@@ -179,7 +165,7 @@ class AuditResult(Result):
         self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame
     ) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
-        quoted = _quoted(self._first(frame))
+        quoted = _quoted(_of(frame, self._attack))
         sides = list(zip(*pairs, strict=True))
         accuracy = dict(self.accuracy.select("model", "value").iter_rows())
         shown = tuple(self._rate(*side, quoted["eps"]) for side in zip(names, sides, strict=True))
@@ -192,35 +178,36 @@ class AuditResult(Result):
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
             "images": self.accuracy["n"].max(),
-            "condition": attack_condition(*self._attack, _steps(self.record["settings"], self._attack[0])),
+            "condition": words.attack_condition(
+                *self._attack, _steps(self.record["settings"], self._attack[0])
+            ),
         }
-        return Headline(_words("title", **values), _words("lead", **values), shown, _what(quoted["eps"]))
+        return Headline(
+            _words("title", **values), _words("lead", **values), shown, _WHAT + eps_label(quoted["eps"])
+        )
 
     def _headline_alone(self) -> Headline:
         model = self.models[0]["name"]
-        frame = self._first(self.rates.filter(model=model, metric="asr")).sort("eps")
+        frame = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
         middle = frame.row((len(frame) - 1) // 2, named=True)
         rate = self._rate(model, (model,), middle["eps"])
         title, lead = (_words(part, **middle, rate=rate) for part in ("title_alone", "lead_alone"))
-        return Headline(title, lead, (rate,), _what(middle["eps"]))
+        return Headline(title, lead, (rate,), _WHAT + eps_label(middle["eps"]))
 
     def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
         """Return the attack success rate of a model, or its mean over the models of a family."""
-        frame = self._first(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps))
+        frame = _of(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps), self._attack)
         if len(models) > 1:
             mean = as_share(mean_over_seeds(frame["value"].to_list()))
             value, low, high = mean.value, mean.low, mean.high
         else:
             value, low, high = frame.select("value", "low", "high").row(0)
-        return Rate(name, self.colors[name], percent(value), percent_range(low, high))
+        return Rate(name, self.colors[name], words.percent(value), words.percent_range(low, high))
 
     @property
     def _attack(self) -> tuple[str, str]:
         """The first attack and its norm."""
         return self.rates.select("attack", "norm").row(0)
-
-    def _first(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return _of(frame, self._attack)
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -244,24 +231,14 @@ class AuditResult(Result):
             ("broken", "Images broken by each attack", "", self._broken_tables()),
             ("lambda", "λ of each layer", "λ", self.lambda_tables()),
         ]
+        names = ("rates", *(name for name, *_ in further))
+        texts = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
         sections = [
             Section("figures", "", plots=plots),
             Section("models", "Models", tables=[self.models_table()]),
-            Section(
-                "rates",
-                "Rates under attack",
-                _words("rates", seeds=seeds),
-                panels=panels,
-                in_navigation="Rates",
-            ),
+            Section("rates", "Rates under attack", texts["rates"], panels=panels, in_navigation="Rates"),
             *(
-                Section(
-                    name,
-                    title,
-                    _words(name, seeds=seeds, nested_up=nested_up),
-                    tables=tables,
-                    in_navigation=short,
-                )
+                Section(name, title, texts[name], tables=tables, in_navigation=short)
                 for name, title, short, tables in further
                 if tables
             ),
@@ -274,27 +251,19 @@ class AuditResult(Result):
         return sections
 
     def console(self) -> list[Any]:
-        from rich.text import Text
-
-        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        tables = [self.models_table(), *self.all_tables(), *self._norm_tables()]
-        # single models are left out where their family has a mean
-        short = (
-            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member"))
-            for table in tables
-        )
-        return [*titles, *(table.console() for table in short)]
+        parts: list[Any] = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        for table in (self.models_table(), *self.all_tables(), *self._norm_tables()):
+            # single models are left out where their family has a mean
+            rows = tuple(row for row in table.rows if row[0].kind != "member")
+            parts.append(replace(table, rows=rows).console())
+        return parts
 
     @property
     def reading(self) -> str:
-        """How to read the page."""
-        template = environment().get_template("how_to_read_rates.html")
-        return template.render(seeds=seed_counts(self.families))
+        return environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
 
     def write_report(self, folder: Path) -> Path:
         """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""
-        from antiphase.commands.audit.card import write_card
-
         write_card(self, folder)
         return super().write_report(folder)
 
@@ -302,7 +271,9 @@ class AuditResult(Result):
         """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [(attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
+        panels = [
+            (words.attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)
+        ]
         return rate_figure(panels, self.families)
 
     # tables
@@ -317,11 +288,11 @@ class AuditResult(Result):
         frame = frame.join(self.accuracy, on="model", how="left", maintain_order="left")
         rows = [
             (
-                self._name(row["model"]),
+                Field(row["model"], color=self.colors[row["model"]], kind="name"),
                 Field(row["attention"], kind="word"),
                 Field("–" if row["seed"] is None else str(row["seed"])),
-                _rate_field(row),
-                Field(lambda_range(model["lambda"])),
+                rate_field(row),
+                Field(words.lambda_range(model["lambda"])),
             )
             for row, model in zip(frame.iter_rows(named=True), self.models, strict=True)
         ]
@@ -330,84 +301,93 @@ class AuditResult(Result):
 
     def rate_tables(self, metric: str) -> list[Table]:
         """Tabulate one rate for each attack and norm: models and families down, ε across."""
-        tables = []
-        for attack, block in _attacks(self.rates.filter(metric=metric)):
-            means = _of(self.mean_rates.filter(metric=metric), attack)
-            rows = []
-            for family in self.families:
-                mean = means.filter(family=family.name)
-                kind = "name" if mean.is_empty() else "member"
-                rows += [(self._name(model, kind=kind), block.filter(model=model)) for model in family.models]
-                if not mean.is_empty():
-                    rows.append((self._name(family.name, f", mean of {len(family.models)}", "mean"), mean))
-            tables.append(_by_eps(metric, attack, rows, block, _rate_field))
-        return tables
+        rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
+        return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
     def difference_tables(self) -> list[Table]:
-        """Tabulate the paired differences of ASR for each attack and norm, likewise."""
-        tables = []
-        for attack, block in _attacks(self.comparisons):
-            rows = []
-            for (model, against), frame in block.group_by(_PAIR, maintain_order=True):
-                kind = "member" if (model, against) in self._averaged else "name"
-                rows.append((self._name(str(model), f" − {against}", kind), frame))
-            means = _of(self.mean_comparisons.rename({"value": "difference"}), attack)
-            for (family, against), mean in means.group_by(_FAMILIES, maintain_order=True):
-                words = f" − {against}, mean of {mean['n'].max()}"
-                rows.append((self._name(str(family), words, "mean"), mean))
-            tables.append(_by_eps("differences", attack, rows, block, _difference_field))
-        return tables
+        """Tabulate the paired differences of ASR in the same way."""
+        means = self.mean_comparisons.rename({"value": "difference"})
+        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, _difference_field)
+
+    def _tables(
+        self,
+        name: str,
+        single: pl.DataFrame,
+        means: pl.DataFrame,
+        sides: list[str],
+        families: list[str],
+        field: Callable[[Mapping[str, Any]], Field],
+    ) -> list[Table]:
+        """Tabulate models, or pairs of them, and below them their means over training seeds, for each attack."""
+        owner = {model: group.name for group in self.families for model in group.models}
+        owners = [pl.col(side).replace_strict(owner, return_dtype=pl.String) for side in sides]
+        owned = single.with_columns(one.alias(family) for one, family in zip(owners, families, strict=True))
+        members = means.select(families).unique().with_columns(kind=pl.lit("member"))
+        lines = [
+            owned.join(members, on=families, how="left", maintain_order="left").with_columns(
+                pl.col("kind").fill_null("name"), model=pl.concat_str(sides, separator=" − ")
+            ),
+            means.with_columns(
+                kind=pl.lit("mean"),
+                model=pl.format("{}, mean of {}", pl.concat_str(families, separator=" − "), "n"),
+            ),
+        ]
+        color = pl.col("family").replace_strict(self.colors, return_dtype=pl.String)
+        order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
+        frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
+        frame = frame.sort(order, maintain_order=True)
+        return [
+            tabulate(
+                "-".join((name, *attack)),
+                words.attack_label(*attack),
+                block,
+                ["model"],
+                "eps",
+                field,
+                eps_label,
+                _of(single, attack),
+            )
+            for attack, block in _attacks(frame)
+        ]
 
     def lambda_tables(self) -> list[Table]:
         """Tabulate λ by layer, if a model has one."""
-        frame = pl.DataFrame(
-            [
-                {"model": model["name"], "layer": layer, "lambda": value}
-                for model in self.models
-                for layer, value in enumerate(model["lambda"], start=1)
-            ]
-        )
+        entries = [
+            {"model": model["name"], "layer": layer, "lambda": value}
+            for model in self.models
+            for layer, value in enumerate(model["lambda"], start=1)
+        ]
         title = "λ, mean over the heads of each layer"
         return self._by_model(
-            "lambda", title, frame, "layer", "layer {}".format, lambda row: Field(f"{row['lambda']:.3f}")
+            "lambda", title, entries, "layer", lambda row: Field(f"{row['lambda']:.3f}"), "layer {}".format
         )
 
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
-        frame = pl.DataFrame(self.summary.get("norms", []), infer_schema_length=None)
-        title = "" if frame.is_empty() else attack_label(frame["attack"][0], frame["norm"][0])
-        return self._by_model("norms", title, frame, "level", "{:.0%}".format, _norm_field)
+        entries = self.summary.get("norms", [])
+        title = words.attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
+        return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
-    def _by_model(self, name: str, title: str, frame: pl.DataFrame, *how: Any) -> list[Table]:
-        """Tabulate a frame with a line for each model; nothing where it has no rows."""
+    def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
+        """Tabulate entries with a line for each model; nothing where there are none."""
+        frame = pl.DataFrame(entries, infer_schema_length=None)
         if frame.is_empty():
             return []
-        blocks = frame.group_by(["model"], maintain_order=True)
-        return [
-            spread(name, title, [(self._name(str(model)), rows) for (model,), rows in blocks], frame, *how)
-        ]
+        frame = frame.with_columns(color=pl.col("model").replace_strict(self.colors))
+        return [tabulate(name, title, frame, ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
         broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
-        keys = ["model", "felled_by", "eps"]
         counts = (
-            broken.group_by(keys, maintain_order=True).len("n").cast({"n": pl.Int64}).sort("model", "eps")
+            broken.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
         )
-        rows = [
-            (Field(f"{model}: {attack}", kind="name"), block)
-            for (model, attack), block in counts.group_by(["model", "felled_by"], maintain_order=True)
-        ]
+        frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
         title = "In the order in which the attacks run"
-        table = spread("felled", title, rows, counts, "eps", eps_label, lambda row: Field(str(row["n"])))
-        return [table] if rows else []
-
-    def _name(self, name: str, more: str = "", kind: str = "name") -> Field:
-        return Field(f"{name}{more}", color=self.colors[name], kind=kind)
-
-
-def _what(eps: float) -> str:
-    return f"attack success rate at ε = {eps_label(eps)}"
+        table = tabulate(
+            "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
+        )
+        return [table] if table.rows else []
 
 
 def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
@@ -443,30 +423,13 @@ def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
     return frame.filter(attack=attack[0], norm=attack[1])
 
 
-def _by_eps(
-    name: str,
-    attack: tuple[str, str],
-    rows: list[tuple[Field, pl.DataFrame]],
-    block: pl.DataFrame,
-    field: Callable[[Mapping[str, Any]], Field],
-) -> Table:
-    """Tabulate frames with one row for each ε: a line for each of them, a column for each ε."""
-    name = "-".join((name, *attack))
-    return spread(name, attack_label(*attack), rows, block, "eps", eps_label, field)
-
-
-def _rate_field(entry: Mapping[str, Any]) -> Field:
-    return Field(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),))
-
-
 def _difference_field(entry: Mapping[str, Any]) -> Field:
-    """Grey the difference out if it is not decided."""
-    over = points_range(entry["low"], entry["high"])
-    if "p_value" in entry:
-        notes = (over, p_text(entry["p_value"]))
-    else:
-        notes = (f"{points_range(entry['image_low'], entry['image_high'])} images", f"{over} seeds")
-    return Field(points(entry["difference"]), notes, kind="" if entry["decided"] else "undecided")
+    """Return a difference with its p, or with its intervals over the images and over the seeds."""
+    field = difference_field(entry)
+    if entry["p_value"] is not None:
+        return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
+    images = words.points_range(entry["image_low"], entry["image_high"])
+    return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
 
 def _norm_field(entry: Mapping[str, Any]) -> Field:

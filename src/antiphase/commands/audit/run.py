@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
@@ -16,12 +16,12 @@ from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.loading import check_compiler, find_device
+from antiphase.commands.run_files import write_run
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
-from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zeroshot import ZeroShotClassifier
@@ -30,7 +30,6 @@ from antiphase.processes import this_process
 from antiphase.registry import QUESTIONS, find
 from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
-from antiphase.store import write_frame
 from antiphase.terminal import eps_label, say
 
 _CARRIED = {
@@ -68,39 +67,38 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     lineup.check_fit()
     models = lineup.by_name
     left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
-    warnings = (left_out if data.skipped else []) + lineup.doubts() + notes
-    frames: list[pl.DataFrame] = []
-    for attacks in options.with_control():
-        for name, model in models.items():
-            rows, notes = measure(name, model, data, attacks, out)
-            frames.append(rows)
-            warnings += [f"{name}: {note}" for note in notes]
-    rows = pl.concat(frames)
+    rows, doubts = attack_all(lineup, options, measure)
     classes = {name: card_of(model).num_classes for name, model in models.items()}
-    warnings += not_above_chance(clean_accuracy(rows), classes)
+    chance = not_above_chance(clean_accuracy(rows), classes)
     summary = summarise_rates(rows, lineup.about(), lineup.pairs)
     if options.minimal:
         summary["norms"] = _norms(rows, options)
-    aligned, notes = _alignment(models, data, options)
-    warnings += notes
+    aligned, unknown = _alignment(models, data, options)
+    warnings = [*(left_out if data.skipped else []), *lineup.doubts(), *notes, *doubts, *chance, *unknown]
     if aligned is not None:
         summary["alignment"] = entries(alignment(aligned))
     if this_process().first:
         shown = {name: models[name] for name in (lineup.pairs[0] if lineup.twins else lineup.names[:1])}
-        gallery = _gallery(shown, data, options)
-        # of an earlier run in this directory
-        for name in ("alignment.parquet", "questions.json", "gallery.safetensors"):
+        for name in ("questions.json", "gallery.safetensors"):  # of an earlier run in this directory
             (out / name).unlink(missing_ok=True)
-        if aligned is not None:
-            write_frame(out / "alignment.parquet", aligned)
-        if gallery is not None:
+        if (gallery := _gallery(shown, data, options)) is not None:
             write_gallery(out / "gallery.safetensors", gallery)
-        write_frame(out / "rows.parquet", rows)
-        seconds = time.monotonic() - began
-        record = lineup.record(options, attack_settings(options), warnings, command, seconds)
-        write_json(out / "run.json", record)
-        write_json(out / "summary.json", summary)
+    frames = {"rows": rows, "alignment": aligned}
+    write_run(lineup, options, summary, frames, attack_settings(options), warnings, command, began)
     return summary
+
+
+def attack_all(
+    lineup: Lineup, options: AuditOptions, measure: Callable[..., tuple[pl.DataFrame, list[str]]]
+) -> tuple[pl.DataFrame, list[str]]:
+    """Attack every model, then with the control if that is wanted; return all rows, and the warnings."""
+    frames, warnings = [], []
+    for attacks in options.with_control():
+        for name, model in lineup.by_name.items():
+            rows, notes = measure(name, model, lineup.data, attacks, options.out)
+            frames.append(rows)
+            warnings += [f"{name}: {note}" for note in notes]
+    return pl.concat(frames), warnings
 
 
 def quickstart(options: QuickstartOptions, command: str = "") -> None:
@@ -179,15 +177,13 @@ def _alignment(
     if not options.sense_limit:
         return None, []
     how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}
-    sensing, limit = SenseOptions(model=("audit",), parts=("alignment",), **how), options.sense_limit
+    sensing = SenseOptions(model=("audit",), parts=("alignment",), **how)
+    place = (data, sensing, options.out)
     try:
-        frames = [
-            sense(name, model, data, sensing, options.out, limit=limit)["alignment"]
-            for name, model in models.items()
-        ]
+        measured = [sense(*named, *place, limit=options.sense_limit) for named in models.items()]
     except UserError as error:
         return None, [f"the sensitivity of the attention was not measured: {error}"]
-    return pl.concat(frames), []
+    return pl.concat([frames["alignment"] for frames in measured]), []
 
 
 def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions) -> AttackGallery | None:
@@ -195,9 +191,8 @@ def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOpti
     chosen: dict[int, int] = {}
     for positions in torch.arange(len(data)).split(64):
         images, labels = data.images(positions), data.labels[positions]
-        right = torch.stack([logits_of(model, images).argmax(1) == labels for model in models.values()]).all(
-            0
-        )
+        hits = [logits_of(model, images).argmax(1) == labels for model in models.values()]
+        right = torch.stack(hits).all(0)
         for label, position in zip(labels[right].tolist(), positions[right].tolist(), strict=True):
             chosen.setdefault(label, position)
         if len(chosen) >= _GALLERY_SIZE:

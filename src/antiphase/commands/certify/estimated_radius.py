@@ -1,6 +1,5 @@
 """Margin-over-Lipschitz radii of a model and its twin, and what equation (6) predicts of their ratio."""
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,17 +71,8 @@ def measure_radii(
 ) -> pl.DataFrame:
     """Measure margin and local Lipschitz constant of every image that is not on disk yet; return the rows.
 
-    Args:
-        name: of the model in the rows.
-        model: a loaded classifier, with its card.
-        data: images and labels.
-        out: run directory; cells lie under ``cells/``.
-        steps: steps of power iteration, whose start the seed draws.
-        seed: random seed.
-        process: measures its share of the images.
-        batch_size: images at once; affects no result.
-        progress: whether to show a progress bar on stderr.
-        limit: at most this many of the images.
+    ``steps`` are of power iteration, whose start the ``seed`` draws; cells lie under ``out``; of the images at most
+    ``limit`` are measured, in this ``process`` its share, ``batch_size`` at once, which affects no result.
     """
     labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
 
@@ -122,22 +112,22 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
     }
     if len(rows) < 2:
         return summary
-    layers, note = None, "equation (6) is about a differential model against standard attention"
-    if [card_of(model).attention for model in lineup.everyone] == ["differential", "softmax"]:
-        sensing = SenseOptions(  # pyright: ignore[reportCallIssue]
-            model=("certify",), parts=("alignment",), probes=16, seed=seed, quiet=options.quiet
-        )
-        try:
-            aligned = [
-                sense(name, model, lineup.data, sensing, out, limit=limit)["alignment"]
-                for name, model in lineup.by_name.items()
+    if [card_of(model).attention for model in lineup.everyone] != ["differential", "softmax"]:
+        note = "equation (6) is about a differential model against standard attention"
+        return summary | {"ratios": _ratios(None, *rows), "note": note}
+    how = {"parts": ("alignment",), "probes": 16, "seed": seed, "quiet": options.quiet}
+    try:
+        aligned = [
+            sense(name, model, lineup.data, SenseOptions(model=("certify",), **how), out, limit=limit)[
+                "alignment"
             ]
-            if len({own["layer"].n_unique() for own in aligned}) > 1:
-                raise UserError("the models have different numbers of attention layers")
-            layers, note = layer_parts(*aligned), ""
-        except UserError as error:
-            note = f"equation (6) is not evaluated: {error}"
-    return summary | {"ratios": _ratios(layers, *rows)} | ({"note": note} if note else {})
+            for name, model in lineup.by_name.items()
+        ]
+        if len({own["layer"].n_unique() for own in aligned}) > 1:
+            raise UserError("the models have different numbers of attention layers")
+        return summary | {"ratios": _ratios(layer_parts(*aligned), *rows)}
+    except UserError as error:
+        return summary | {"ratios": _ratios(None, *rows), "note": f"equation (6) is not evaluated: {error}"}
 
 
 def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) -> list[dict[str, Any]]:
@@ -156,9 +146,8 @@ def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) 
 
 def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
     """Return means over the images; margin and radius of an image that is classified wrongly count as 0."""
-    margin, constant, slope = (
-        torch.tensor(rows[name].to_numpy()) for name in ("margin", "lipschitz", "slope")
-    )
+    names = ("margin", "lipschitz", "slope")
+    margin, constant, slope = (torch.tensor(rows[name].to_numpy()) for name in names)
     margin = margin * torch.tensor((rows["prediction"] == rows["label"]).to_numpy())
     values = {
         "margin": margin,
@@ -167,11 +156,6 @@ def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
         "radius": estimated_radius(margin, constant, of="logits"),
         "nearest": estimated_radius(margin, slope, of="margin"),
     }
-    means = {
-        name: as_size(jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]))
-        for name, value in values.items()
-    }
-    return {
-        name: {key: end if math.isfinite(end) else None for key, end in asdict(estimate).items()}
-        for name, estimate in means.items()
-    }  # JSON has no infinity
+    means = (jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]) for value in values.values())
+    lines = entries(pl.DataFrame([asdict(as_size(mean)) for mean in means]))
+    return dict(zip(values, lines, strict=True))

@@ -4,23 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from antiphase.commands.options import (
-    MOST_AT_ONCE,
-    Classes,
-    Data,
-    Device,
-    Limit,
-    Number,
-    OneModel,
-    Options,
-    Out,
-    Prompt,
-    Quiet,
-    RandomWeights,
-    Seed,
-    Single,
-    Split,
-)
+from antiphase.commands import options as fields
+from antiphase.commands.options import Options
 from antiphase.precision import Precision
 
 
@@ -42,14 +27,14 @@ class CertifyOptions(Options):
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
 
-    model: OneModel
-    against: Single | None = None
+    model: fields.OneModel
+    against: fields.Single | None = None
     """Model to compare with, such as the twin with standard attention."""
-    data: Data = None
-    classes: Classes = None
-    split: Split = "test"
-    limit: Limit = 500
-    sigma: Number = 0.25
+    data: fields.Data = None
+    classes: fields.Classes = None
+    split: fields.Split = "test"
+    limit: fields.Limit = 500
+    sigma: fields.Number = 0.25
     """Standard deviation of the noise, in units of the [0, 1] pixel range."""
     samples: int = Field(100000, ge=1)
     """Noisy copies of each image that bound the radius; 100,000 is customary."""
@@ -62,11 +47,11 @@ class CertifyOptions(Options):
     certify nothing."""
     precision: Precision = "float32"
     """Precision of the smoothed model; bf16 is faster, but certifies another model."""
-    seed: Seed = 0
-    out: Out = Path("antiphase-certify")
-    random_weights: RandomWeights = False
-    prompt: Prompt = None
-    batch_size: int | None = Field(None, ge=1, le=MOST_AT_ONCE)
+    seed: fields.Seed = 0
+    out: fields.Out = Path("antiphase-certify")
+    random_weights: fields.RandomWeights = False
+    prompt: fields.Prompt = None
+    batch_size: int | None = Field(None, ge=1, le=fields.MOST_AT_ONCE)
     """Noisy copies per batch; affects no result. If not given: chosen to fit the device."""
-    device: Device = "auto"
-    quiet: Quiet = False
+    device: fields.Device = "auto"
+    quiet: fields.Quiet = False

@@ -1,6 +1,7 @@
 """The result of ``antiphase certify``: accuracy over the certified radius, and radii that are only estimated."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,12 +12,11 @@ from rich.text import Text
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
-from antiphase.report.figure import Family, add_legend, colors_of, dress, families, legend_label, new_figure
-from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table, estimate_field
-from antiphase.report.words import number, percent, percent_range, points, points_range
+from antiphase.report.figure import Family, add_legend, colors_of, draw_families, dress, families, new_figure
+from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.table import Field, Table, difference_field, estimate_field, rate_field, tabulate
+from antiphase.report.words import estimate_of, number
 from antiphase.statistics.decisions import decide
-from antiphase.statistics.intervals import Estimate
 
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 _RATIOS = {
@@ -26,19 +26,7 @@ _RATIOS = {
     "corrected": "(6) corrected",
     "printed": "(6) printed",
 }
-_CAPTION = (
-    "Share of images that are classified correctly with a certified radius of at least this size; bands are 95 % "
-    "Wilson intervals over the images."
-)
-_ESTIMATES = (
-    "Margin over Lipschitz constant of the models themselves (robustness paper, Appendix B). They certify nothing: the "
-    "constant is a lower bound."
-)
-_LEAD = (
-    "95 % interval {interval} %. The mean certified L2 radius is {radius}, in units of the [0, 1] pixel range; it is 0 "
-    "where the smoothed model abstains or is wrong. The certificate is one of the smoothed model (Cohen et al., "
-    "2019), and the radius of one image is too large with probability α = {alpha:g} at most."
-)
+_words = partial(text, "certify.txt")
 
 
 class CertifyResult(Result):
@@ -49,24 +37,19 @@ class CertifyResult(Result):
     settings_title = "Smoothing"
 
     def headlines(self) -> list[Headline]:
-        models, smoothing = self.summary["models"], self.summary["smoothing"]
-        rate, radius = models[0]["smoothed_accuracy"], number(models[0]["mean_radius"], 3)
-        title = (
-            f"{listed(models)} smoothed with σ = {smoothing['sigma']:g}: {models[0]['name']} is right and certified on "
-            f"{percent(rate['value'])} % of {rate['n']:,} images"
-        )
-        interval = percent_range(rate["low"], rate["high"])
-        return [Headline(title, _LEAD.format(interval=interval, radius=radius, alpha=smoothing["alpha"]))]
+        models = self.summary["models"]
+        values = self.summary["smoothing"] | {"names": listed(models), "model": models[0]}
+        return [Headline(_words("title", **values), _words("lead", **values))]
 
     def sections(self) -> list[Section]:
         figure = curve_figure(self.frame("rows"), self.summary)
-        plot = Plot("curve", figure, _CAPTION, beside=True)
+        plot = Plot("curve", figure, _words("caption"), beside=True)
         tables = [_certified(self.summary)]
         if comparisons := self.summary["comparisons"]:
             tables.append(_difference(comparisons))
         sections = [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
         if estimated := self.summary.get("estimated"):
-            words = " ".join([_ESTIMATES, *self._notes()])
+            words = " ".join([_words("estimated"), *self._notes()])
             sections.append(Section("estimated", "Estimated radii", words, tables=_estimated(estimated)))
         return sections
 
@@ -93,20 +76,18 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
 
     The axis ends at the largest radius that the number of noise samples can certify.
     """
-    smoothing, drawn = summary["smoothing"], {}
+    smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
     colors = colors_of(families(summary["models"]))
+    grid, curves = np.linspace(0, smoothing["reach"], 257), []
+    for name in models:
+        block = rows.filter(model=name)
+        correct = (block["prediction"] == block["label"]).to_numpy()
+        curves.append(curve(block["radius"].to_numpy(), correct, grid).with_columns(name=pl.lit(name)))
+    lines = pl.concat(curves).with_columns(pl.col("value", "low", "high") * 100)
     with new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
-        for model, dashes in zip(summary["models"], ("-", (0, (5, 1.5))), strict=False):
-            name, color = model["name"], colors[model["name"]]
-            block = rows.filter(model=name)
-            correct = (block["prediction"] == block["label"]).to_numpy()
-            held = curve(block["radius"].to_numpy(), correct, np.linspace(0, smoothing["reach"], 257))
-            label = legend_label(Family(name, color, (name,)))
-            label += f" (unsmoothed: {percent(model['clean_accuracy']['value'])} %)"
-            (drawn[label],) = axes.plot(held["radius"], 100 * held["value"], color=color, lw=1.9, ls=dashes)
-            band = (100 * held["low"], 100 * held["high"])
-            axes.fill_between(held["radius"], *band, color=color, alpha=0.16, lw=0)
+        groups = [Family(name, colors[name], (name,)) for name in models]
+        add_legend(axes, draw_families(axes, lines, "radius", groups, marks=False), loc="best", fontsize=8.5)
         title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
         axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("certified L2 radius, in units of the pixel range")
@@ -114,86 +95,68 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
         axes.set_xlim(0, smoothing["reach"])
         axes.set_ylim(0, 100)
         dress(axes)
-        add_legend(axes, drawn, loc="best", fontsize=8.5)
     return figure
 
 
 def _certified(summary: Mapping[str, Any]) -> Table:
     models = summary["models"]
     colors = colors_of(families(models))
-    rows = tuple(
-        (
-            Field(model["name"], color=colors[model["name"]], kind="name"),
-            _rate(model["clean_accuracy"]),
-            _rate(model["abstentions"]),
-            Field(number(model["mean_radius"], 3)),
-            *map(_rate, model["certified_accuracy"]),
-        )
-        for model in models
-    )
     numbers = [{"model": model["name"], **rate} for model in models for rate in model["certified_accuracy"]]
-    radii = (f"{rate['radius']:g}" for rate in models[0]["certified_accuracy"])
-    columns = ("model", "unsmoothed", "abstains", "mean R", *radii)
+    radii = dict.fromkeys(f"{row['radius']:g}" for row in numbers)
+    rows = [
+        {"model": model["name"], "color": colors[model["name"]], "head": head, **rate}
+        for model in models
+        for head, rate in (
+            ("unsmoothed", model["clean_accuracy"]),
+            ("abstains", model["abstentions"]),
+            ("mean R", {"value": model["mean_radius"]}),
+            *zip(radii, model["certified_accuracy"], strict=True),
+        )
+    ]
     title = f"Certified accuracy at L2 radius, % of {models[0]['clean_accuracy']['n']:,} images"
-    return Table("certified", title, columns, rows, pl.DataFrame(numbers).write_csv())
+    heads = {head: head for head in ("unsmoothed", "abstains", "mean R", *radii)}
+    frame, csv = _frame(rows), pl.DataFrame(numbers)
+    return tabulate("certified", title, frame, ["model"], "head", _rate, heads, csv)
 
 
-def _rate(rate: Mapping[str, Any]) -> Field:
-    return Field(percent(rate["value"]), (percent_range(rate["low"], rate["high"]),))
+def _rate(row: Mapping[str, Any]) -> Field:
+    return Field(number(row["value"], 3)) if row["head"] == "mean R" else rate_field(row)
 
 
 def _difference(comparisons: Sequence[Mapping[str, Any]]) -> Table:
-    signs = decide([Estimate(row["value"], row["low"], row["high"], row["n"]) for row in comparisons])
-    fields = (
-        Field(
-            points(row["value"]), (points_range(row["low"], row["high"]),), kind="" if sign else "undecided"
-        )
-        for row, sign in zip(comparisons, signs, strict=True)
+    frame = pl.DataFrame(comparisons)
+    shown = frame.with_columns(
+        pl.format("{} − {}", "model", "against").alias("same images"),
+        decided=pl.Series(decide([estimate_of(row) for row in comparisons])),
     )
-    pair = Field(f"{comparisons[0]['model']} − {comparisons[0]['against']}", kind="name")
-    columns = ("same images", *(f"{row['radius']:g}" for row in comparisons))
     title = "Difference from the twin, points, by L2 radius; pale: not decided"
-    return Table("difference", title, columns, ((pair, *fields),), pl.DataFrame(comparisons).write_csv())
+    down, across = ["same images"], "radius"
+    return tabulate("difference", title, shown, down, across, difference_field, "{:g}".format, frame)
 
 
 def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
     """Tabulate margin over Lipschitz constant, and the ratio that equation (6) predicts."""
-    models, ratios = estimated["models"], estimated.get("ratios", [])
+    models = estimated["models"]
     means = [
         {"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED
     ]
     title = f"Estimated L2 radius, not certified, mean of {estimated['settings']['images']} images"
-    tables = [_estimates("estimated", title, "model", means, _ESTIMATED)]
-    if ratios:
-        one, two = (model["name"] for model in models)
-        numbers = ("value", "low", "high")
-        rows = [
-            {"layer": f"layer {row['layer'] + 1}", "quantity": row["metric"]}
-            | {key: row[key] for key in numbers}
-            for row in ratios
-        ]
-        title = f"{one} / {two}, geometric means; R is predicted by equation (6)"
-        tables.append(_estimates("ratios", title, "layer", rows, _RATIOS))
+    tables = [tabulate("estimated", title, _frame(means), ["model"], "quantity", _estimate, _ESTIMATED)]
+    if ratios := estimated.get("ratios"):
+        frame = (
+            _frame(ratios).rename({"metric": "quantity"}).select("layer", "quantity", "value", "low", "high")
+        )
+        frame = frame.with_columns(layer=pl.format("layer {}", pl.col("layer") + 1))
+        title = " / ".join(model["name"] for model in models)
+        title += ", geometric means; R is predicted by equation (6)"
+        tables.append(tabulate("ratios", title, frame, ["layer"], "quantity", _estimate, _RATIOS))
     return tables
 
 
-def _estimates(
-    name: str, title: str, head: str, entries: Sequence[Mapping[str, Any]], heads: Mapping[str, str]
-) -> Table:
-    """Tabulate estimates: models or layers down, quantities across."""
-    fields: dict[str, dict[str, Field]] = {}
-    for entry in entries:
-        fields.setdefault(entry[head], {})[entry["quantity"]] = _estimate(entry)
-    quantities = [quantity for quantity in heads if any(quantity in line for line in fields.values())]
-    rows = (
-        (Field(place, kind="name"), *(line[quantity] for quantity in quantities))
-        for place, line in fields.items()
-    )
-    csv = pl.DataFrame(entries, infer_schema_length=None).write_csv()
-    return Table(name, title, (head, *(heads[quantity] for quantity in quantities)), tuple(rows), csv)
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def _estimate(estimate: Mapping[str, Any]) -> Field:
-    value, low, high = (estimate[key] for key in ("value", "low", "high"))
-    digits = 3 if value is None or abs(value) < 10 else 1
-    return estimate_field(value, low, high, lambda end: number(end, digits))
+def _estimate(row: Mapping[str, Any]) -> Field:
+    digits = 3 if row["value"] is None or abs(row["value"]) < 10 else 1
+    return estimate_field(row["value"], row["low"], row["high"], lambda end: number(end, digits))

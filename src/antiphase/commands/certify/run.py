@@ -15,34 +15,25 @@ from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify.estimated_radius import estimate_radii
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.run_files import described, write_run
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
-from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from antiphase.statistics.intervals import paired_difference, proportion
-from antiphase.store import Cache, slice_size, write_frame
+from antiphase.store import Cache, slice_size
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
-_CELL_SCHEMA = {
-    "sample": pl.Int64,
-    "clean_prediction": pl.Int64,
-    "prediction": pl.Int64,
-    "radius": pl.Float64,
-    "top": pl.Int64,
-    "count": pl.Int64,
-}
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
+    ("sample", "clean_prediction", "prediction", "radius", "top", "count"), pl.Int64
+)
+_CELL_SCHEMA |= {"radius": pl.Float64}
 _ABOUT_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
-_SETTINGS_SCHEMA = {
-    "sigma": pl.Float64,
-    "select": pl.Int64,
-    "samples": pl.Int64,
-    "alpha": pl.Float64,
-    "smoothing_seed": pl.Int64,
-}
+_SETTINGS_SCHEMA = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
+_SETTINGS_SCHEMA |= {"smoothing_seed": pl.Int64}
 CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS_SCHEMA
 
 
@@ -69,7 +60,7 @@ def certify(
     Raises:
         UserError: models and data do not fit each other.
     """
-    began, out = time.monotonic(), options.out
+    began = time.monotonic()
     cards = {name: card_of(model) for name, model in lineup.by_name.items()}
     data, warnings = in_model_order(list(cards.values()), lineup.data)
     lineup = replace(lineup, data=data)
@@ -88,12 +79,8 @@ def certify(
     }
     if options.estimated:
         summary["estimated"] = estimate_radii(lineup, options)
-    if this_process().first:
-        write_frame(out / "rows.parquet", rows)
-        write_json(out / "summary.json", summary)
-        seconds = time.monotonic() - began
-        record = lineup.record(options, asdict(smoothing), summary["warnings"], command, seconds)
-        write_json(out / "run.json", record)
+    settings, doubts = asdict(smoothing), summary["warnings"]
+    write_run(lineup, options, summary, {"rows": rows}, settings, doubts, command, began)
     return rows, summary
 
 
@@ -107,8 +94,8 @@ def smoothed_rows(
 ) -> pl.DataFrame:
     """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
     identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
-    samples = [(name, sample) for sample in data.ids.tolist()]
-    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, samples, process)
+    wanted = [(name, sample) for sample in data.ids.tolist()]
+    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, wanted, process)
     title = "" if options.quiet or not process.first else f"{name} σ={smoothing.sigma:g}"
     with cache.filling(slice_size(data.image_shape)) as parts:
         for part in parts:
@@ -125,13 +112,10 @@ def smoothed_rows(
 
             how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
             smooth(model, images, **how, ids=ids, on_finished=keep)
-    card = card_of(model)
-    shared = {"model": name, "attention": card.attention, "seed": card.seed, "smoothing_seed": smoothing.seed}
-    shared |= {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
-    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
-    rows = labels.join(cache.collect()[name], on="sample", maintain_order="left")
-    columns = (pl.lit(value, CERTIFY_SCHEMA[column]).alias(column) for column, value in shared.items())
-    return rows.with_columns(columns).select(*CERTIFY_SCHEMA)
+    how = {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
+    samples = pl.DataFrame({"sample": data.ids.numpy()})
+    rows = samples.join(cache.collect()[name], on="sample", maintain_order="left")
+    return described(rows, CERTIFY_SCHEMA, name, model, data, smoothing_seed=smoothing.seed, **how)
 
 
 def curve(
@@ -158,8 +142,9 @@ def curve(
     counts = [int(np.sum(correct & (radius >= r))) for r in radii]
     rates = {count: asdict(proportion(count, len(radius))) for count in set(counts)}  # a step has one height
     numbers = [{"radius": float(r), **rates[count]} for r, count in zip(radii, counts, strict=True)]
-    schema = {"radius": pl.Float64, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-    return pl.DataFrame(numbers, schema=schema)
+    return pl.DataFrame(
+        numbers, dict.fromkeys(("radius", "value", "low", "high"), pl.Float64) | {"n": pl.Int64}
+    )
 
 
 def round_radii(smoothing: Smoothing) -> list[float]:
@@ -208,11 +193,10 @@ def paired_differences(
     differences = []
     for model, against in pairs:
         blocks = [rows.filter(model=name).sort("sample") for name in (model, against)]
+        right = [(block["prediction"] == block["label"]).to_numpy() for block in blocks]
+        sizes = [block["radius"].to_numpy() for block in blocks]
         for radius in radii:
-            held = [
-                ((block["prediction"] == block["label"]) & (block["radius"] >= radius)).to_numpy()
-                for block in blocks
-            ]
-            numbers = asdict(paired_difference(*held))
-            differences.append({"model": model, "against": against, "radius": radius, **numbers})
+            held = [hits & (size >= radius) for hits, size in zip(right, sizes, strict=True)]
+            about = {"model": model, "against": against, "radius": radius}
+            differences.append(about | asdict(paired_difference(*held)))
     return differences

@@ -5,26 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from antiphase.commands.options import (
-    MOST_AT_ONCE,
-    Against,
-    Device,
-    Directory,
-    Limit,
-    Model,
-    Options,
-    Out,
-    Quiet,
-    RandomWeights,
-    SkipBad,
-    Split,
-    Suffix,
-    Typed,
-    Unicode,
-    Words,
-    at_least_one,
-    read_words,
-)
+from antiphase.commands import options as fields
+from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS
 
@@ -58,25 +40,25 @@ class EvaluateOptions(Options):
     antiphase evaluate specimen:diffvit-0 --against specimen:vit-0 --tasks probe,few-shot --data fashion-mnist
     """
 
-    models: Model
-    against: Against = ()
-    tasks: Words = Field(
+    models: fields.Model
+    against: fields.Against = ()
+    tasks: fields.Words = Field(
         (),
         description=f"Tasks, separated by commas: {', '.join(TASKS)}. probe:DATA restricts "
         "a task to one data set. If not given: all tasks that the models and the data allow.",
     )
-    data: Words = ()
+    data: fields.Words = ()
     """Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, imagenet-v2, flickr30k,
     coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, emoji-pope, and more in docs/data.md; paper
     stands for the DiffCLIP paper's data sets of each task. If not given: openmoji."""
-    split: Split = "test"
-    limit: Limit = None
+    split: fields.Split = "test"
+    limit: fields.Limit = None
     train_limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
     """Use at most N images to train the probe and to support few-shot."""
-    templates: Words = ()
+    templates: fields.Words = ()
     """Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come with the data), or a
     file with one template per line. If not given: own where the data have prompts, else 80 and 7."""
-    prompt: tuple[Unicode, ...] = ()
+    prompt: tuple[fields.Unicode, ...] = ()
     """Prompt template of your own, with {} for the class name; repeat to average over several."""
     captions: Literal["all", "first"] = "all"
     """Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first."""
@@ -95,20 +77,20 @@ class EvaluateOptions(Options):
     """Support images per class of an episode."""
     queries: int = Field(6, ge=1)
     """Query images per class of an episode; fewer if the class has fewer."""
-    suffix: Suffix = ""
+    suffix: fields.Suffix = ""
     iterations: int = Field(1000, ge=1)
     """Maximum number of L-BFGS iterations of the probe."""
-    out: Out = Path("antiphase-evaluate")
-    cache: Directory | None = None
+    out: fields.Out = Path("antiphase-evaluate")
+    cache: fields.Directory | None = None
     """Directory in which features are kept for later runs. If not given: features/ in the data directory."""
-    random_weights: RandomWeights = False
-    skip_bad: SkipBad = False
-    batch_size: int = Field(256, ge=1, le=MOST_AT_ONCE)
+    random_weights: fields.RandomWeights = False
+    skip_bad: fields.SkipBad = False
+    batch_size: int = Field(256, ge=1, le=fields.MOST_AT_ONCE)
     """Images per batch; affects results by rounding only."""
     precision: Precision = "float32"
     """Precision of the features; bf16 is faster. Questions are answered in float32."""
-    device: Device = "auto"
-    quiet: Quiet = False
+    device: fields.Device = "auto"
+    quiet: fields.Quiet = False
 
 
 def is_pope(name: str) -> bool:

@@ -11,6 +11,8 @@ they exclude zero too often: these differences decide the title only if there ar
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -32,22 +34,18 @@ from antiphase.report.figure import (
     families,
     legend_label,
     new_figure,
+    with_means,
 )
-from antiphase.report.page import Headline, Plot, Section
-from antiphase.report.table import Field, Table
-from antiphase.report.words import p_text, percent, percent_range, points, points_interval, points_range
+from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
+from antiphase.report.words import estimate_of, p_text, percent, points_interval
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate, as_share, mean_over_seeds
+from antiphase.statistics.intervals import as_share
 
 Number = Mapping[str, Any]
 """A row of ``results`` or of ``differences`` of the summary."""
 
-_LISTED = 4  # decided differences in a sentence
-_READING = (
-    "Numbers are per cent, with 95 % intervals over the images, captions, episodes or pairs, with the weights held "
-    "fixed. In figures, models that differ in their training seed alone are drawn as their mean with Student’s t over "
-    "the seeds. Title and counts are corrected for the number of differences; intervals and p-values are not."
-)
+_words = partial(text, "evaluate.txt")
 
 
 LEVELS = {"answers at random": "chance", "always the largest class": "constant"}
@@ -63,7 +61,7 @@ class EvaluateResult(Result):
 
     def headlines(self) -> list[Headline]:
         title, lead = headline(self.summary)
-        return [Headline(title, f"{lead} {_READING}".lstrip())]
+        return [Headline(title, f"{lead} {_words('reading')}".lstrip())]
 
     def sections(self) -> list[Section]:
         groups = families(self.summary["models"])
@@ -112,33 +110,27 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     differences = [row for row in summary["differences"] if find_task(row["task"]).scores(row["metric"])]
     if not differences:
         results = [row for row in summary["results"] if row["headline"]] or summary["results"]
-        shown = [
-            f"{row['data']}: {row['task']}, {heading(row)} {percent(row['value'])} %" for row in results[:2]
-        ]
-        return "; ".join([listed(summary["models"]), *shown]), ""
+        return _words("alone", names=listed(summary["models"]), results=results[:2], heading=heading), ""
     independent = [row for row in differences if not find_task(row["task"]).dependent_units] or differences
     dependent = [row for row in differences if row not in independent]
-    units = " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent))
     pairs = list(dict.fromkeys((row["model"], row["twin"]) for row in differences))
-    higher, lower = _decided(independent)
+    own = higher, lower, _ = _decided(independent)
     shown = max(higher, lower, key=len) or independent
     quoted = next((row for row in shown if row["headline"]), shown[0])
     model, twin = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
-    if few := _few_seeds(summary["models"], pairs):
-        title = f"Undecided between {few}: {len(pairs)} training seeds, expected at least {LEAST_SEEDS}"
-    elif higher or lower:
-        total = len(independent)
-        title = f"{model} against {twin}: higher in {len(higher)} of {total} numbers, lower in {len(lower)}"
-    else:
-        elsewhere = f" outside {units}" if any(_decided(dependent)) else ""
-        title = f"No difference shown between {model} and {twin}{elsewhere}"
-    lead = [_counts("All numbers" if not dependent else f"Outside {units}", independent)]
-    if dependent:
-        lead.append(_counts(f"{units.capitalize()}, which share their images", dependent))
-    if others := [_quoted(row) for row in higher + lower if row is not quoted]:
-        more = f"; {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-        lead.append(f"Decided, too: {'; '.join(others[:_LISTED])}{more}.")
-    return f"{title}: {_quoted(quoted)}", " ".join(lead)
+    values = {
+        "model": model,
+        "twin": twin,
+        "pairs": pairs,
+        "few": _few_seeds(summary["models"], pairs),
+        "least_seeds": LEAST_SEEDS,
+        "own": own,
+        "shared": _decided(dependent),
+        "units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent)),
+        "quoted": _quoted(quoted),
+        "others": [_quoted(row) for row in higher + lower if row is not quoted],
+    }
+    return _words("title", **values), _words("lead", **values)
 
 
 def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> str:
@@ -150,29 +142,12 @@ def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, s
     return sides.pop() if len(sides) == 1 else ""
 
 
-def _decided(differences: Sequence[Number]) -> tuple[list[Number], list[Number]]:
-    """Return the differences that are decided to be above zero, and those below."""
-    estimates = [
-        Estimate(
-            row["difference"],
-            -math.inf if row["low"] is None else row["low"],
-            math.inf if row["high"] is None else row["high"],
-            row["n"],
-        )
-        for row in differences
-    ]
+def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
+    """Return the differences that are decided to be above zero, those below, and the others."""
+    estimates = [estimate_of(row, "difference") for row in differences]
     signs = decide(estimates, [row["p"] for row in differences])
-    higher, lower = (
-        [row for row, sign in zip(differences, signs, strict=True) if sign == side] for side in (1, -1)
-    )
-    return higher, lower
-
-
-def _counts(which: str, differences: Sequence[Number]) -> str:
-    total, (higher, lower) = len(differences), map(len, _decided(differences))
-    return (
-        f"{which}: differences above zero: {higher}, below: {lower}, undecided: {total - higher - lower} (5 % level, "
-        "corrected by Holm)."
+    return tuple(
+        [row for row, sign in zip(differences, signs, strict=True) if sign == side] for side in (1, -1, 0)
     )
 
 
@@ -183,35 +158,23 @@ def _quoted(row: Number) -> str:
 
 
 def _task_table(task: str, results: Sequence[Number], groups: Sequence[Family]) -> Table:
-    """Tabulate the numbers of a task: models and data sets down, then chance and constant answers; numbers across."""
-    colors = colors_of(groups)
-    columns = list(dict.fromkeys(map(heading, results)))
-    blocks: dict[tuple[str, str], dict[str, Field]] = {}
-    for row in results:
-        blocks.setdefault((row["model"], row["data"]), {})[heading(row)] = _field(row)
-    for words, level in LEVELS.items():
-        for row in results:
-            if row.get(level) is not None:  # summaries of older versions have none
-                blocks.setdefault((words, row["data"]), {})[heading(row)] = Field(percent(row[level]))
-    rows = (
-        (
-            Field(model, color=colors.get(model), kind="word" if model in LEVELS else "name"),
-            Field(data, kind="word"),
-            *(fields.get(column, Field("–")) for column in columns),
-        )
-        for (model, data), fields in blocks.items()
-    )
-    csv = pl.DataFrame(results, infer_schema_length=None).write_csv()
-    return Table(task, f"{task}, %", ("model", "data", *columns), tuple(rows), csv)
+    """Tabulate the numbers of a task: models and data sets down, numbers across."""
+    frame = pl.DataFrame(results, infer_schema_length=None)
+    heads = list(map(heading, results))
+    color = pl.col("model").replace_strict(colors_of(groups))
+    shown = frame.with_columns(color=color, number=pl.Series(heads))
+    columns = {head: head for head in heads}
+    return tabulate(task, f"{task}, %", shown, ["model", "data"], "number", _field, columns, frame)
 
 
 def _field(row: Number) -> Field:
-    notes = [percent_range(row["low"], row["high"])]
+    field = rate_field(row)
+    notes = [*field.notes]
     if row["seed_sd"] is not None:
         notes.append(f"sd over {row['seeds']} seeds {percent(row['seed_sd'])}")
     if row["unit_sd"] is not None:
         notes.append(f"over episodes {percent(row['unit_sd'])}")
-    return Field(percent(row["value"]), tuple(notes))
+    return replace(field, notes=tuple(notes))
 
 
 def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -> Table:
@@ -222,7 +185,7 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -
             Field(row["model"], (), colors[row["model"]], "name"),
             Field(row["twin"], kind="word"),
             Field(f"{row['data']}: {heading(row)}", kind="word"),
-            Field(points(row["difference"]), (points_range(row["low"], row["high"]),)),
+            difference_field(row),
             Field("–" if row["p"] is None else p_text(row["p"])),
         )
         for row in differences
@@ -238,29 +201,33 @@ def dot_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
     A family of one model has its interval over the images; one of several has the mean over its training seeds and
     Student's t.
     """
-    lines: dict[tuple[str, str], list[Number]] = {}
-    for row in results:
-        if row["headline"]:
-            lines.setdefault((row["data"], heading(row)), []).append(row)
+    rows = [row for row in results if row["headline"]]
+    names = [f"{_fitting(row['data'])}\n{_fitting(heading(row))}" for row in rows]
+    lines = list(dict.fromkeys(names))
+    kinds = {"model": pl.String} | dict.fromkeys(("value", "low", "high"), pl.Float64)
+    columns = {name: [row[name] for row in rows] for name in kinds}
+    frame = pl.DataFrame(columns | {"line": names}, schema=kinds | {"line": pl.String})
+    frame = frame.with_columns(pl.col("low", "high").fill_null(pl.col("value")))
+    frame = with_means(frame, groups, ["line"], as_share)
     with new_figure(6.4, 0.9 + 0.22 * len(lines) * (len(groups) + 1)) as figure:
         axes = figure.add_subplot()
         drawn: dict[str, Any] = {}
         for index, family in enumerate(groups):
-            for place, line in enumerate(lines.values()):
-                if rows := [row for row in line if row["model"] in family.models]:
-                    value, low, high = _interval(rows)
-                    drawn[legend_label(family)] = axes.errorbar(
-                        100 * value,
-                        -place + 0.35 - 0.7 * (index + 0.5) / len(groups),
-                        xerr=[[100 * max(value - low, 0)], [100 * max(high - value, 0)]],
-                        fmt=MARKERS[index % len(MARKERS)],
-                        ms=5,
-                        color=family.color,
-                        elinewidth=1.3,
-                        capsize=2.5,
-                    )
-        labels = [f"{_fitting(data)}\n{_fitting(name)}" for data, name in lines]
-        axes.set_yticks([-place for place in range(len(lines))], labels)
+            own = frame.filter(name=family.name)
+            if own.is_empty():
+                continue
+            value, low, high = (100 * own[name] for name in ("value", "low", "high"))
+            drawn[legend_label(family)] = axes.errorbar(
+                value,
+                [0.35 - 0.7 * (index + 0.5) / len(groups) - lines.index(line) for line in own["line"]],
+                xerr=[(value - low).clip(0), (high - value).clip(0)],
+                fmt=MARKERS[index % len(MARKERS)],
+                ms=5,
+                color=family.color,
+                elinewidth=1.3,
+                capsize=2.5,
+            )
+        axes.set_yticks([-place for place in range(len(lines))], lines)
         axes.set_ylim(-len(lines) + 0.45, 0.55)
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, 0), min(high, 100))
@@ -291,14 +258,6 @@ def radar_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
         entries = dict(zip(means, axes.lines, strict=True))
         add_legend(figure, entries, loc="outside upper left", fontsize=8.5, ncols=2)
     return figure
-
-
-def _interval(rows: Sequence[Number]) -> tuple[float, float, float]:
-    if len(rows) > 1:
-        mean = as_share(mean_over_seeds([row["value"] for row in rows]))
-        return mean.value, mean.low, mean.high
-    value = rows[0]["value"]
-    return value, *(value if rows[0][end] is None else rows[0][end] for end in ("low", "high"))
 
 
 def _fitting(text: str) -> str:

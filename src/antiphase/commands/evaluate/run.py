@@ -16,6 +16,7 @@ from antiphase.commands.evaluate.options import EvaluateOptions, is_pope
 from antiphase.commands.evaluate.sources import Tasks, left_out, load_source, requested
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
+from antiphase.commands.run_files import write_run
 from antiphase.data import FileImages, ImageSet, PairSet
 from antiphase.data.folders import data_root
 from antiphase.data.images import content_key
@@ -24,15 +25,15 @@ from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task, task_settings
-from antiphase.files import digest, write_json
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
+from antiphase.files import digest
 from antiphase.models.card import card_of, doubts_about, settle_size
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.processes import Process, this_process
-from antiphase.store import missing, read_frame, write_cell, write_frame
+from antiphase.store import missing, read_frame, write_cell
 from antiphase.terminal import say
 from antiphase.vlm.answers import answers_questions
 
@@ -57,9 +58,9 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         specs = [*options.models, *options.against]
         loaded = load_models(specs, find_device(options.device), options.random_weights, answering=True)
         if protocol.templates and not any(map(is_dual_encoder, loaded)):
+            texts = ", ".join(map(repr, protocol.templates))
             raise UserError(
-                f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
-                "--templates and --prompt"
+                f"templates {texts}: none of the models is a CLIP; leave out --templates and --prompt"
             )
         learned = None if tasks is None else any(find_task(task).learns for task in tasks)
         parts = (options.split, options.limit, options.train_limit, learned, options.skip_bad, progress)
@@ -111,31 +112,25 @@ def evaluate(
     rows = pl.concat([cell.named_rows() for cell in cells])
     patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
     summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
-    said = [
-        *doubts,
-        *_at_chance(summary["results"], sources),
-        *(
-            f"{name}: its features are taken behind its projection, before which it cannot be cut"
-            for name, model in lineup.by_name.items()
-            if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
-        ),
+    features = [(name, model) for name, model in lineup.by_name.items() if not answers_questions(model)]
+    projected = [
+        f"{name}: its features are taken behind its projection, before which it cannot be cut"
+        for name, model in features
+        if protocol.space == "raw" and not image_tower(model).raw
     ]
-    if this_process().first:
-        write_frame(options.out / "rows.parquet", rows)
-        precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
-        settings = json.loads(json.dumps(vars(protocol))) | {
-            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
-            "precision": ", ".join(precisions),
-        }
-        tests = [source.test for source in sources]
-        record = lineup.record(options, settings, said, command, time.monotonic() - began) | {
-            "data": titles,
-            "n": [len(test) for test in tests],
-            "against": [twin for _, twin in lineup.pairs],
-            "data_fingerprint": [test.fingerprint() for test in tests],
-        }
-        write_json(options.out / "run.json", record)
-        write_json(options.out / "summary.json", summary)
+    said = [*doubts, *_at_chance(summary["results"], sources), *projected]
+    settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+        "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
+        "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
+    }
+    tests = [source.test for source in sources]
+    of_data = {
+        "data": titles,
+        "n": list(map(len, tests)),
+        "against": [twin for _, twin in lineup.pairs],
+        "data_fingerprint": [test.fingerprint() for test in tests],
+    }
+    write_run(lineup, options, summary, {"rows": rows}, settings, said, command, began, **of_data)
     return summary
 
 
@@ -157,25 +152,23 @@ def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOpti
 
 def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
     """Refuse options that were typed and have no effect."""
-    used = task_settings(tasks)
-    idle = set()
-    for field in task_settings() - used:
-        idle |= {"templates", "prompt"} if field == "templates" else {_OPTIONS.get(field, field)}
+    used = {field for task in tasks for field in (*task.fields, *task.resolves)}
+    unused = {field.name for field in dataclasses.fields(Protocol)} - used
+    idle = (unused | {_OPTIONS.get(name, name) for name in unused}) & set(EvaluateOptions.model_fields)
     idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
     kinds = {name.partition(":")[0] for name in data}
     idle |= {"split", "skip_bad"} if all(kind in _WHOLE or is_pope(kind) for kind in kinds) else set()
     idle |= {"limit"} if kinds <= _WHOLE else set()
     for name in sorted(filter(options.typed, idle)):
-        words = ", ".join(task.name for task in tasks)
-        raise UserError(
-            f"--{name.replace('_', '-')}: has no effect on {words} of {', '.join(data)}; leave it out"
-        )
+        option, words = name.replace("_", "-"), ", ".join(task.name for task in tasks)
+        raise UserError(f"--{option}: has no effect on {words} of {', '.join(data)}; leave it out")
 
 
 def protocol_of(options: EvaluateOptions) -> Protocol:
     """Return how the options ask the tasks to be measured."""
+    names = (field.name for field in dataclasses.fields(Protocol))
+    settings = {name: getattr(options, _OPTIONS.get(name, name)) for name in names}
     prompts = ("\n".join(options.prompt),) if options.prompt else ()
-    settings = {name: getattr(options, _OPTIONS.get(name, name)) for name in sorted(task_settings())}
     settings["templates"] = tuple(dict.fromkeys((*options.templates, *prompts)))
     settings["objectives"] = tuple(dict.fromkeys(options.objective))
     return Protocol(**settings)
@@ -207,10 +200,10 @@ class _Cell:
 
     def named_rows(self) -> pl.DataFrame:
         """Return the rows that are stored, with what tells them from those of other cells."""
-        rows, attention = self.rows(), card_of(self.model).attention
-        assert rows is not None
-        about = {"model": self.name, "attention": attention, "task": self.task.name, "data": self.source.name}
-        return rows.select(*(pl.lit(value).alias(column) for column, value in about.items()), pl.all())
+        about = {"model": self.name, "attention": card_of(self.model).attention}
+        about |= {"task": self.task.name, "data": self.source.name}
+        columns = [pl.lit(value).alias(column) for column, value in about.items()]
+        return pl.DataFrame(self.rows()).select(*columns, pl.all())
 
 
 def warm(
@@ -270,14 +263,13 @@ def _precision(task: EvaluationTask, precision: Precision) -> Precision:
 
 
 def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
-    measured = {cell.task.name for cell in cells}
     for task, names in (tasks or {}).items():
-        if task not in measured:
+        if all(cell.task.name != task for cell in cells):
             data = [source for source in sources if not names or source.name in names]
-            lack = "answer no questions in words" if find_task(task).answers else "encode no text"
-            able = any(task in source.tasks() for source in data)
-            shown = ", ".join(names or (source.name for source in sources))
-            why = f"the models {lack}" if able else f"{shown} cannot serve it"
+            why = f"{', '.join(names or (source.name for source in sources))} cannot serve it"
+            if any(task in source.tasks() for source in data):
+                lack = "answer no questions in words" if find_task(task).answers else "encode no text"
+                why = f"the models {lack}"
             raise UserError(
                 f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can"
             )

@@ -5,26 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from antiphase.commands.options import (
-    Against,
-    BatchSize,
-    Data,
-    Device,
-    Limit,
-    Model,
-    Number,
-    Numbers,
-    Options,
-    Out,
-    Prompt,
-    Quiet,
-    RandomWeights,
-    Seed,
-    SkipBad,
-    Split,
-    Words,
-    at_least_one,
-)
+from antiphase.commands import options as fields
+from antiphase.commands.options import Options, at_least_one
 from antiphase.errors import UserError
 
 PARTS = ("alignment", "depth", "lipschitz")
@@ -55,13 +37,13 @@ class SenseOptions(Options):
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
     """
 
-    model: Model
-    against: Against = ()
-    data: Data = None
-    split: Split = "test"
-    limit: Limit = 64
+    model: fields.Model
+    against: fields.Against = ()
+    data: fields.Data = None
+    split: fields.Split = "test"
+    limit: fields.Limit = 64
     parts: Annotated[
-        Words,
+        fields.Words,
         AfterValidator(at_least_one),
         Field(
             description=f"Measurements, separated by commas: {', '.join(PARTS)} (a few hundred passes per layer)."
@@ -69,7 +51,7 @@ class SenseOptions(Options):
     ] = ("alignment", "depth")
     probes: int = Field(32, ge=2, lt=2**31)
     """Random directions in pixel space."""
-    radius: Number = Field(8 / 255, gt=0, le=1)
+    radius: fields.Number = Field(8 / 255, gt=0, le=1)
     """Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range."""
     samples: int = Field(100, ge=1, lt=2**31)
     """Uniform samples in the ball, for the robustness paper's estimator."""
@@ -79,16 +61,16 @@ class SenseOptions(Options):
     """Random starting points of the search for the largest slope in the ball."""
     lipschitz_limit: int = Field(16, ge=1, lt=2**31)
     """Images on which Lipschitz constants are estimated."""
-    eps: Numbers = (1 / 255, 4 / 255)
+    eps: fields.Numbers = (1 / 255, 4 / 255)
     """L∞ budgets ε of the perturbations that are followed through the layers, separated by commas."""
-    seed: Seed = 0
-    out: Out = Path("antiphase-sense")
-    random_weights: RandomWeights = False
-    skip_bad: SkipBad = False
-    prompt: Prompt = None
-    batch_size: BatchSize = None
-    device: Device = "auto"
-    quiet: Quiet = False
+    seed: fields.Seed = 0
+    out: fields.Out = Path("antiphase-sense")
+    random_weights: fields.RandomWeights = False
+    skip_bad: fields.SkipBad = False
+    prompt: fields.Prompt = None
+    batch_size: fields.BatchSize = None
+    device: fields.Device = "auto"
+    quiet: fields.Quiet = False
 
     @model_validator(mode="after")
     def _check(self) -> "SenseOptions":

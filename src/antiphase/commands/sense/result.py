@@ -6,28 +6,36 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
 from antiphase.errors import UserError
 from antiphase.files import unreadable
-from antiphase.report.figure import Family, colors_of, families, seed_counts
+from antiphase.report.figure import (
+    LEVEL,
+    Axis,
+    Family,
+    colors_of,
+    families,
+    layer_figure,
+    new_figure,
+    seed_counts,
+    with_means,
+)
 from antiphase.report.page import Headline, Panel, Plot, Section
-from antiphase.report.table import Field, Table, estimate_field
-from antiphase.report.words import ends, number
+from antiphase.report.table import Field, Table, estimate_field, tabulate
+from antiphase.report.words import ends, estimate_of, number
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
+from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate, mean_over_seeds
 from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
-_SCHEMAS = {
-    "alignment": sensitivity.ALIGNMENT_SCHEMA,
-    "lipschitz": sensitivity.LIPSCHITZ_SCHEMA,
-    "depth": sensitivity.DEPTH_SCHEMA,
-}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
 _KINDS = {"noise": "uniform noise", "pgd": "PGD’s perturbation"}
 _PERCENT = {"below", "negative", "positive", "undecided"}
@@ -91,125 +99,101 @@ def sensitivity_sections(
     Raises:
         UserError: naming a file that lacks a column.
     """
-    sections = []
-    for part, schema in _SCHEMAS.items():
+    sections, seeds = [], seed_counts(groups)
+    for part, (schema, draw) in _PARTS.items():
         if part not in result.tables:
             continue
         try:
             rows = result.frame(part).select(*schema)
         except pl.exceptions.PolarsError as error:
             raise unreadable(f"{part}.parquet", error, "run it again") from None
-        match part:
-            case "alignment":
-                sections.append(_alignment(rows, pairs, groups))
-            case "lipschitz":
-                sections.append(_lipschitz(rows, groups))
-            case _:
-                sections.append(_depth(rows, groups))
+        plots, tables, numbers = draw(rows, pairs, groups)
+        words = _WORDS[part]
+        sentences = [words["words"].format(**numbers), _WORDS["intervals"]]
+        sentences += [_WORDS["seeds"].format(seeds=seeds)] if seeds else []
+        panels = [Panel(f"sheet-{table.name}", table.title.split(",")[0], [table]) for table in tables]
+        short = words["short"]
+        sections.append(Section(part, words["title"], " ".join(sentences), plots, (), panels, "", short))
     return sections
 
 
-def _section(
-    part: str,
-    groups: Sequence[Family],
-    figures: Sequence[tuple[str, Any, str]],
-    tables: Sequence[Table],
-    **numbers: Any,
-) -> Section:
-    words, seeds = _WORDS[part], seed_counts(groups)
-    sentences = [words["words"].format(**numbers), _WORDS["intervals"]]
-    if seeds:
-        sentences.append(_WORDS["seeds"].format(seeds=seeds))
-    panels = [Panel(f"sheet-{table.name}", table.title.split(",")[0], [table]) for table in tables]
-    plots = [Plot(*figure) for figure in figures]
-    return Section(
-        part, words["title"], " ".join(sentences), plots, panels=panels, in_navigation=words["short"]
-    )
+_Drawn = tuple[list[Plot], list[Table], dict[str, Any]]  # with the numbers in the words
 
 
-def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]) -> Section:
+def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
+    words = _WORDS["alignment"]
     frame = sensitivity.alignment(rows)
     # along the loss each model has a cotangent of its own: norms there compare with nothing
     frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
-    sites = [site for site in _SITES if site in set(frame["site"])]
+    sites = {site: label for site, label in _SITES.items() if site in frame["site"]}
+    quantities = {"cosine": ("cosθ", 0.0), "below": ("share below 0", None), "norm": ("‖J‖", None)}
     panels = [
         [
-            Axis(f"{label} {_SITES[site]}", own, level, within=sensitivity.within(metric))
-            for site in sites
-            if not (own := frame.filter(site=site, metric=metric)).is_empty()
+            _axis(f"{label} {where}", frame.filter(site=site), metric, groups, level)
+            for site, where in sites.items()
         ]
-        for metric, label, level in (
-            ("cosine", "cosθ", 0.0),
-            ("below", "share below 0", None),
-            ("norm", "‖J‖", None),
-        )
+        for metric, (label, level) in quantities.items()
     ]
-    figures = [
-        ("alignment", layer_figure([row for row in panels if row], groups), _WORDS["alignment"]["caption"])
-    ]
+    plots = [Plot("alignment", _layer_figure(panels, groups), words["caption"])]
     tables = [
-        _table(f"alignment-{site}", f"Alignment {_SITES[site]}", frame.filter(site=site), _ALIGNMENT, groups)
-        for site in sites
+        _table(f"alignment-{site}", f"Alignment {where}", frame.filter(site=site), _ALIGNMENT, groups)
+        for site, where in sites.items()
     ]
     explained = sensitivity.explanation(rows, list(pairs))
-    for site in explained["site"].unique(maintain_order=True):
-        own = explained.filter(site=site).with_columns(model=pl.col("model") + " / " + pl.col("against"))
-        title = f"Taken apart {_SITES[site]}, in logarithms"
+    for (site,), own in explained.group_by(["site"], maintain_order=True):
+        own = own.with_columns(model=pl.col("model") + " / " + pl.col("against"))
+        title = f"Taken apart {_SITES[str(site)]}, in logarithms"
         tables.append(_table(f"explanation-{site}", title, own, _EXPLANATION, groups))
     kind = dict(rows.select("model", "attention").unique().iter_rows())
     standard = {model: twin for model, twin in pairs if kind[twin] == "softmax"}
-    plane = sensitivity.places(
-        rows, {model: standard.get(model) for model in kind if kind[model] == "differential"}
-    )
+    differential = [model for model in kind if kind[model] == "differential"]
+    plane = sensitivity.places(rows, {model: standard.get(model) for model in differential})
     if not plane.is_empty():
         plane = plane.sort("model", "layer", maintain_order=True)
         tables.append(_table("plane", "In the plane of Theorem 3", plane, _PLANE, groups))
     for place, family in enumerate(group for group in groups if set(group.models) & set(plane["model"])):
-        where = _WORDS["alignment"]["twin" if standard.keys() >= set(family.models) else "no_twin"]
-        caption = _WORDS["alignment"]["plane"].format(family=family.name, where=where)
-        figures.append((f"plane-{place}", plane_figure(plane, family), caption))
-    return _section("alignment", groups, figures, tables, error=sensitivity.prediction_error(rows))
+        where = words["twin" if standard.keys() >= set(family.models) else "no_twin"]
+        caption = words["plane"].format(family=family.name, where=where)
+        plots.append(Plot(f"plane-{place}", plane_figure(plane, family), caption))
+    return plots, tables, {"error": sensitivity.prediction_error(rows)}
 
 
-def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family]) -> Section:
+def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     frame = sensitivity.means(rows, ["model", "of", "layer", "estimator"], ["value"])
     frame = frame.with_columns(metric=pl.col("estimator"))
     maps, logits = (frame.filter(of=of) for of in ("map", "logits"))
-    measured = [estimator for estimator in all_estimators() if estimator.name in set(frame["metric"])]
+    measured = [estimator for estimator in all_estimators() if estimator.name in frame["metric"]]
     panels = [
-        Axis(f"L by {estimator.panel}", own, log=True)
+        _axis(f"L by {estimator.panel}", maps, estimator.name, groups, log=True)
         for estimator in measured
-        if estimator.panel and not (own := maps.filter(metric=estimator.name)).is_empty()
+        if estimator.panel
     ]
-    figure = layer_figure([panels[start : start + 2] for start in range(0, len(panels), 2)], groups)
+    figure = _layer_figure([panels[start : start + 2] for start in range(0, len(panels), 2)], groups)
     heads = {estimator.name: estimator.name for estimator in measured}
     title = "Each layer’s combined map, root mean square over heads"
-    return _section(
-        "lipschitz",
-        groups,
-        [("lipschitz", figure, _WORDS["lipschitz"]["caption"])],
-        [
-            _table("lipschitz-map", title, maps, heads, groups),
-            _table("lipschitz-logits", "The logits", logits, heads, groups, place=None),
-        ],
-        images=rows["sample"].n_unique(),
-        radius=eps_label(rows["eps"][0]),
-        estimators=" ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured),
-    )
+    tables = [
+        _table("lipschitz-map", title, maps, heads, groups),
+        _table("lipschitz-logits", "The logits", logits, heads, groups, place=None),
+    ]
+    numbers = {
+        "images": rows["sample"].n_unique(),
+        "radius": eps_label(rows["eps"][0]),
+        "estimators": " ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured),
+    }
+    return [Plot("lipschitz", figure, _WORDS["lipschitz"]["caption"])], tables, numbers
 
 
-def _depth(rows: pl.DataFrame, groups: Sequence[Family]) -> Section:
+def _depth(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     keys = ["model", "perturbation", "eps", "stage"]
     frame = pl.concat(
         [sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"]), sensitivity.cancellation(rows)]
     )
-    eps = frame["eps"].unique().sort().to_list()
-    shown = frame.filter(eps=eps[-1]).with_columns(layer=pl.col("stage") - 1)
+    largest = frame["eps"].max()
+    shown = frame.filter(eps=largest).with_columns(layer=pl.col("stage") - 1)
     panels = [
         [
-            Axis(f"{label}, {words}", own, level, log, "block")
+            _axis(f"{label}, {words}", shown.filter(perturbation=kind), metric, groups, level, log, "block")
             for kind, words in _KINDS.items()
-            if not (own := shown.filter(metric=metric, perturbation=kind)).is_empty()
         ]
         for metric, label, level, log in (
             ("gain", "‖Δ(d)‖ / ‖Δ(d−1)‖", 1.0, True),
@@ -217,20 +201,34 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family]) -> Section:
             ("cancellation", "cancellation", 1.0, False),
         )
     ]
-    figure = layer_figure([row for row in panels if row], groups)
-    tables = [
-        _table(
-            f"depth-{kind}-{size * 255:g}",
-            f"{_KINDS[str(kind)][0].upper()}{_KINDS[str(kind)][1:]}, ε = {eps_label(float(size))}",
-            block,
-            _DEPTH,
-            groups,
-            place="stage",
-        )
-        for (kind, size), block in frame.group_by(["perturbation", "eps"], maintain_order=True)
-    ]
-    caption = _WORDS["depth"]["caption"].format(eps=eps_label(eps[-1]))
-    return _section("depth", groups, [("depth", figure, caption)], tables)
+    tables = []
+    for (kind, size), block in frame.group_by(["perturbation", "eps"], maintain_order=True):
+        words, eps = _KINDS[str(kind)], float(str(size))
+        title = f"{words[0].upper()}{words[1:]}, ε = {eps_label(eps)}"
+        tables.append(_table(f"depth-{kind}-{eps * 255:g}", title, block, _DEPTH, groups, "stage"))
+    caption = _WORDS["depth"]["caption"].format(eps=eps_label(float(str(largest))))
+    return [Plot("depth", _layer_figure(panels, groups), caption)], tables, {}
+
+
+_PARTS = {
+    "alignment": (sensitivity.ALIGNMENT_SCHEMA, _alignment),
+    "lipschitz": (sensitivity.LIPSCHITZ_SCHEMA, _lipschitz),
+    "depth": (sensitivity.DEPTH_SCHEMA, _depth),
+}
+
+
+def _axis(
+    title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
+) -> Axis:
+    """Return a panel of one metric, with the means over the seeds of each family."""
+    own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
+    return Axis(title, with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
+
+
+def _layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:
+    """Draw the panels that have something to show."""
+    shown = [[panel for panel in row if not panel.frame.is_empty()] for row in rows]
+    return layer_figure([row for row in shown if row], groups)
 
 
 def _table(
@@ -242,23 +240,77 @@ def _table(
     place: str | None = "layer",
 ) -> Table:
     """Tabulate estimates: models and layers or stages down, metrics across."""
-    colors, rows = colors_of(groups), []
-    for key, block in frame.group_by(["model", place] if place else ["model"], maintain_order=True):
-        estimates = {row["metric"]: row for row in block.iter_rows(named=True)}
-        model, *places = key
-        numbers = [Field(str(at + (place == "layer"))) for at in places]
-        cells = (_cell(estimates.get(metric), 100.0 if metric in _PERCENT else 1.0) for metric in heads)
-        rows.append((Field(model, color=colors.get(model, ""), kind="name"), *numbers, *cells))
-    columns = ("model", *({"layer": ["layer"], "stage": ["block"]}.get(place or "", [])), *heads.values())
-    return Table(name, title, columns, tuple(rows), frame.write_csv())
+    shown = frame.with_columns(color=pl.col("model").replace_strict(colors_of(groups), default=""))
+    if place == "layer":
+        shown = shown.with_columns(pl.col("layer") + 1)
+    head = {"layer": ["layer"], "stage": ["block"]}.get(place or "", [])
+    shown = shown.rename({"stage": "block"}, strict=False)
+    return tabulate(name, title, shown, ["model", *head], "metric", _field, heads, frame)
 
 
-def _cell(row: Mapping[str, Any] | None, scale: float) -> Field:
+def _field(row: Mapping[str, Any]) -> Field:
+    scale = 100.0 if row["metric"] in _PERCENT else 1.0
+
     def text(end: float) -> str:
         size = scale * end
         return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
 
-    return Field("–") if row is None else estimate_field(row["value"], row["low"], row["high"], text)
+    return estimate_field(row["value"], row["low"], row["high"], text)
+
+
+def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
+    """Draw a panel for each layer: cosθ over λρ, the region below the critical cosine shaded.
+
+    The region is that of the layer's γ, the geometric mean over the models of a family. A single model has its interval
+    over the samples; of several, each is a small marker next to their mean.
+
+    Args:
+        places: of :func:`antiphase.sensitivity.layer_estimates.places`.
+        family: the models to draw.
+    """
+    own = places.filter(pl.col("model").is_in(family.models))
+    layers = own["layer"].unique().sort().to_list()
+    reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
+    columns = min(2, len(layers))
+    rows = -(-len(layers) // columns)
+    with new_figure(5.0, 0.6 + 2.2 * rows) as figure:
+        for place, layer in enumerate(layers, start=1):
+            axes = figure.add_subplot(rows, columns, place)
+            _draw_plane(axes, own.filter(layer=layer), family, reach)
+            axes.set_title(f"layer {layer + 1}", loc="left", fontsize=9.5)
+        figure.supxlabel("λρ")
+        figure.supylabel("cosθ")
+    return figure
+
+
+def _draw_plane(axes: Axes, own: pl.DataFrame, family: Family, reach: float) -> None:
+    values = {metric: own.filter(metric=metric).sort("model") for metric in ("rho", "cosine", "gamma")}
+    gamma = float(np.exp(np.mean(np.log(values["gamma"]["value"].to_numpy()))))
+    rho, cosine = (float(np.mean(values[metric]["value"].to_numpy())) for metric in ("rho", "cosine"))
+    color = family.color
+    if np.isfinite(gamma):
+        across = np.linspace(1e-3, reach, 201)
+        edge = np.clip(critical_cosine(gamma, 1.0, across), -1.0, 1.0)
+        axes.fill_between(across, -1.0, edge, color="#f1d9c9", lw=0, zorder=0)
+        axes.plot(across, edge, color="#b08a70", lw=0.9, zorder=1)
+        critical = critical_cosine(gamma, 1.0, rho)
+        text = f"γ = {number(gamma, 2)}, cosθ* = {number(float(critical), 2)}"
+        axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5)
+    if len(family.models) > 1:
+        across, down = (values[metric]["value"] for metric in ("rho", "cosine"))
+        axes.plot(across, down, "o", ms=3.0, mew=0, color=color, alpha=0.5)
+        axes.plot([rho], [cosine], "D", ms=5.5, color=color)
+    else:
+        across, down = (
+            [(frame["value"] - frame["low"]).clip(0), (frame["high"] - frame["value"]).clip(0)]
+            for frame in (values["rho"], values["cosine"])
+        )
+        bars: Any = {"elinewidth": 1.1, "capsize": 2.0}
+        axes.errorbar([rho], [cosine], down, across, fmt="D", ms=5.0, color=color, **bars)
+    axes.axhline(0.0, **LEVEL)
+    axes.set_xlim(0.0, reach)
+    axes.set_ylim(-1.0, 1.0)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:
@@ -273,12 +325,17 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     if model is None or "alignment" not in summary:
         return Headline(words["none"].format(model=summary["models"][0]["name"]), words["no_lead"])
     family = next(group for group in families(summary["models"]) if model in group.models)
-    estimates = _over_seeds([*summary["alignment"], *summary["explanation"]], family)
-    layers = {layer for layer, _ in estimates}
+    own = [row for row in (*summary["alignment"], *summary["explanation"]) if row["model"] in family.models]
+    own = [row for row in own if row["site"] == "pixels"]
+    layers = {row["layer"] for row in own}
     first, which, seeds = min(layers), family.name, len(family.models)
     if len(layers) > 1:
         which = words["layer"].format(layer=first + 1, family=which)
-    first_layer = {metric: estimate for (layer, metric), estimate in estimates.items() if layer == first}
+    of_models: dict[str, list[Estimate]] = {}
+    for row in own:
+        if row["layer"] == first:
+            of_models.setdefault(row["metric"], []).append(estimate_of(row))
+    first_layer = {metric: _over_seeds(metric, several) for metric, several in of_models.items()}
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
     lead = words["lead"].format(
         cosine=_interval(first_layer["cosine"], 3),
@@ -293,22 +350,10 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     return Headline(words[("undecided", "similar", "opposed")[sign]].format(which=which), lead)
 
 
-def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple[int, str], Estimate]:
-    """Return the estimates of a family with respect to the pixels, by layer and metric."""
-    groups: dict[tuple[int, str], list[Estimate]] = {}
-    for row in rows:
-        if row["model"] in family.models and row["site"] == "pixels":
-            value, low, high = (
-                default if row[name] is None else row[name]
-                for name, default in (("value", math.nan), ("low", -math.inf), ("high", math.inf))
-            )
-            groups.setdefault((row["layer"], row["metric"]), []).append(Estimate(value, low, high, row["n"]))
-    return {
-        (layer, metric): sensitivity.within(metric)(mean_over_seeds([one.value for one in estimates]))
-        if len(estimates) > 1
-        else estimates[0]
-        for (layer, metric), estimates in groups.items()
-    }
+def _over_seeds(metric: str, estimates: Sequence[Estimate]) -> Estimate:
+    if len(estimates) == 1:
+        return estimates[0]
+    return sensitivity.within(metric)(mean_over_seeds([one.value for one in estimates]))
 
 
 def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:

@@ -14,11 +14,10 @@ from torch.nn import functional
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
 from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.run_files import described, write_run
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.files import write_json
-from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
@@ -41,13 +40,12 @@ from antiphase.sensitivity.layer_estimates import (
 from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.lipschitz import (
     Neighbourhood,
-    Sampled,
     all_estimators,
     power_iteration,
     uniform_sampling_of_all,
 )
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
-from antiphase.store import Cache, write_frame
+from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
 from antiphase.terminal import eps_label, progress_bar
 
@@ -117,19 +115,12 @@ def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[st
     summary |= summarise(rows, lineup.pairs)
     doubts = lineup.doubts()
     summary |= {"warnings": doubts} if doubts else {}
-    if this_process().first:
-        for part in PARTS:  # of an earlier run with the same --out
-            (out / f"{part.name}.parquet").unlink(missing_ok=True)
-        for part, frame in rows.items():
-            write_frame(out / f"{part}.parquet", frame)
-        settings = {name: getattr(options, name) for name in _SETTINGS}
-        settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
-        settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
-        settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
-        write_json(
-            out / "run.json", lineup.record(options, settings, doubts, command, time.monotonic() - began)
-        )
-        write_json(out / "summary.json", summary)
+    settings = {name: getattr(options, name) for name in _SETTINGS}
+    settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
+    settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
+    settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
+    frames = {part: rows.get(part) for part in known}  # None: of an earlier run with the same --out
+    write_run(lineup, options, summary, frames, settings, doubts, command, began)
     return summary
 
 
@@ -166,10 +157,8 @@ def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]
 
 def entries(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a table for JSON, which has no infinity: one image leaves an interval open."""
-    numbers = [
-        pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in ("value", "low", "high")
-    ]
-    return frame.with_columns(numbers).to_dicts()
+    ends = pl.col("value", "low", "high")
+    return frame.with_columns(pl.when(ends.is_finite()).then(ends)).to_dicts()
 
 
 def sense(
@@ -196,7 +185,7 @@ def sense(
         parts: what is measured; those that the options name where not given.
     """
     process = process or this_process()
-    size, device, card = options.batch_size or BATCH_SIZE, device_of(model), card_of(model)
+    size, device = options.batch_size or BATCH_SIZE, device_of(model)
     identity = {"model": fingerprint(model), "data": data.fingerprint()}
     frames = {}
     for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
@@ -220,12 +209,9 @@ def sense(
                 cache.journals[part.name].append(pl.concat(frames_of_batch))
                 advance(len(positions))
         rows = cache.collect()[part.name].filter(pl.col("sample").is_in(wanted))
-        about = {"model": name, "attention": card.attention, "seed": card.seed}
-        rows = rows.with_columns(
-            pl.lit(value, part.schema[column]).alias(column) for column, value in about.items()
-        )
+        rows = described(rows, part.schema, name, model)
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
-        frames[part.name] = rows.select(*part.schema).sort(order, maintain_order=True)
+        frames[part.name] = rows.sort(order, maintain_order=True)
     return frames
 
 
@@ -290,9 +276,9 @@ def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, opti
     def loss(logits: Tensor) -> Tensor:
         return functional.cross_entropy(logits.double(), clean, reduction="sum")
 
-    for kind, moved in _perturbed(model, images, ids, options.radius, options.seed).items():
+    for about, moved in _perturbed(model, images, ids, [options.radius], options.seed):
         for rows in alignment_rows(model, moved, ids, options, loss):
-            yield rows.with_columns(perturbation=pl.lit(kind), eps=pl.lit(options.radius))
+            yield rows.with_columns(pl.lit(value).alias(name) for name, value in about.items())
 
 
 def _gram_rows(
@@ -316,22 +302,15 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: Sense
     samples = uniform_sampling_of_all(
         lambda x: all_maps(model, x), images, options.radius, options.samples, options.seed, ids
     )
+    radius, seed = options.radius, options.seed
     for (index, name, of, function), sampled in zip(functions, samples, strict=True):
-        about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": options.radius}
-        for estimator, values in estimates(function, images, ids, sampled, options).items():
-            yield rows_of(ids, {"value": values[:, None]}, estimator=estimator, **about)
-
-
-def estimates(
-    function: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, sampled: Sampled, options: SenseOptions
-) -> dict[str, Tensor]:
-    """Return the values of every registered estimator of a function's local Lipschitz constant."""
-    slope = power_iteration(function, images, steps=2 * options.steps, seed=options.seed, ids=ids)
-    ball = Neighbourhood(
-        function, images, ids, options.radius, options.steps, options.points, options.seed, sampled, slope
-    )
-    values = {estimator.name: estimator.value(ball) for estimator in all_estimators()}
-    return {name: value for name, value in values.items() if value is not None}
+        about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": radius}
+        slope = power_iteration(function, images, steps=2 * options.steps, seed=seed, ids=ids)
+        search = (radius, options.steps, options.points, seed)
+        ball = Neighbourhood(function, images, ids, *search, sampled, slope)
+        for estimator in all_estimators():
+            if (values := estimator.value(ball)) is not None:
+                yield rows_of(ids, {"value": values[:, None]}, estimator=estimator.name, **about)
 
 
 def _added_estimators() -> dict[str, Any]:
@@ -342,44 +321,49 @@ def _added_estimators() -> dict[str, Any]:
 def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
     """Yield how far uniform noise and PGD's perturbation have come after each block."""
     norms = stage_norms(model, images, steps=2 * options.steps, seed=options.seed, ids=ids)
-    for eps in options.eps:
-        for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
-            path = propagate(model, images, moved)
-            one_layer_a_block = len(path.layers) == len(path.names) - 1
-            for stage, name in enumerate(path.names):  # stage 0 is the embedding
-                gain, norm = path.gain[:, stage], norms[:, stage]
-                values = {
-                    "length": path.length[:, stage + 1],
-                    "gain": gain,
-                    "lipschitz": norm,
-                    "alpha": gain / norm,
-                }
-                known = stage > 0 and one_layer_a_block
-                maps = {part: getattr(path, part) for part in ("positive", "negative", "moved")}
-                values |= {part: map[:, stage - 1] if known else None for part, map in maps.items()}
-                columns = {part: None if value is None else value[:, None] for part, value in values.items()}
-                yield rows_of(ids, columns, perturbation=kind, eps=eps, stage=stage, name=name)
+    for about, moved in _perturbed(model, images, ids, options.eps, options.seed):
+        path = propagate(model, images, moved)
+        one_layer_a_block = len(path.layers) == len(path.names) - 1
+        for stage, name in enumerate(path.names):  # stage 0 is the embedding
+            gain, norm = path.gain[:, stage], norms[:, stage]
+            values: dict[str, Tensor | None] = {
+                "length": path.length[:, stage + 1],
+                "gain": gain,
+                "lipschitz": norm,
+                "alpha": gain / norm,
+            }
+            known = stage > 0 and one_layer_a_block
+            for part in ("positive", "negative", "moved"):
+                values[part] = getattr(path, part)[:, stage - 1] if known else None
+            columns = {part: None if value is None else value[:, None] for part, value in values.items()}
+            yield rows_of(ids, columns, stage=stage, name=name, **about)
 
 
 def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
     """Yield what uniform noise and PGD's perturbation do to the branches of every layer."""
-    for eps in options.eps:
-        for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
-            for layer_index, change in enumerate(branch_changes(model, images, moved)):
-                values = {name: getattr(change, name) for name in _BRANCH_PARTS}
-                about = {"perturbation": kind, "eps": eps, "layer": layer_index, "name": change.name}
-                yield rows_of(ids, values, **about).with_columns(pl.col(*_CORRELATIONS).fill_nan(None))
+    for about, moved in _perturbed(model, images, ids, options.eps, options.seed):
+        for layer_index, change in enumerate(branch_changes(model, images, moved)):
+            values = {name: getattr(change, name) for name in _BRANCH_PARTS}
+            rows = rows_of(ids, values, layer=layer_index, name=change.name, **about)
+            yield rows.with_columns(pl.col(*_CORRELATIONS).fill_nan(None))
 
 
 _BRANCH_PARTS = [one.name for one in fields(BranchChange) if one.name != "name"]
 _CORRELATIONS = [name for name in _BRANCH_PARTS if name != "lam"]  # NaN for standard attention
 
 
-def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: int) -> dict[str, Tensor]:
-    keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
-    noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
-    result = pgd(model, images, None, Threat(eps=eps), seed=seed, ids=ids, early_stop=False, progress=False)
-    return {"noise": noise, "pgd": result.adversarial.to(images)}
+def _perturbed(
+    model: nn.Module, images: Tensor, ids: Tensor, budgets: Sequence[float], seed: int
+) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Yield images under uniform noise and under PGD at each budget, with what tells them apart."""
+    for eps in budgets:
+        keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
+        noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
+        yield {"perturbation": "noise", "eps": eps}, noise
+        result = pgd(
+            model, images, None, Threat(eps=eps), seed=seed, ids=ids, early_stop=False, progress=False
+        )
+        yield {"perturbation": "pgd", "eps": eps}, result.adversarial.to(images)
 
 
 _BALL = {"eps": "radius", "samples": "samples", "steps": "steps", "points": "points", "seed": "seed"}
