@@ -182,11 +182,17 @@ TASK = EvaluationTask(
     summary="5-way 5-shot episodes, nearest prototype",
     notes="Every episode has its own classes and images; both models of a pair have the same episodes. Intervals "
     "are over the episodes, which share their images: they say nothing of other images. What another draw of "
-    "episodes does is in the standard deviation over seeds. Guessing has 1 / ways: 20 % of five.",
+    "episodes does is in the standard deviation over seeds.",
     serves=can_learn,
     measure=_measure,
     metrics=lambda setting, rows, groups: [
-        Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False)
+        Metric(
+            setting,
+            "accuracy",
+            observed(rows, pl.col("score")),
+            seeds_alike=False,
+            chance=1 / int(setting.partition("-way")[0]),
+        )
     ],
     fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
     too_small=_too_small,

@@ -95,16 +95,10 @@ def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> 
     """Return top-k accuracies and the mean of the first over the classes; a constant answer has the k largest."""
     shares = rows.group_by("group").agg(pl.len() / len(rows))["len"].sort(descending=True)
     chance = 1 / len(shares)
-    found = [
-        Metric(
-            setting,
-            f"top-{k}",
-            observed(rows, pl.col("rank") < k),
-            chance=min(1.0, k * chance),
-            constant=most,
-        )
-        for k, most in ((k, float(shares[:k].sum())) for k in tops)
-    ]
+    found = []
+    for k in tops:
+        levels = {"chance": min(1.0, k * chance), "constant": float(shares[:k].sum())}
+        found.append(Metric(setting, f"top-{k}", observed(rows, pl.col("rank") < k), **levels))
     return [*found, replace(found[0], name="per class", by_group=True, constant=chance)]
 
 

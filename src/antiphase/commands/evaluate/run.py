@@ -25,7 +25,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task, task_settings
 from antiphase.files import digest
 from antiphase.models.card import card_of, doubts_about, settle_size
 from antiphase.models.image_towers import image_tower
@@ -119,7 +119,7 @@ def evaluate(
         if protocol.space == "raw" and not image_tower(model).raw
     ]
     said = [*doubts, *_at_chance(summary["results"], sources), *projected]
-    settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+    settings = json.loads(json.dumps(vars(protocol))) | {
         "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
         "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
     }
@@ -152,9 +152,9 @@ def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOpti
 
 def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
     """Refuse options that were typed and have no effect."""
-    used = {field for task in tasks for field in (*task.fields, *task.resolves)}
-    unused = {field.name for field in dataclasses.fields(Protocol)} - used
-    idle = (unused | {_OPTIONS.get(name, name) for name in unused}) & set(EvaluateOptions.model_fields)
+    idle = set()
+    for setting in task_settings() - task_settings(tasks):
+        idle |= {"templates", "prompt"} if setting == "templates" else {_OPTIONS.get(setting, setting)}
     idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
     kinds = {name.partition(":")[0] for name in data}
     idle |= {"split", "skip_bad"} if all(kind in _WHOLE or is_pope(kind) for kind in kinds) else set()
@@ -166,8 +166,7 @@ def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: 
 
 def protocol_of(options: EvaluateOptions) -> Protocol:
     """Return how the options ask the tasks to be measured."""
-    names = (field.name for field in dataclasses.fields(Protocol))
-    settings = {name: getattr(options, _OPTIONS.get(name, name)) for name in names}
+    settings = {name: getattr(options, _OPTIONS.get(name, name)) for name in sorted(task_settings())}
     prompts = ("\n".join(options.prompt),) if options.prompt else ()
     settings["templates"] = tuple(dict.fromkeys((*options.templates, *prompts)))
     settings["objectives"] = tuple(dict.fromkeys(options.objective))
