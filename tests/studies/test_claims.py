@@ -1,12 +1,13 @@
 """Verdicts: the rule, its error rates by simulation, and the seeds that a verdict takes."""
 
 import numpy as np
+import polars as pl
 import pytest
 
 from antiphase.errors import UserError
 from antiphase.statistics.intervals import Estimate
 from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread, crossed_mean
-from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim
+from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim, on_average
 
 
 def check(value, error, seeds=16, unit="points", **fields):
@@ -30,6 +31,46 @@ def test_each_verdict():
     assert claim(check(0.03, 0.02)).verdict == "undecided"
     assert claim(Check("a − b", None)).verdict == claim().verdict == "not run"
     assert claim(check(0.03, 0.01, judged=False)).verdict == "not judged (smoke)"
+
+
+def test_a_claim_with_an_effect_in_the_paper_is_compared_with_it_and_not_with_a_margin():
+    effect = {"effect": 0.01, "margin": 0.02}
+    assert claim(check(0.003, 0.001), **effect).verdict == "holds"
+    assert claim(check(0.001, 0.002), **effect).verdict == "smaller than claimed"
+    assert (
+        claim(check(0.0, 0.006), **effect).verdict == "undecided"
+    )  # within the margin, but the effect is, too
+    assert claim(check(-0.01, 0.001), **effect).verdict == "contradicted"
+    assert claim(check(0.1, 0.01), check(0.001, 0.002), **effect).verdict == "smaller than claimed"
+
+
+def test_checks_beside_the_others_are_shown_and_decide_nothing():
+    no = check(-0.1, 0.01, decides=False)
+    one = claim(check(0.0225, 0.01), no, no)
+    assert (one.verdict, one.verdicts) == ("holds", ["holds", "beside", "beside"])
+    barely = check(-0.0225, 0.01)  # p = .02 of .025: Holm counts what decides alone
+    assert claim(barely, no).verdict == "contradicted"
+    few = check(0.0, 0.01, seeds=2, decides=False)
+    assert not claim(check(0.1, 0.01), few).lacks_seeds
+
+
+def test_mean_over_eps_weighs_every_budget_alike_and_every_budget_stands_beside_it():
+    draw, rows = np.random.default_rng(0), []
+    for series, level in (("ViT", 0.2), ("DiffViT", 0.3)):
+        for seed in range(8):
+            for eps in (0.5, 1.0, 2.0):
+                hits = draw.random(40) < level * eps
+                rows += [
+                    (series, seed, eps / 255, image, bool(hit), f"{series}{seed}")
+                    for image, hit in enumerate(hits)
+                ]
+    names = ["series", "training_seed", "eps", "sample", "success", "cell"]
+    frame = pl.DataFrame(rows, names, orient="row")
+    mean, *each = on_average(frame, "DiffViT", than="ViT", eps=[0.5 / 255, 1 / 255, 2 / 255])
+    assert [one.decides for one in (mean, *each)] == [True, False, False, False]
+    assert mean.estimate.value == pytest.approx(np.mean([one.estimate.value for one in each]))
+    (alone, _) = on_average(frame, "DiffViT", than="ViT", eps=[1 / 255])  # what is not asked for has no part
+    assert alone.estimate.value == pytest.approx(each[1].estimate.value)
 
 
 def test_what_is_off_zero_within_the_margin_is_no_absence():

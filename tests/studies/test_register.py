@@ -5,6 +5,10 @@ from importlib.resources import files
 
 import pytest
 
+from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
+from antiphase.studies.claims import Check, Claim
+from antiphase.studies.register import PROVED, UNTESTED, effects, outcome
+
 PAPERS = files("antiphase.studies.papers")
 
 
@@ -27,6 +31,29 @@ def test_register_names_every_claim_of_the_papers_studies_and_no_other(paper):
     own = stated(tomllib.loads((files("antiphase.studies.own") / "studies.toml").read_text(encoding="utf-8")))
     assert not tested & set(register["ours"])
     assert (tested | set(register["ours"])) - own == stated(read(paper, "studies.toml"))
+
+
+def test_outcome_of_a_claim_is_the_joint_verdict_of_what_tests_it():
+    def claim(value):
+        estimate = CrossedEstimate(value, value - 0.01, value + 0.01, 90, Spread(8, 90, 0.004**2, 0.0, 0.0))
+        return Claim("", "", "", [Check("a − b", estimate)])
+
+    claims = {"s/yes": claim(0.1), "s/no": claim(-0.1), "s/open": Claim("", "", "", [Check("a − b", None)])}
+    told = {
+        "holds": {"claims": ["s/yes"]},
+        "contradicted": {"claims": ["s/yes", "s/no"]},
+        UNTESTED: {"claims": ["s/open", "s/elsewhere"], "why": "Needs a year."},
+        PROVED: {"claims": ["s/open"], "proof": "Right."},
+    }
+    for expected, entry in told.items():
+        assert outcome(entry, "robustness", claims) == expected
+    assert outcome({"claims": ["s/yes"], "proof": "Right."}, "robustness", claims) == "holds"
+
+
+def test_effect_of_a_claim_is_the_smallest_difference_that_the_paper_prints():
+    assert effects("diffclip")["diffclip-figure-4/fine-grained"] == 0.057
+    assert effects("diffclip")["diffclip-table-1/probe-average"] == 0.003
+    assert "diffclip-table-2/retrieval" not in effects("diffclip")  # 0.000 with CC12M
 
 
 def test_register_says_of_every_claim_what_tests_it_or_why_nothing_does(paper):

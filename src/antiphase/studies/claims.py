@@ -4,16 +4,19 @@ A check is a difference d that is claimed to be above 0, with a 95 % interval. I
 
 - *holds*: the interval lies above 0;
 - *contradicted*: the opposite is off 0. The one-sided p-values of "d ≥ 0" of a claim's checks are corrected by Holm;
-- *absent*: the whole interval lies within the claim's margin, the largest difference that does not matter;
+- *smaller than claimed*: the paper prints an effect, and the whole interval lies below it;
+- *absent*: the paper prints none, and the whole interval lies within the claim's margin, the largest difference that
+  does not matter;
 - *undecided*: none of these, or fewer than ``LEAST_SEEDS`` training seeds.
 
-A claim is contradicted if one of its checks is; otherwise undecided if one is; otherwise absent if one is; otherwise it
-holds. So it holds if all its checks do, which needs no correction (intersection-union test), and contradicts itself by
-chance in at most 2.5 % of the cases, however many checks it has. If e checks need not hold, each of the others has to
-hold at the one-sided level 2.5 % / (e + 1), so that too few of them hold by chance in at most 2.5 % of the cases
-(partial conjunction). *Absent* is not corrected for the number of checks. Under the profile ``smoke`` (two images, one
-seed) claims are not judged. Models that were not trained here, such as released checkpoints, have no training seeds:
-their differences are judged over images, and the verdict is about these models only.
+A claim is contradicted if one of its checks is; otherwise undecided, smaller than claimed or absent if one is;
+otherwise it holds. Checks that do not decide are shown beside the others: the single ε of a claim that is about the
+mean over all of them. So it holds if all its checks do, which needs no correction (intersection-union test), and
+contradicts itself by chance in at most 2.5 % of the cases, however many checks it has. If e checks need not hold, each
+of the others has to hold at the one-sided level 2.5 % / (e + 1), so that too few of them hold by chance in at most
+2.5 % of the cases (partial conjunction). *Absent* is not corrected for the number of checks. Under the profile
+``smoke`` (two images, one seed) claims are not judged. Models that were not trained here, such as released checkpoints,
+have no training seeds: their differences are judged over images, and the verdict is about these models only.
 
 Sources: R. L. Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24:295–300 (1982);
 S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6:65–70 (1979);
@@ -46,16 +49,27 @@ from antiphase.statistics.seeds_by_images import (
 from antiphase.studies.estimation import ASR, difference, mean
 from antiphase.terminal import eps_label
 
-Verdict = Literal["holds", "contradicted", "absent", "undecided", "not judged (smoke)", "not run"]
+Verdict = Literal[
+    "holds",
+    "smaller than claimed",
+    "contradicted",
+    "absent",
+    "undecided",
+    "not judged (smoke)",
+    "not run",
+    "beside",
+]
 Unit = Literal["points", ""]
 MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
 RULE = (
     "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
     "these that applies: **holds**, its 95 % interval lies above 0; **contradicted**, it is below 0 (corrected by Holm "
-    f"for the number of differences); **absent**, its interval lies within ±{100 * (MARGINS['points'] or 0):g} points, "
+    "for the number of differences); **smaller than claimed**, the paper prints an effect and the interval lies below "
+    f"it; **absent**, the paper prints none and the interval lies within ±{100 * (MARGINS['points'] or 0):g} points, "
     "or the margin that its study declares; **undecided**. A claim is contradicted if one of its differences is; "
-    "otherwise undecided if one is; otherwise absent if one is; otherwise it holds. If a claim allows exceptions, as "
+    "otherwise undecided, smaller than claimed or absent if one is; otherwise it holds. A claim on several ε is about "
+    "the mean of the difference over all ε of its study; each ε stands beside it. If a claim allows exceptions, as "
     "many of its worst differences are left out, and the others are judged more strictly. Fewer than "
     f"{LEAST_SEEDS} training seeds give no verdict."
 )
@@ -77,6 +91,7 @@ class Check:
         unit: ``"points"`` for differences of fractions, shown in percentage points with the interval clipped to ±100;
             empty for other values.
         judged: whether there is a verdict; False under the profile ``smoke``.
+        decides: whether the claim's verdict depends on it; other checks are shown beside it.
         over: what the interval has to be over: training seeds, or images alone for models that were not trained here.
     """
 
@@ -84,6 +99,7 @@ class Check:
     estimate: Estimate | None
     unit: Unit = "points"
     judged: bool = True
+    decides: bool = True
     over: Literal["seeds", "images"] = "seeds"
 
     def __post_init__(self) -> None:
@@ -106,6 +122,7 @@ class Claim:
     """A statement of a paper and its checks, which all have to hold but for the stated exceptions.
 
     Attributes:
+        effect: the effect that the paper prints, the smallest one if several, in the unit of the estimates; or None.
         exceptions: number of checks that need not hold, where the paper says "almost every".
         margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points); by default
             that of ``MARGINS``; with 0, no difference is called absent.
@@ -121,6 +138,7 @@ class Claim:
     statement: str
     checks: Sequence[Check]
     margin: float | None = None
+    effect: float | None = None
     exceptions: int = 0
     seconds: float | None = None
     paper: str = ""
@@ -148,8 +166,13 @@ class Claim:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict of each check."""
-        opposite = holm([_p_value(check, -1) for check in self.checks], LEVEL / 2)
-        return [self._verdict(check, against) for check, against in zip(self.checks, opposite, strict=True)]
+        opposite = iter(holm([_p_value(check, -1) for check in self.deciding], LEVEL / 2))
+        return [self._verdict(check, next(opposite)) if check.decides else "beside" for check in self.checks]
+
+    @property
+    def deciding(self) -> list[Check]:
+        """The checks that its verdict depends on."""
+        return [check for check in self.checks if check.decides]
 
     @property
     def verdict(self) -> Verdict:
@@ -163,12 +186,12 @@ class Claim:
         >>> [Claim("", "", "", checks).verdict for checks in ([yes], [yes, none], [yes, none, open_], [open_, no])]
         ['holds', 'absent', 'undecided', 'contradicted']
         """
-        return _joint(self.verdicts, self.exceptions)
+        return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property
     def lacks_seeds(self) -> bool:
         """Whether it is undecided because a check has fewer than ``LEAST_SEEDS`` training seeds."""
-        few = any(check.over == "seeds" and check.seeds < LEAST_SEEDS for check in self.checks)
+        few = any(check.over == "seeds" and check.seeds < LEAST_SEEDS for check in self.deciding)
         return self.verdict == "undecided" and few
 
     @cached_property
@@ -178,11 +201,11 @@ class Claim:
         Each check is expected to have a verdict once its power is 80 %. None if no number of seeds is enough, fewer
         than two were seen, or the claim is judged over images.
         """
-        if any(check.seeds < 2 or check.over == "images" for check in self.checks):
+        if any(check.seeds < 2 or check.over == "images" for check in self.deciding):
             return None
         return seeds_until(
             lambda seeds: (
-                _joint([self._expected(check, seeds) for check in self.checks], self.exceptions)
+                joint([self._expected(check, seeds) for check in self.deciding], self.exceptions)
                 != "undecided"
             ),
             LEAST_SEEDS,
@@ -206,6 +229,8 @@ class Claim:
             return "contradicted"
         if check.estimate.low > 0:  # but not at the level that exceptions ask for
             return "undecided"
+        if self.effect is not None:
+            return "smaller than claimed" if check.estimate.high < self.effect else "undecided"
         margin = self.margin_of(check)
         within = margin is not None and -margin <= check.estimate.low and check.estimate.high <= margin
         return "absent" if within else "undecided"
@@ -216,26 +241,29 @@ class Claim:
             return "undecided"
         spread, value, margin = check.spread.at(seeds), check.estimate.value, self.margin_of(check)
         level = (
-            self._level if value > 0 else LEVEL / 2 / len(self.checks)
+            self._level if value > 0 else LEVEL / 2 / len(self.deciding)
         )  # Holm's first step: at most strict
         if power_of(value, spread, level) >= POWER:
             return "holds" if value > 0 else "contradicted"
         if value > 0 and power_of(value, spread) >= POWER:
             return "undecided"
+        if self.effect is not None:
+            below = power_of(self.effect - value, spread) >= POWER
+            return "smaller than claimed" if below and value < self.effect else "undecided"
         within = margin is not None and power_within(value, margin, spread) >= POWER
         return "absent" if within else "undecided"
 
 
-def _joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
+def joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
     """Return the verdict of a claim from those of its checks, of which the worst ``exceptions`` do not count.
 
-    >>> _joint(["holds", "undecided", "contradicted"], 1), _joint(["holds", "contradicted"], 1)
+    >>> joint(["holds", "undecided", "contradicted"], 1), joint(["holds", "contradicted"], 1)
     ('undecided', 'holds')
     """
     for verdict in ("not run", "not judged (smoke)"):
         if verdict in verdicts or not verdicts:
             return verdict
-    order: tuple[Verdict, ...] = ("contradicted", "undecided", "absent", "holds")
+    order: tuple[Verdict, ...] = ("contradicted", "undecided", "smaller than claimed", "absent", "holds")
     return sorted(verdicts, key=order.index)[min(exceptions, len(verdicts) - 1)]
 
 
@@ -269,6 +297,26 @@ def higher(
         **levels: columns, and the values that select rows of both: one, or several.
     """
     return apart(rows, "series", first, than, value, f"{what}({first}) − {what}({than})", unit, **levels)
+
+
+def on_average(
+    rows: pl.DataFrame, first: str, *, than: str, eps: Sequence[float], **levels: Any
+) -> list[Check]:
+    """Return the check that the mean of the difference in ASR over all ε is above 0, and each ε beside it.
+
+    Args:
+        first: series that is said to be higher.
+        eps: all budgets of the study.
+        **levels: columns, and the value that selects rows of both.
+    """
+    some = rows.filter(pl.any_horizontal((pl.col("eps") - one).abs() < 1e-9 for one in eps))
+    pair = [{"series": series, **levels} for series in (first, than)]
+    words = f"ASR({first}) − ASR({than}){in_words(levels)}"
+    one_by_one = higher(rows, first, than=than, **levels, eps=list(eps))
+    return [
+        Check(f"{words}, mean over ε", difference(some, pair[0], pair[1], ASR)),
+        *(replace(check, decides=False) for check in one_by_one),
+    ]
 
 
 def above(rows: pl.DataFrame, what: str, value: pl.Expr, unit: Unit = "", **levels: Any) -> list[Check]:

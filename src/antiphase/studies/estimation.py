@@ -96,6 +96,22 @@ def share_above(
     return replace(estimate, value=estimate.value - level, low=share.low - level, high=share.high - level)
 
 
+def gaps(attacks: pl.DataFrame, first: str = "DiffViT", second: str = "ViT") -> pl.DataFrame:
+    """Return the difference in success between two series for each image: 1, 0 or −1 in ``value``.
+
+    Returns:
+        Columns ``data, depth, dim, training_seed, sample, eps, cell, value``; ``cell`` lists both cells.
+    """
+    keys = ["data", "depth", "dim", SEED, SAMPLE, "eps"]
+    one, other = (
+        attacks.filter(series=series).select(*keys, "cell", value=ASR) for series in (first, second)
+    )
+    both = one.join(other, on=keys, nulls_equal=True, maintain_order="left")
+    return both.select(
+        *keys, cell=pl.concat_list("cell", "cell_right"), value=pl.col("value") - pl.col("value_right")
+    )
+
+
 def trend(
     rows: pl.DataFrame,
     column: str,

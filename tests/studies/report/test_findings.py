@@ -7,10 +7,11 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.studies.claims import Check, Claim
+from antiphase.studies.register import PROVED, UNTESTED, entries
 from antiphase.studies.report.findings import QUESTIONS, replace_findings, summary, write_findings
 from antiphase.studies.report.forest import LOOKS, forest_figure, forest_lines, forest_svg
 from antiphase.studies.report.tables import counts_sheet
-from antiphase.studies.report.words import deciding, tally
+from antiphase.studies.report.words import TESTED, deciding, tally
 from tests.studies.report import made_up_studies as made_up
 from tests.studies.report.made_up_studies import over_seeds
 
@@ -22,6 +23,9 @@ HEADLINE = Claim(
         Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)),
         Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000)),
     ],
+)
+BELOW = Claim(
+    "zero-shot", "Table 2", "It gains.", [Check("a − b", over_seeds(0.0, -0.01, 0.01, 50))], effect=0.02
 )
 OPEN = Claim(
     "angle-raises-asr",
@@ -36,7 +40,7 @@ def results():
     found = made_up.studies()
     return [
         *found,
-        replace(made_up.table_1(), name="figure-2a", claims=[HEADLINE]),
+        replace(made_up.table_1(), name="figure-2a", claims=[HEADLINE, BELOW]),
         replace(made_up.table_1(), name="causes", claims=[OPEN]),
     ]
 
@@ -101,11 +105,11 @@ def test_the_questions_are_answered_with_numbers_and_prices():
     assert [line for line in told.splitlines() if line.startswith("## ")][:4] == [
         "## Is differential attention more fragile?",
         "## Why?",
+        "## What this does not show",
         "## How sure is that?",
-        "## Claims",
     ]
     first = (
-        "Yes, with one layer: under PGD DiffViT's ASR is higher than ViT's "
+        "Yes, in small models of one layer: PGD changes more of DiffViT's predictions than of ViT's "
         "(1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
     )
     second = (
@@ -119,7 +123,7 @@ def test_the_questions_are_answered_with_numbers_and_prices():
     assert "## Is" not in page(made_up.empty())
     block = summary(results(), "readme.md", prefix="docs/")
     assert f"- **Is differential attention more fragile?** {first}\n- **Why?** {second}\n" in block
-    assert block.endswith("| DiffCLIP | 1 | 1 | 0 | 0 | 0 | 0 |\n")
+    assert "\n| DiffCLIP | 37 |" in block  # as many as its register lists
 
 
 def test_further_claims_of_a_question_follow_its_answer():
@@ -148,12 +152,11 @@ def test_verdicts_are_counted_for_each_paper():
             replace(whole, paper="diffclip", claims=[HEADLINE, few]),
         ]
     )
-    assert sheet.columns[2:] == (*LOOKS, "too few seeds", "not run")
-    assert [[field.text for field in row] for row in sheet.rows] == [
-        ["Sensitivity paper", "3", "1", "0", "0", "1", "0", "1"],
-        ["DiffCLIP", "2", "1", "0", "0", "0", "1", "0"],
-        ["Our own questions", "1", "1", "0", "0", "0", "0", "0"],
-    ]
+    assert sheet.columns[2:] == (*TESTED, PROVED, UNTESTED)
+    counted = {row[0].text: [int(field.text) for field in row[1:]] for row in sheet.rows}
+    for paper, name in (("robustness", "Sensitivity paper"), ("diffclip", "DiffCLIP")):
+        assert counted[name][0] == sum(counted[name][1:]) == len(entries(paper))
+    assert counted["Our own questions"] == [1, 1, 0, 0, 0, 0, 0, 0]
     assert tally([HEADLINE, few]) == "holds 1, too few seeds 1"
     assert forest_lines([replace(whole, claims=[few])]) == []
     assert "| undecided (too few seeds; 8 seeds) |" in page(replace(whole, claims=[few]))
@@ -162,10 +165,10 @@ def test_verdicts_are_counted_for_each_paper():
 @pytest.mark.parametrize(
     ("ends", "told"),
     [
-        ((0.01, 0.03), "Yes, with one layer: under PGD"),
-        ((-0.03, -0.01), "Not throughout, with one layer"),
-        ((-0.01, 0.015), "Hardly, with one layer"),
-        ((-0.05, 0.07), "That is open with one layer"),
+        ((0.01, 0.03), "Yes, in small models of one layer"),
+        ((-0.03, -0.01), "No, in small models of one layer"),
+        ((-0.01, 0.015), "Hardly, in small models of one layer"),
+        ((-0.05, 0.07), "That is open for small models of one layer"),
     ],
 )
 def test_the_plain_answer_follows_from_the_verdict(ends, told):
@@ -175,13 +178,17 @@ def test_the_plain_answer_follows_from_the_verdict(ends, told):
 
 def test_every_answer_has_words_for_every_verdict():
     for question in QUESTIONS:
-        assert {frozenset(phrases) - {"claim"} for phrases in question["answers"]} == {frozenset(LOOKS)}
+        for phrases in question["answers"]:
+            assert set(phrases) - {"claim"} <= set(LOOKS)
+            assert {"holds", "contradicted", "undecided"} <= set(
+                phrases
+            )  # the last stands for what is left out
 
 
 def test_the_first_note_of_a_study_follows_the_answer_once_it_is_judged():
     first = results()[-2]
     noted = replace(first, artefact=replace(first.artefact, notes=["It is 15 %.", "More."]))
-    assert "[2.0, 4.0]).\n\nIt is 15 %.\n\n## How sure" in page(noted)
+    assert "[2.0, 4.0]).\n\nIt is 15 %.\n\n## What this" in page(noted)
     early = replace(noted, claims=[replace(HEADLINE, checks=[Check("at 1/255", None)])])
     assert "## How sure" not in page(early)
 

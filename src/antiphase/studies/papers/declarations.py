@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from antiphase.studies.claims import Check, Claim, each_data
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import Artefact, Panel, Plot
+from antiphase.studies.register import effects
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 from antiphase.terminal import eps_label
 
@@ -93,7 +94,8 @@ class Paper:
                 own = words["claims"][key]
                 fields: dict[str, Any] = shared | (own if isinstance(own, dict) else {"statement": own})
                 fields["statement"] = filled(fields["statement"], **values)
-                yield Claim(key, checks=some, **fields)
+                effect = effects(fields.get("paper", self.name)).get(f"{name}/{key}")
+                yield Claim(key, checks=some, effect=effect, **fields)
 
         def claims(rows: RowsByTable) -> list[Claim]:
             values = fill(rows)

@@ -5,16 +5,18 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from antiphase.errors import UserError
 from antiphase.files import write_text
+from antiphase.report.figure import as_svg
 from antiphase.report.page import environment
 from antiphase.studies.claims import RULE
-from antiphase.studies.report import forest
+from antiphase.studies.report import figures, forest
 from antiphase.studies.report.tables import (
     claims_sheets,
     counts_sheet,
@@ -22,16 +24,18 @@ from antiphase.studies.report.tables import (
     markdown,
     models_tested,
     panel_tables,
+    plot_csv,
     table_note,
     table_sheet,
 )
-from antiphase.studies.report.words import FEW, estimates_line, is_tested, price
+from antiphase.studies.report.words import FEW, SHORT, by_source, estimates_line, is_tested, price
 from antiphase.studies.results import Result
 from antiphase.studies.scale import IN_SHORT
 
 QUESTIONS: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
 )["questions"]
+_BY_DEPTH = "asr-by-depth"
 _PICTURES = {"claims.svg": False, "claims-narrow.svg": True}
 
 
@@ -65,6 +69,11 @@ def summary(results: Sequence[Result], template: str, **values: Any) -> str:
         questions=QUESTIONS,
         results=[result for result in begun if not unfinished(result)],
         rule=RULE,
+        tested_by_paper={
+            SHORT.get(paper, paper): count
+            for paper, pairs in by_source(begun).items()
+            if (count := sum(is_tested(claim) for _, claim in pairs))
+        },
         unfinished=[result for result in begun if unfinished(result)],
         **values,
     )
@@ -82,25 +91,32 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
 
     The picture is written next to the page, once for wide and once for narrow screens.
     """
-    picture = _draw(results, path.parent)
-    write_text(path, summary(results, "findings.md", picture=picture))
-
-
-def _draw(results: Sequence[Result], folder: Path) -> bool:
-    """Draw all claims, unless the pictures there show the same data; return whether there is anything to draw.
-
-    A picture ends with a digest of what it shows and of the code that drew it. So its bytes, which may depend on the
-    processor and on the version of matplotlib, change only with its content.
-    """
     lines = forest.forest_lines(results)
     data = json.dumps([asdict(line) for line in lines], ensure_ascii=False)
-    code = Path(forest.__file__).read_text(encoding="utf-8")
-    mark = f"<!-- {hashlib.sha256((data + code).encode()).hexdigest()[:16]} -->"
     for name, narrow in _PICTURES.items() if lines else ():
-        path = folder / name
-        if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
-            write_text(path, f"{forest.forest_svg(lines, narrow=narrow)}{mark}\n")
-    return bool(lines)
+        _draw(path.parent / name, data, forest, lambda narrow=narrow: forest.forest_svg(lines, narrow=narrow))
+    plots = [plot for one in results if one.artefact for plot in one.artefact.plots if plot.name == _BY_DEPTH]
+    for plot in plots:
+        _draw(
+            path.parent / f"{_BY_DEPTH}.svg",
+            plot_csv(plot),
+            figures,
+            lambda plot=plot: as_svg(figures.plot_figure(plot)),
+        )
+    words = {"picture": bool(lines), "depths": plots[0].caption if plots else ""}
+    write_text(path, summary(results, "findings.md", **words))
+
+
+def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], str]) -> None:
+    """Draw a picture, unless the one there shows the same data.
+
+    It ends with a digest of what it shows and of the code that drew it. So its bytes, which may depend on the processor
+    and on the version of matplotlib, change only with its content.
+    """
+    text = Path(str(code.__file__)).read_text(encoding="utf-8")
+    mark = f"<!-- {hashlib.sha256((data + text).encode()).hexdigest()[:16]} -->"
+    if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
+        write_text(path, f"{draw()}{mark}\n")
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:

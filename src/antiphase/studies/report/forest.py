@@ -21,6 +21,7 @@ from antiphase.studies.results import Result
 LOOKS: dict[Verdict, tuple[str, str, str]] = {
     "holds": ("#00745a", "o", "holds"),
     "contradicted": ("#a3326f", "X", "contradicted: at least one is the opposite"),
+    "smaller than claimed": ("#7a5b00", "s", "smaller than the paper's effect"),
     "absent": ("#2f62a8", "D", "absent: too small to matter (shaded)"),
     "undecided": ("#5d6067", "o", "undecided"),
 }
@@ -73,7 +74,7 @@ def _line(source: str, claim: Claim) -> Line | None:
     if check is None or check.estimate is None or check.spread is None:
         return None
     scale = 100.0 if check.unit == "points" else 1.0 / check.spread.error
-    several = f"least favourable of {len(claim.checks)}" if len(claim.checks) > 1 else ""
+    several = f"least favourable of {len(claim.deciding)}" if len(claim.deciding) > 1 else ""
     seeds = price(claim).partition(",")[0]
     numbers = (estimate_text(check), several, seeds and f"a verdict takes {seeds}")
     paper = SHORT.get(source, source)
@@ -81,7 +82,7 @@ def _line(source: str, claim: Claim) -> Line | None:
     value, low, high = (
         scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
     )
-    margin = claim.margin_of(check)
+    margin = claim.margin_of(check) if claim.effect is None else None
     return Line(
         check.unit,
         section,

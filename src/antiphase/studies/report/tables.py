@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Panel, Plot, Table
 from antiphase.studies.numbers import bracketed, signed, supported, written
+from antiphase.studies.register import PROVED, UNTESTED, outcomes
 from antiphase.studies.report.figures import positions, tick_labels, x_label, y_label
 from antiphase.studies.report.words import (
     FEW,
@@ -118,16 +119,20 @@ def plot_csv(plot: Plot) -> str:
 
 
 def counts_sheet(results: Sequence[Result]) -> Sheet:
-    """Count the verdicts on the claims of each paper and of our own questions."""
-    sources = {paper: [claim for _, claim in pairs] for paper, pairs in by_source(results).items()}
-    found = counts([claim for claims in sources.values() for claim in claims])
-    shown = [verdict for verdict in VERDICTS if verdict in TESTED or verdict in found]
+    """Count what became of every claim of each paper, as its register lists them, and of our own questions."""
+    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    found: dict[str, Mapping[str, int]] = {}
+    for paper, pairs in by_source(results).items():
+        own = counts([claim for _, claim in pairs])
+        untested = sum(count for verdict, count in own.items() if verdict not in TESTED)
+        found[paper] = outcomes(paper, claims) or {**own, UNTESTED: untested}
     rows = []
-    for paper, claims in sources.items():
-        numbers = [len(claims), *(counts(claims).get(verdict, 0) for verdict in shown)]
+    for paper, counted in found.items():
+        numbers = [counted.get(name, 0) for name in (*TESTED, PROVED, UNTESTED)]
         name = StudyField(SHORT.get(paper, paper), kind="name")
-        rows.append((name, *(StudyField(str(number), value=number) for number in numbers)))
-    return Sheet("verdicts", "Claims by verdict", ("claims of", "claims", *shown), tuple(rows), "")
+        rows.append((name, *(StudyField(str(one), value=one) for one in (sum(numbers), *numbers))))
+    columns = ("claims of", "claims", *TESTED, PROVED, UNTESTED)
+    return Sheet("verdicts", "Claims by verdict", columns, tuple(rows), "")
 
 
 def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet]:

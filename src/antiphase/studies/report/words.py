@@ -9,17 +9,17 @@ from antiphase.studies.claims import OWN, Check, Claim
 from antiphase.studies.numbers import signed
 from antiphase.studies.results import Result
 
-TESTED = ("holds", "contradicted", "absent", "undecided")
+TESTED = ("holds", "smaller than claimed", "contradicted", "absent", "undecided")
 """The verdicts of claims that were tested."""
 FEW = "too few seeds"
-VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run")
+VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run", "beside")
 PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",
     OWN: "Our own questions",
 }
 SHORT = {"robustness": "Sensitivity paper", "diffclip": "DiffCLIP", OWN: "Our own questions"}
-_SHOWN = 3  # checks of a claim whose estimates are shown in one line
+_SHOWN = 8  # checks of a claim whose estimates are shown in one line
 
 
 def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]]:
@@ -65,7 +65,7 @@ def estimate_text(check: Check) -> str:
 def estimates_line(claim: Claim) -> str:
     """Format the estimates of a claim's checks in one line, each with what sets it apart.
 
-    Those that decide the verdict come first. If not all have the same verdict, each is followed by its own.
+    Those that decide the verdict come first, those beside it last. If the verdicts differ, each is followed by its own.
 
     >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
     >>> def over_16_seeds(what, value):
@@ -77,12 +77,13 @@ def estimates_line(claim: Claim) -> str:
     '2/255: −4.0 points [−6.0, −2.0], contradicted; 1/255: +3.0 points [1.0, 5.0], holds'
     """
     names = told_apart([check.what for check in claim.checks])
-    mixed = len(set(claim.verdicts)) > 1
+    mixed = len(set(claim.verdicts) - {"beside"}) > 1
     checks = sorted(
-        zip(names, claim.checks, claim.verdicts, strict=True), key=lambda one: one[2] != claim.verdict
+        zip(names, claim.checks, claim.verdicts, strict=True),
+        key=lambda one: (one[2] == "beside", one[2] != claim.verdict),
     )
     told = [
-        f"{name}: {estimate_text(check)}{f', {verdict}' if mixed else ''}"
+        f"{name}: {estimate_text(check)}{f', {verdict}' if mixed and check.decides else ''}"
         for name, check, verdict in checks
         if check.estimate
     ]

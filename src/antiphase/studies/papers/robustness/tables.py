@@ -5,8 +5,8 @@ from functools import partial
 import polars as pl
 
 from antiphase.studies import figures
-from antiphase.studies.claims import Check, apart, higher
-from antiphase.studies.estimation import ASR, CORRECT, estimates, peak, trend
+from antiphase.studies.claims import Check, apart, higher, on_average
+from antiphase.studies.estimation import ASR, CORRECT, estimates, gaps, peak, trend
 from antiphase.studies.figures import IN_255THS, Artefact, panels
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks
@@ -21,6 +21,7 @@ COLUMNS = (*(f"patch {width}" for width in WIDTHS), *map(eps_label, BUDGETS))
 TRAINED = (0.0, 0.25 / 255, 0.5 / 255, 1 / 255)
 PRINTED = {name: printed_numbers("robustness", name) for name in ("table-1", "table-2", "table-3")}
 _AT = 1 / 255
+_CONVERGES = "ASR(DiffViT) − ASR(ViT), at 1/255 − at 4/255"
 _SIDES = {"below": "0.5 to 0.7", "above": "0.85 to 0.95"}
 
 
@@ -110,7 +111,12 @@ def four_layer_checks(rows: RowsByTable) -> Checks:
     patches, pgd = (attacks.filter(attack=name) for name in ("patch", "pgd"))
     return {
         "fragile-to-patches-at-depth-4": higher(patches, "DiffViT", than="ViT", patch=WIDTHS),
-        "fragile-at-depth-4": higher(pgd, "DiffViT", than="ViT", eps=[0.5 / 255, 1 / 255]),
+        "fragile-at-depth-4": on_average(pgd, "DiffViT", than="ViT", eps=EPS),
+        "gap-largest-at-1": [
+            Check(f"ASR(DiffViT) − ASR(ViT), at 1/255 − mean of the ε {side} it", estimate)
+            for side, estimate in peak(gaps(pgd), "eps", _AT, {}, pl.col("value"))
+        ],
+        "converges-at-4": apart(gaps(pgd), "eps", _AT, 4 / 255, pl.col("value"), _CONVERGES, "points"),
     }
 
 

@@ -1,0 +1,56 @@
+"""The registers of the papers' claims, ``papers/*/claims.toml``: every claim, and what became of it."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from antiphase.studies.claims import Claim, joint
+
+PAPERS = Path(__file__).parent / "papers"
+PROVED, UNTESTED = "theorem, checked by proof", "not tested"
+
+
+@lru_cache
+def entries(paper: str) -> tuple[dict[str, Any], ...]:
+    """Return the claims of a paper; none of a group that has no register."""
+    file = PAPERS / paper / "claims.toml"
+    return tuple(tomllib.loads(file.read_text(encoding="utf-8"))["claims"]) if file.exists() else ()
+
+
+@lru_cache
+def effects(paper: str) -> dict[str, float]:
+    """Return the smallest difference that a paper prints for a claim of a study, by ``STUDY/CLAIM``."""
+    printed: dict[str, list[float]] = {}
+    for entry in entries(paper):
+        for claim in entry.get("claims", ()):
+            printed.setdefault(claim, []).extend(entry.get("effect", {}).get("difference", ()))
+    return {claim: min(sizes) for claim, sizes in printed.items() if sizes and min(sizes) > 0}
+
+
+def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
+    """Return what became of a paper's claim: the verdict of what tests it, ``PROVED`` or ``UNTESTED``.
+
+    Args:
+        entry: one of :func:`entries`; a general one has the joint verdict of its parts.
+        paper: the paper's name.
+        claims: the claims of our studies by ``STUDY/CLAIM``.
+    """
+    named = {one["name"]: one for one in entries(paper)}
+    verdicts = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
+    for key in entry.get("claims", ()):
+        claim = claims.get(key)
+        verdicts.append(
+            UNTESTED if claim is None or claim.verdict == "not run" or claim.lacks_seeds else claim.verdict
+        )
+    known = [verdict for verdict in verdicts if verdict not in (UNTESTED, PROVED)]
+    if not known:
+        return PROVED if entry.get("proof") else UNTESTED
+    return joint(known)  # pyright: ignore[reportArgumentType]
+
+
+def outcomes(paper: str, claims: Mapping[str, Claim]) -> Counter[str]:
+    """Count what became of a paper's claims."""
+    return Counter(outcome(entry, paper, claims) for entry in entries(paper))
