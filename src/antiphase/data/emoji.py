@@ -78,9 +78,8 @@ def emoji_pairs(
     """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
     The test split has 15 % of the concepts (``emoji_concepts``), the same for all artists. Labels are the nine Unicode
-    groups. An emoji with skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all:
-    they would be half of the images. The drawings are cached below the data folder ``root``. ``artists`` are those of
-    a set of several.
+    groups. An emoji with skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all.
+    The drawings are cached below the data folder ``root``. ``artists`` are those of a set of several.
     """
     choose_split(name, split, ("train", "test"))
     emojis = _emojis()

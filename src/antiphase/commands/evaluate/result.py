@@ -48,8 +48,7 @@ Number = Mapping[str, Any]
 _words = partial(text, "evaluate.txt")
 
 
-LEVELS = {"answers at random": "chance", "always the largest class": "constant"}
-"""Rows of tables below the models, and the level that each shows."""
+LEVELS = {"answers at random": "chance", "always the largest class": "constant"}  # shown below the models
 
 
 class EvaluateResult(Result):
