@@ -97,8 +97,8 @@ def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> 
     chance = 1 / len(shares)
     found = []
     for k in tops:
-        levels = {"chance": min(1.0, k * chance), "constant": float(shares[:k].sum())}
-        found.append(Metric(setting, f"top-{k}", observed(rows, pl.col("rank") < k), **levels))
+        hits, most = observed(rows, pl.col("rank") < k), float(shares[:k].sum())
+        found.append(Metric(setting, f"top-{k}", hits, chance=min(1.0, k * chance), constant=most))
     return [*found, replace(found[0], name="per class", by_group=True, constant=chance)]
 
 
