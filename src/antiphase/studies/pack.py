@@ -39,18 +39,25 @@ _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "stati
 
 @dataclass(frozen=True)
 class Pack:
-    """A folder of rows that ship, read like a store."""
+    """A folder of rows that ship, read like a store.
+
+    Rows of a source before it was ``RENEWED`` stand in for those of now, which a store never mixes with them.
+    """
 
     root: Path
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def done(self, cell: Any) -> bool:
         """Whether the rows of a measurement are there; a training has none, so it is not."""
-        return bool(self._records.get(identity(cell), {}).get("file"))
+        return bool(self._records.get(self._key(cell), {}).get("file"))
+
+    def _key(self, cell: Any) -> str:
+        own = identity(cell)
+        return own if own in self._records else identity(cell, renewed=False)
 
     def record(self, cell: Any) -> dict[str, Any] | None:
         """Return the record of a cell: seconds, work, versions, hardware, warnings."""
-        return self._records.get(identity(cell))
+        return self._records.get(self._key(cell))
 
     def damage(self, cell: Any) -> str | None:
         """Return None: the version control of the folder finds damage."""
@@ -62,7 +69,7 @@ class Pack:
 
     def rows(self, cell: Any) -> pl.DataFrame | None:
         """Return the rows of a measurement, or None."""
-        own = identity(cell)
+        own = self._key(cell)
         if not (file := self._records.get(own, {}).get("file")):
             return None
         if file not in self._read:

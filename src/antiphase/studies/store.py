@@ -167,14 +167,23 @@ def _digest_of(*files: tuple[Path, int, int]) -> str:
     return digest(*(path.read_bytes() for path, _, _ in files))
 
 
+RENEWED = dict.fromkeys(
+    ("openmoji", "noto-emoji", "emoji-mmvp", "emoji-scenes", "emoji-objects", "emoji-pope"),
+    "split by concept",
+)
+"""Data sources that changed since rows on them were first stored, and how: new cells on them are others."""
+
 _LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
 
 
-def described(cell: Any) -> dict[str, Any]:
+def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
     """Return class, version and non-default fields of a cell, ready for JSON.
 
     Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
     not change the identity of existing cells.
+
+    Args:
+        renewed: whether sources that are ``RENEWED`` are told from what they were.
     """
     fields = {}
     for field in dataclasses.fields(cell):
@@ -184,15 +193,17 @@ def described(cell: Any) -> dict[str, Any]:
         if field.metadata.get("identity") is not False and (
             default is dataclasses.MISSING or value != default
         ):
-            fields[field.name] = _plain(value)
+            fields[field.name] = _plain(value, renewed)
     what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
     content = cell.content() if callable(getattr(cell, "content", None)) else {}
+    if renewed and (how := RENEWED.get(str(getattr(cell, "data", "")))):
+        content = content | {"source": how}
     return what | ({"content": content} if content else {})
 
 
-def identity(cell: Any) -> str:
+def identity(cell: Any, renewed: bool = True) -> str:
     """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON."""
-    return digest(json.dumps(described(cell), sort_keys=True, allow_nan=False))[:_LENGTH]
+    return digest(json.dumps(described(cell, renewed), sort_keys=True, allow_nan=False))[:_LENGTH]
 
 
 def folder_name(cell: Any) -> str:
@@ -206,13 +217,13 @@ def _source(function: Callable[..., Any]) -> str:
     return digest(textwrap.dedent(inspect.getsource(function)))[:_LENGTH]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, renewed: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"identity": identity(value)}
+        return {"identity": identity(value, renewed)}
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(each, renewed) for name, each in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(each, renewed) for each in value]
     if inspect.isfunction(value):  # a user's own function: its result may change with its source
         return {"function": value.__name__, "source": _source(value)}
     if value is None or isinstance(value, bool | int | float | str):
