@@ -11,7 +11,7 @@ from antiphase.studies.pack import CELLS_FILE, README, Pack, add_to_pack
 from antiphase.studies.plan import make_plan
 from antiphase.studies.results import study_rows
 from antiphase.studies.run import run_cells
-from antiphase.studies.store import Store, identity
+from antiphase.studies.store import RENEWED, Store, identity
 from tests.studies.test_stored_before import FINISHED, SENSED, STORED
 from tests.studies.toy_cells import Measure, Train, cells
 
@@ -156,3 +156,18 @@ def test_of_training_images_only_the_loss_is_kept(tmp_path):
     assert_frame_equal(
         after.select("sample", "loss"), before.select("sample", "loss"), rel_tol=2.0**-8, abs_tol=0
     )
+
+
+def test_rows_of_a_source_before_it_was_renewed_stand_in_and_a_store_does_not_take_them(
+    tmp_path, monkeypatch
+):
+    pack = Pack(tmp_path)
+    add(pack, FINISHED)
+    rows, before = pack.rows(FINISHED), identity(FINISHED)
+    monkeypatch.setitem(RENEWED, FINISHED.data, "another split")
+    assert identity(FINISHED) != before == identity(FINISHED, renewed=False)
+    assert not STORE.done(FINISHED)
+    again = Pack(tmp_path)
+    assert again.done(FINISHED)
+    assert again.record(FINISHED) == pack.record(FINISHED)
+    assert_frame_equal(again.rows(FINISHED), rows)
