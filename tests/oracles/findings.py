@@ -65,24 +65,23 @@ def by_seed_and_image(rows, column, image):
 
 def read(name, *columns):
     """Columns of a table, with the label of the cell and the model and the training seed that it names."""
-    cells = pl.read_parquet(ROOT / "results/cells.parquet", columns=["cell", "label"])
-    rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
-    return rows.join(cells.rename({"label": "of"}), on="cell").with_columns(
-        trained=pl.col("of").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32),
-        twin=pl.col("of").str.extract(r" of ((?:Diff)?(?:ViT|CLIP).*?)(?: on openmoji)? seed"),
+    cells = pl.read_parquet(ROOT / "results/cells.parquet").select(
+        "cell",
+        pl.col("label").alias("of"),
+        pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
+        pl.col("label").str.extract(r" o[fn] ((?:Diff)?(?:ViT|CLIP).*?)(?: on openmoji)? seed").alias("twin"),
     )
+    rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
+    return rows.join(cells, on="cell").filter(pl.col("twin").is_not_null())
 
 
 class Attacks:
     """Success of PGD: training seeds by images, for a model and ε."""
 
     def __init__(self):
-        rows = read("attack-pgd", "eps", "model", "sample", "success").with_columns(
-            eps=(pl.col("eps") * 255).round(2),
-            kind=pl.col("model").str.extract(r"(.*?)(?: on openmoji)? seed"),
-        )
+        rows = read("attack-pgd", "eps", "sample", "success").with_columns(eps=(pl.col("eps") * 255).round(2))
         rows = rows.filter(pl.col("eps").min().over("cell") > 0.25)  # Tables 1 and 3 begin at 0.25
-        self.rows = rows.partition_by("kind", "eps", as_dict=True)
+        self.rows = rows.partition_by("twin", "eps", as_dict=True)
 
     def success(self, kind, eps, seeds=None):
         return by_seed_and_image(self.rows[kind, eps], "success", "sample")[:seeds]
@@ -120,9 +119,9 @@ def fragile(attacks):
 def why(attacks, strata=20):
     """Parts of the difference in ASR; at equal margins means: standardised to the margins of both twins."""
     ladder = ("ViT depth 1", "ViT, norm and factor", "DiffViT, λ frozen at 0", "DiffViT depth 1")
-    rows = read("margin", "margin", "norm1", "right1", "sample").filter(pl.col("twin").is_in(ladder))
-    rows = rows.partition_by("twin", as_dict=True)
-    margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder}
+    bare = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or factor")
+    rows = read("margin", "margin", "norm1", "right1", "sample").partition_by("twin", as_dict=True)
+    margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
     seeds = len(margins[ladder[0]])
     twins = [margins[ladder[0]], margins[ladder[-1]]]
     edges = np.quantile(np.concatenate(twins).ravel(), np.linspace(0, 1, strata + 1)[1:-1])
@@ -140,18 +139,19 @@ def why(attacks, strata=20):
     # κ: the gradient is κ times as long as if its parts through the two maps stood at a right angle
     ratio = rows[ladder[-1],].with_columns(kappa=pl.col("norm1") / pl.col("right1"))
     kappa = by_seed_and_image(ratio, "kappa", "sample")
-    fab = read("attack-fab-t", "distance", "model", "sample")
-    fab = fab.filter(pl.col("model").str.contains(r"^DiffViT(?: depth 1)? seed"))
+    fab = read("attack-fab-t", "distance", "sample").filter(twin=ladder[-1])
     least = by_seed_and_image(fab, "distance", "sample") * 255
     parts = []
     for eps in (0.5, 1.0, 2.0):
-        hits = {kind: attacks.success(kind, eps, seeds) for kind in ladder}
-        vit, norm, frozen, diffvit = (equal_margins(kind, hits[kind]) for kind in ladder)
+        hits = {kind: attacks.success(kind, eps, seeds) for kind in ladder + bare}
+        vit, norm, frozen, diffvit, *others = (equal_margins(kind, hits[kind]) for kind in hits)
         whole = hits[ladder[-1]] - hits[ladder[0]]
         angle = equal_margins(ladder[-1], (least <= eps) * 1.0 - (least * kappa <= eps))
         of_eps = {"whole": whole, "margins": whole - (diffvit - vit), "equal margins": diffvit - vit}
         of_eps |= {"norm and factor": norm - vit, "heads": frozen - norm}
         of_eps |= {"subtraction": diffvit - frozen, "angle": angle}
+        of_eps |= {"heads first": others[0] - vit, "then subtraction": others[1] - others[0]}
+        of_eps |= {"then norm and factor": diffvit - others[1]}
         parts += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
     return parts, list(least.shape)
 
