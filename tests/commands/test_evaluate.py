@@ -106,6 +106,15 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     assert (run["data"], run["n"], run["against"]) == (["openmoji", f"mmvp:{mmvp}"], [150, 18], ["clip"])
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert f"<title>{headline(summary)[0]}" in page
+    levels = {
+        (r["task"], r["metric"]): (r["chance"], r["constant"])
+        for r in summary["results"]
+        if r["data"] == "openmoji"
+    }
+    assert levels["zero-shot", "per class"] == (1 / 9, 1 / 9)
+    assert 0.2 < levels["zero-shot", "top-1"][1] < 0.5
+    assert "always the largest class" in page
+    assert "answers at random" in page
     assert (tmp_path / "out" / "mmvp.png").stat().st_size > 10_000
 
     monkeypatch.setattr(probe, "train_probe", lambda *_, **__: pytest.fail("measured again"))

@@ -50,6 +50,11 @@ def test_every_source_of_pairs_has_a_one_line_description():
     assert set(PAIR_SOURCES) == {
         "openmoji",
         "noto-emoji",
+        "twemoji",
+        "fluent-emoji",
+        "emojione",
+        "blobmoji",
+        "emoji",
         "emoji-scenes",
         "emoji-objects",
         "shards:PATTERN",

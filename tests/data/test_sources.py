@@ -33,6 +33,11 @@ def test_every_source_has_a_one_line_description():
         "parquet:PATTERN",
         "openmoji",
         "noto-emoji",
+        "twemoji",
+        "fluent-emoji",
+        "emojione",
+        "blobmoji",
+        "emoji",
         "coco",
         "random",
     }

@@ -50,6 +50,25 @@ def test_zero_shot_of_known_rows():
     )  # of five classes it says nothing
 
 
+def test_levels_of_chance_and_of_a_constant_answer():
+    labels = np.array([0, 0, 0, 1, 2, 3, 4, 5])
+    found = named("zero-shot", pl.concat(classified(labels, labels < 1, seed) for seed in (0, 1)))
+    levels = {name: (metric.chance, metric.constant) for (_, name), metric in found.items()}
+    sixth = pytest.approx((1 / 6, 1 / 6))
+    assert levels == {
+        "top-1": pytest.approx((1 / 6, 3 / 8)),
+        "top-5": pytest.approx((5 / 6, 7 / 8)),
+        "per class": sixth,
+    }
+    constant = named("probe", classified(labels, labels == 0, setting="norm"))
+    for name in ("top-1", "per class"):
+        metric = constant["norm", name]
+        assert estimate(metric).value == pytest.approx(metric.constant)
+    rows = classified(range(40), [True] * 40, setting="image")
+    assert named("retrieval", rows)["image", "R@5"].chance == 0.125
+    assert named("mmvp", answer_rows(torch.tensor([True, False]), [0, 0]))["", "mean"].chance == 0.25
+
+
 def test_retrieval_counts_ranks_below_k_each_way():
     rows = pl.concat(
         classified([-1] * 4, [True] * 4, setting=setting).with_columns(rank=pl.Series(ranked))

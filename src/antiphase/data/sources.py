@@ -103,6 +103,7 @@ PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PA
 _SUITES = {name: tuple(sets) for name, sets in _LISTED["suites"].items()}
 PROBE_SETS, IMAGENET_SETS, RETRIEVAL_SETS = (_SUITES[name] for name in ("probe", "imagenet", "retrieval"))
 MEAN_PER_CLASS = frozenset(_SUITES["mean_per_class"])
+EMOJI_SETS = _SUITES["emoji"]  # drawings on white, by artist
 
 
 def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:

@@ -186,7 +186,13 @@ TASK = EvaluationTask(
     serves=can_learn,
     measure=_measure,
     metrics=lambda setting, rows, groups: [
-        Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False)
+        Metric(
+            setting,
+            "accuracy",
+            observed(rows, pl.col("score")),
+            seeds_alike=False,
+            chance=1 / int(setting.partition("-way")[0]),
+        )
     ],
     fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
     too_small=_too_small,

@@ -1,7 +1,7 @@
 """From what a model made of each image, caption, episode or pair to the numbers that papers print, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.data.sources import MEAN_PER_CLASS
+from antiphase.data.sources import EMOJI_SETS, MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.intervals import (
@@ -33,7 +33,7 @@ ROW_SCHEMA = (
     | {"score": pl.Float64, "cost": pl.Float64}
 )
 # data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
-CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
+CLASSES_ALIKE = MEAN_PER_CLASS.union(EMOJI_SETS)
 
 
 def outcome_rows(**columns: Any) -> pl.DataFrame:
@@ -82,6 +82,8 @@ class Metric:
     clustered: bool = False  # whether the units of a group are no independent draws: the captions of an image
     seeds_alike: bool = True  # whether a unit occurs under every seed, as an image does and an episode not
     tested: bool = False  # whether a difference of clustered hits has an exact p, see ``mcnemar_clustered``
+    chance: float | None = None  # what answers at random reach, where it is known
+    constant: float | None = None  # what the best answer that is always the same reaches
 
 
 def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
@@ -89,10 +91,15 @@ def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
     return rows.select("seed", "unit", "group", value=value.cast(pl.Float64))
 
 
-def accuracies(setting: str, rows: pl.DataFrame) -> list[Metric]:
-    """Return the metrics of a classifier: top-1 accuracy, and its mean over the classes."""
-    first = observed(rows, pl.col("rank") < 1)
-    return [Metric(setting, "top-1", first), Metric(setting, "per class", first, by_group=True)]
+def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> list[Metric]:
+    """Return top-k accuracies and the mean of the first over the classes; a constant answer has the k largest."""
+    shares = rows.group_by("group").agg(pl.len() / len(rows))["len"].sort(descending=True)
+    chance = 1 / len(shares)
+    found = []
+    for k in tops:
+        hits, most = observed(rows, pl.col("rank") < k), float(shares[:k].sum())
+        found.append(Metric(setting, f"top-{k}", hits, chance=min(1.0, k * chance), constant=most))
+    return [*found, replace(found[0], name="per class", by_group=True, constant=chance)]
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:
@@ -182,7 +189,8 @@ def summarise_tasks(
     for (model, *key), metric in metrics.items():
         about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
         headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
-        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | {"headline": headline})
+        known = {"headline": headline, "chance": metric.chance, "constant": metric.constant}
+        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | known)
         twin = twins.get(model)
         if twin is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])

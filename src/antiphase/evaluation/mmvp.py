@@ -1,6 +1,7 @@
 """MMVP-VLM: pairs of images that look alike to CLIP, each told apart by a statement of its own."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import polars as pl
@@ -14,6 +15,7 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
 
+_GUESS = 0.25  # both statements of a pair by chance
 PROMPT = "a photo of "  # the authors' code; put before each statement
 
 
@@ -54,15 +56,15 @@ def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.Da
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
     """Return the mean over all patterns, over the paper's where they are there, and each pattern alone."""
-    answers = observed(rows, pl.col("score"))
+    answers, mean = observed(rows, pl.col("score")), partial(Metric, setting, chance=_GUESS)
     if groups is None:
-        return [Metric(setting, "mean", answers, by_group=rows["group"].n_unique() > 1)]
+        return [mean("mean", answers, by_group=rows["group"].n_unique() > 1)]
     paper = [number for number, name in enumerate(groups) if name in PAPER_PATTERNS]
     means = [list(range(len(groups))), *([paper] if len(paper) == len(PAPER_PATTERNS) else [])]
     chosen = {f"mean of {len(patterns)}": patterns for patterns in means}
     chosen |= {name: [number] for number, name in enumerate(groups)}
     metrics = [
-        Metric(setting, title, answers.filter(pl.col("group").is_in(patterns)), by_group=len(patterns) > 1)
+        mean(title, answers.filter(pl.col("group").is_in(patterns)), by_group=len(patterns) > 1)
         for title, patterns in chosen.items()
     ]
     return [metric for metric in metrics if len(metric.values)]

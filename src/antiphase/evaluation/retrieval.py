@@ -1,5 +1,6 @@
 """Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import polars as pl
@@ -126,9 +127,10 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    several = rows["group"].n_unique() < len(rows)
+    images = rows["group"].n_unique()
+    metric = partial(Metric, setting, clustered=images < len(rows))
     hits = ((k, observed(rows, pl.col("rank") < k)) for k in (1, 5, 10))
-    return [Metric(setting, f"R@{k}", values, clustered=several) for k, values in hits]
+    return [metric(f"R@{k}", values, chance=min(1.0, k / images)) for k, values in hits]
 
 
 TASK = EvaluationTask(

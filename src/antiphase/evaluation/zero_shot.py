@@ -13,13 +13,7 @@ from antiphase.data.image_sets import class_words
 from antiphase.data.sources import IMAGENET_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import (
-    Metric,
-    accuracies,
-    accuracy_stands_for,
-    classification_rows,
-    observed,
-)
+from antiphase.evaluation.metrics import Metric, accuracies, accuracy_stands_for, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source, has_labels, labelled
 from antiphase.files import digest, read_text
 
@@ -112,10 +106,7 @@ def _resolved(source: Source, protocol: Protocol) -> dict[str, Any]:
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    first, per_class = accuracies(setting, rows)
-    if rows["group"].n_unique() <= _TOP:
-        return [first, per_class]
-    return [first, Metric(setting, f"top-{_TOP}", observed(rows, pl.col("rank") < _TOP)), per_class]
+    return accuracies(setting, rows, (1, _TOP) if rows["group"].n_unique() > _TOP else (1,))
 
 
 def _heading(setting: str, metric: str) -> str:

@@ -205,7 +205,7 @@ COMMANDS["study run"] = Command(
     "study run",
     RunOptions,
     "antiphase.studies.command:_run",
-    "antiphase.studies.result:StudyResult",
+    "antiphase.studies.run_result:StudyResult",
     in_folder=False,
 )
 """The commands of the group ``study``."""

@@ -22,14 +22,14 @@ from antiphase.commands.command import Answer
 from antiphase.commands.doctor import DoctorOptions
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
-from antiphase.data.emoji import NOTO_FONT
+from antiphase.data.emoji import ICON_SETS, NOTO_FONT, icon_archive
 from antiphase.data.folders import data_root
-from antiphase.data.sources import load_pairs
+from antiphase.data.sources import EMOJI_SETS, load_pairs
 from antiphase.errors import UserError, one_line
 from antiphase.precision import multiplies_bf16
 from antiphase.terminal import console
 
-_DRAWN = ("openmoji", "noto-emoji", "emoji-scenes", "emoji-objects")
+_DRAWN = (*EMOJI_SETS, "emoji-scenes", "emoji-objects")
 
 _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message about data
 
@@ -140,7 +140,13 @@ def _data() -> dict[str, Any]:
 def _drawn(fix: str | None) -> dict[str, Any]:
     """Return which sources could be drawn, which takes too long to try, from how to install what draws them."""
     noto = fix or (None if NOTO_FONT.is_file() else "apt-get install fonts-noto-color-emoji")
-    return {name: _state(noto if name == "noto-emoji" else fix) for name in _DRAWN}
+    fixes = dict.fromkeys(_DRAWN, fix) | {"noto-emoji": noto}
+    for artist in ICON_SETS if fix is None else ():
+        try:
+            icon_archive(artist, data_root())
+        except UserError as error:
+            fixes |= dict.fromkeys((artist, "emoji"), str(error))
+    return {name: _state(why) for name, why in fixes.items()}
 
 
 @contextlib.contextmanager

@@ -48,6 +48,9 @@ Number = Mapping[str, Any]
 _words = partial(text, "evaluate.txt")
 
 
+LEVELS = {"answers at random": "chance", "always the largest class": "constant"}  # shown below the models
+
+
 class EvaluateResult(Result):
     """What models know, with their differences to their twins."""
 
@@ -154,16 +157,25 @@ def _quoted(row: Number) -> str:
 
 
 def _task_table(task: str, results: Sequence[Number], groups: Sequence[Family]) -> Table:
-    """Tabulate the numbers of a task: models and data sets down, numbers across."""
+    """Tabulate the numbers of a task: models and data sets down, then levels without a model; numbers across."""
     frame = pl.DataFrame(results, infer_schema_length=None)
     heads = list(map(heading, results))
     color = pl.col("model").replace_strict(colors_of(groups))
     shown = frame.with_columns(color=color, number=pl.Series(heads))
+    once = shown.unique(["data", "number"], keep="first", maintain_order=True).with_columns(color=pl.lit(""))
+    levels = [
+        once.drop_nulls(level).with_columns(model=pl.lit(words), value=pl.col(level).cast(pl.Float64))
+        for words, level in LEVELS.items()
+        if level in once.columns  # summaries of older versions have none
+    ]
+    shown = pl.concat([shown, *levels])
     columns = {head: head for head in heads}
     return tabulate(task, f"{task}, %", shown, ["model", "data"], "number", _field, columns, frame)
 
 
 def _field(row: Number) -> Field:
+    if row["model"] in LEVELS:
+        return Field(percent(row["value"]))
     field = rate_field(row)
     notes = [*field.notes]
     if row["seed_sd"] is not None:

@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
 from antiphase.data.images import model_images
+from antiphase.data.sources import EMOJI_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.models.zeroshot import as_dual_encoder
@@ -36,7 +37,6 @@ ROW_SCHEMA |= {
 whether the map's mean is larger on the object that is asked for than on the image's other objects.
 """
 
-_ON_WHITE = ("openmoji", "noto-emoji")
 _SHOWN = 96  # pixels a side of the image that is kept, at most
 
 
@@ -150,7 +150,7 @@ def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], 
     image = square.at(min(square.size, _SHOWN))(pixels).permute(1, 2, 0).contiguous().numpy()
     about = {"sample": int(pairs.ids[position]), "image": image.tobytes()}
     about |= {"image_height": len(image), "image_width": image.shape[1]}
-    masks: Masks = {None: on_white(pixels)} if pairs.name in _ON_WHITE else {}
+    masks: Masks = {None: on_white(pixels)} if pairs.name in EMOJI_SETS else {}
     if pairs.objects is not None:
         masks = {one.name: _centre_square(one.mask()) for one in pairs.objects[position]}
     return about, {name: mask for name, mask in masks.items() if mask.any()}

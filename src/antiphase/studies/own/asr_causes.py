@@ -321,7 +321,7 @@ def draw(rows: RowsByTable) -> Artefact:
         parts = _by_eps(measured, measured.parts)
         plots += _plots(measured, of, stem, parts)
         sheets += _tables(measured, of, stem, parts)
-        notes.append(sentence(parts, of))
+        notes.append(sentence(pl.concat([parts, _by_eps(measured, measured.other_order)]), of))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
 
@@ -396,7 +396,7 @@ def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list
 
 
 def sentence(parts: pl.DataFrame, of: str) -> str:
-    """Return how the difference in ASR at 1/255 falls into parts, in one sentence."""
+    """Return how the difference in ASR at 1/255 falls into parts, by both orders of the steps, in words."""
     own = parts.filter(column="1/255")
     words = {}
     for row in own.iter_rows(named=True):

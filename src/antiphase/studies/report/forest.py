@@ -20,8 +20,8 @@ from antiphase.studies.results import Result
 
 LOOKS: dict[Verdict, tuple[str, str, str]] = {
     "holds": ("#00745a", "o", "holds"),
-    "contradicted": ("#a3326f", "X", "contradicted: at least one is the opposite"),
-    "smaller than claimed": ("#7a5b00", "s", "smaller than the paper's effect"),
+    "contradicted": ("#a3326f", "X", "contradicted: one at least is opposite"),
+    "smaller than claimed": ("#7a5b00", "s", "smaller than claimed"),
     "absent": ("#2f62a8", "D", "absent: too small to matter (shaded)"),
     "undecided": ("#5d6067", "o", "undecided"),
 }

@@ -32,6 +32,7 @@ from antiphase.studies.papers.diffclip.paper_tables import (
     bars,
     estimated,
     gains,
+    levels,
     model_table,
     observations,
     published,
@@ -56,9 +57,12 @@ def task_cells(profile: Profile, models: Sequence[TrainClip | Given]) -> list[Ce
 
 def six_tasks(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the observations of the six tasks, each a mean over its data sets."""
+    return averaged(_named_by_shift(observations(rows)).filter(pl.col("task").is_in(TASKS)))
+
+
+def _named_by_shift(frame: pl.DataFrame) -> pl.DataFrame:
     shifted = (pl.col("task") == "zero-shot") & pl.col("data").is_in(SHIFTED)
-    task = pl.when(shifted).then(pl.lit(UNDER_SHIFT)).otherwise("task")
-    return averaged(observations(rows).with_columns(task=task).filter(pl.col("task").is_in(TASKS)))
+    return frame.with_columns(task=pl.when(shifted).then(pl.lit(UNDER_SHIFT)).otherwise("task"))
 
 
 def draw_tasks(rows: RowsByTable, number: int, words: str) -> Artefact:
@@ -74,7 +78,7 @@ def draw_tasks(rows: RowsByTable, number: int, words: str) -> Artefact:
         )
         drawn += bars(own, f"trained on {trained_on}", "accuracy or R@5", printed, "task", TASKS)
         drawn += bars(differences, "difference to CLIP", "points", printed_gains, "task", TASKS, level=0.0)
-    listed = model_table(name, words, means, paper, "task")
+    listed = model_table(name, words, means, paper, "task", level=_named_by_shift(levels(rows["evaluate"])))
     listed += model_table(f"{name}-gains", "Differences to CLIP, points", gained, their_gains, "task")
     return Artefact([PAPER.plot(name, drawn, columns=1, samples="samples")], listed)
 
@@ -111,7 +115,10 @@ def draw_shift(rows: RowsByTable) -> Artefact:
     means = estimated(pl.concat([observed, _shifted(observed)]) if several else observed)
     ticks = means["data"].unique(maintain_order=True).to_list()
     drawn = bars(means, "trained on {pretraining}", "zero-shot accuracy", paper, "data", ticks)
-    listed = model_table("diffclip-figure-3", "Zero-shot under shifts, accuracy", means, paper)
+    level = levels(rows["evaluate"])
+    shift = level.filter(pl.col("data").is_in(SHIFTED)).group_by("task", "series", maintain_order=True)
+    level = pl.concat([level, shift.agg(pl.mean("value"), data=pl.lit(SHIFT_AVERAGE))], how="diagonal")
+    listed = model_table("diffclip-figure-3", "Zero-shot under shifts, accuracy", means, paper, level=level)
     return Artefact([PAPER.plot("diffclip-figure-3", drawn)], listed)
 
 
@@ -164,9 +171,11 @@ def draw_patterns(rows: RowsByTable) -> Artefact:
         PAPER.plot(name, drawn(estimated(chosen), "radar"), samples="pairs"),
         PAPER.plot(f"{name}-bars", drawn(means, "bar"), columns=1, samples="pairs"),
     ]
-    return Artefact(
-        plots, model_table(name, "MMVP-VLM, pairs solved", means, paper), notes=_exact_tests(chosen)
+    level = means.select("task", "data", series=pl.lit("chance"), value=pl.lit(0.25)).unique(
+        maintain_order=True
     )
+    listed = model_table(name, "MMVP-VLM, pairs solved", means, paper, level=level)
+    return Artefact(plots, listed, notes=_exact_tests(chosen))
 
 
 def _paper_patterns(observed: pl.DataFrame) -> tuple[str, ...]:

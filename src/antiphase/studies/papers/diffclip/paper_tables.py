@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.data.shards import TITLES
-from antiphase.evaluation.metrics import CLASSES_ALIKE
+from antiphase.evaluation.metrics import CLASSES_ALIKE, task_metrics
+from antiphase.evaluation.tasks import find_task
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
 from antiphase.studies.figures import BY_SEED, Panel, Table, panels, tables
@@ -37,9 +38,16 @@ def model_table(
     paper: pl.DataFrame,
     column: str | pl.Expr = "data",
     digits: int = 1,
+    level: pl.DataFrame | None = None,
 ) -> list[Table]:
-    """Return a table with models down and data sets across, the paper's numbers beside ours."""
-    row = pl.format("{}, {}", "series", "pretraining")
+    """Return a table with models down, then :func:`levels`, and data sets across, the paper's numbers beside ours."""
+    row = pl.coalesce(pl.format("{}, {}", "series", "pretraining"), "series")
+    if level is not None:
+        several = level.group_by("task", "series", maintain_order=True)
+        whole = several.agg(pl.mean("value"), data=pl.lit(AVERAGE))
+        level = pl.concat([level, whole], how="diagonal").with_columns(n=pl.lit(0, pl.Int64))
+        shown = level.join(means.select("task", "data").unique(), on=["task", "data"], maintain_order="left")
+        means = pl.concat([means, shown], how="diagonal")
     style = {"index": "model, trained on", "digits": digits}
     return tables(means, title, name, row, column, paper=paper, **style)
 
@@ -84,6 +92,23 @@ def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLI
     own = observed.filter(pl.col("series").is_in([first, second]))
     both = own.filter(pl.col("series").n_unique().over("pretraining") == 2)
     return both["pretraining"].unique(maintain_order=True).to_list()
+
+
+LEVELS = {"constant answer": "constant", "chance": "chance"}
+
+
+def levels(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return what a constant answer and answers at random reach: ``task``, ``data``, ``series`` and ``value``."""
+    found: list[tuple[str, str, str, float | None]] = []
+    for (task, data), block in rows.group_by("task", "data", maintain_order=True):
+        metrics = task_metrics(str(task), block)
+        shown = [metric for metric in metrics if find_task(str(task)).stands_for(str(data), metric.name)]
+        for metric in shown:
+            named = str(task) if metric is shown[0] else f"{task}, {metric.setting}"
+            own = f"{metric.setting} retrieval" if task == "retrieval" else named
+            found += [(own, str(data), words, getattr(metric, level)) for words, level in LEVELS.items()]
+    schema: dict[str, Any] = dict.fromkeys(("task", "data", "series"), pl.String)
+    return pl.DataFrame(found, schema | {"value": pl.Float64}, orient="row").drop_nulls()
 
 
 _MODEL = ["pretraining", "series", SEED]

@@ -19,6 +19,7 @@ from antiphase.studies.papers.diffclip.paper_tables import (
     compared,
     estimated,
     gains,
+    levels,
     model_table,
     observations,
     published,
@@ -41,8 +42,9 @@ def draw_table_1(rows: RowsByTable) -> Artefact:
     """Show a table for each of the two tasks."""
     means, paper = estimated(with_average(observations(rows["evaluate"]))), published("table-1")
     listed: list[Table] = []
+    level = levels(rows["evaluate"])
     for task, title in TITLES.items():
-        listed += model_table(f"diffclip-table-1-{task}", title, means.filter(task=task), paper)
+        listed += model_table(f"diffclip-table-1-{task}", title, means.filter(task=task), paper, level=level)
     return Artefact(tables=listed)
 
 
@@ -80,13 +82,16 @@ def draw_table_2(rows: RowsByTable) -> Artefact:
     """Show a table for each direction of retrieval and one for zero-shot."""
     means, paper = estimated(with_average(observations(rows["evaluate"]))), published("table-2")
     listed: list[Table] = []
+    level = levels(rows["evaluate"])
     for task in RETRIEVAL:
         name, title = f"diffclip-table-2-{task.split()[0]}", f"{task.capitalize()}, R@5"
-        listed += model_table(name, title, means.filter(task=task), paper)
+        listed += model_table(name, title, means.filter(task=task), paper, level=level)
     prompts = pl.col("task").str.strip_prefix("zero-shot")
     named = pl.when(prompts != "").then(pl.format("{} prompts", prompts)).otherwise(pl.lit(""))
     rest, column = means.filter(~pl.col("task").is_in(RETRIEVAL)), pl.format("{}{}", "data", named)
-    listed += model_table("diffclip-table-2-zero-shot", "Zero-shot, accuracy", rest, paper, column)
+    listed += model_table(
+        "diffclip-table-2-zero-shot", "Zero-shot, accuracy", rest, paper, column, level=level
+    )
     return Artefact(tables=listed)
 
 
@@ -106,7 +111,8 @@ def _spread_study(number: int, task: str) -> Study:
 
     def draw(rows: RowsByTable) -> Artefact:
         observed = observations(rows["evaluate"])
-        means = model_table(name, f"{TITLES[task]}, mean", estimated(with_average(observed)), paper)
+        every = estimated(with_average(observed))
+        means = model_table(name, f"{TITLES[task]}, mean", every, paper, level=levels(rows["evaluate"]))
         theirs = paper.select(*KEYS, over=pl.lit(_EVALUATION), value="sd")
         none = pl.lit(None, pl.Float64)
         deviations = spread(observed).with_columns(low=none, high=none)

@@ -1,0 +1,212 @@
+"""The three answers of README from results/ alone: a second implementation, without antiphase.
+
+`python tests/oracles/findings.py` prints them. Intervals are those of docs/concepts/intervals.md, which leaves
+open how the mean of several groups of images is judged: here the images' variances are added up by group, and
+Satterthwaite's degrees of freedom as well. Strata of margins are the 20 quantiles of all margins of both twins.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parents[2]
+EPS = (0.5, 1.0, 2.0, 4.0, 8.0)
+DEPTHS = (1, 2, 4, 8, 12)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An estimate in points with its 95 % interval; `groups` if it is a mean over groups of images."""
+
+    label: str
+    estimate: float
+    low: float
+    high: float
+    groups: bool = False
+
+    @property
+    def verdict(self):
+        if self.low > 0:
+            return "holds"
+        if self.high < 0:
+            return "contradicted"
+        return "absent" if self.low > -2 and self.high < 2 else "undecided"
+
+
+def interval(label, *groups):
+    """Mean over training seeds (rows) and images (columns); of several matrices, their unweighted mean."""
+    share, seeds = 1 / len(groups), len(groups[0])
+    by_seed = sum(share * x.mean(1) for x in groups)
+    seed_part = by_seed.var(ddof=1) / seeds
+    image_part = rest_part = image_df = 0.0
+    for x in groups:
+        images = x.shape[1]
+        residuals = x - x.mean(1, keepdims=True) - x.mean(0) + x.mean()
+        part = share**2 * x.mean(0).var(ddof=1) / images
+        image_part += part
+        image_df += part**2 / (images - 1)
+        rest_part += share**2 * (residuals**2).sum() / ((seeds - 1) * (images - 1)) / (seeds * images)
+    variance = max(seed_part + image_part - rest_part, seed_part, image_part)
+    df = variance**2 / (seed_part**2 / (seeds - 1) + image_df)
+    half = stats.t.ppf(0.975, df) * variance**0.5
+    mean = by_seed.mean()
+    return Difference(label, 100 * mean, 100 * (mean - half), 100 * (mean + half), len(groups) > 1)
+
+
+def by_seed_and_image(rows, column, image):
+    """A column of rows as a matrix: training seeds by images, the mean of several rows of an image."""
+    means = rows.group_by("trained", image).agg(pl.col(column).cast(pl.Float64).mean())
+    rows = means.sort("trained", image)
+    return rows[column].to_numpy().reshape(rows["trained"].n_unique(), -1)
+
+
+def read(name, *columns):
+    """Columns of a table, with the label of the cell and the model and the training seed that it names."""
+    cells = pl.read_parquet(ROOT / "results/cells.parquet").select(
+        "cell",
+        pl.col("label").alias("of"),
+        pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
+        pl.col("label").str.extract(r" o[fn] ((?:Diff)?(?:ViT|CLIP).*?)(?: on openmoji)? seed").alias("twin"),
+    )
+    rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
+    return rows.join(cells, on="cell").filter(pl.col("twin").is_not_null())
+
+
+class Attacks:
+    """Success of PGD: training seeds by images, for a model and ε."""
+
+    def __init__(self):
+        rows = read("attack-pgd", "eps", "sample", "success").with_columns(eps=(pl.col("eps") * 255).round(2))
+        rows = rows.filter(pl.col("eps").min().over("cell") > 0.25)  # Tables 1 and 3 begin at 0.25
+        self.rows = rows.partition_by("twin", "eps", as_dict=True)
+
+    def success(self, kind, eps, seeds=None):
+        return by_seed_and_image(self.rows[kind, eps], "success", "sample")[:seeds]
+
+    def gap(self, first, second, eps):
+        return self.success(first, eps) - self.success(second, eps)
+
+    def over_eps(self, first, second):
+        gaps = [self.gap(first, second, eps) for eps in EPS]
+        mean = interval("mean over ε", sum(gaps) / len(EPS))
+        return [mean, *(interval(f"{eps:g}/255", x) for eps, x in zip(EPS, gaps, strict=True))]
+
+
+def fragile(attacks):
+    gaps = {
+        d: sum(attacks.gap(f"DiffViT depth {d}", f"ViT depth {d}", e) for e in EPS) / len(EPS) for d in DEPTHS
+    }
+    seeds = min(map(len, gaps.values()))  # the fit uses the seeds that every depth has
+    x = np.log2(DEPTHS) - np.mean(np.log2(DEPTHS))
+    fall = -(x / (x**2).sum()) * np.log2(max(DEPTHS))
+    fit = sum(weight * gaps[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
+    differences = [
+        *attacks.over_eps("DiffViT depth 1", "ViT depth 1"),
+        *attacks.over_eps("DiffViT depth 4", "ViT depth 4"),
+        *(interval(f"depth {depth}", gap) for depth, gap in gaps.items()),
+        interval("fitted fall, mean over ε", fit),
+    ]
+    twins = ["ViT depth 1", "DiffViT depth 1"]
+    accuracy = read("accuracy", "label", "prediction").filter(pl.col("twin").is_in(twins))
+    right = accuracy.group_by("twin").agg((pl.col("label") == pl.col("prediction")).mean())
+    asr = [attacks.success(twin, 1.0).mean() for twin in twins]
+    return differences, [100 * share for share in (*asr, *right["label"])]
+
+
+def why(attacks, strata=20):
+    """Parts of the difference in ASR; at equal margins means: standardised to the margins of both twins."""
+    ladder = ("ViT depth 1", "ViT, norm and factor", "DiffViT, λ frozen at 0", "DiffViT depth 1")
+    bare = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or factor")
+    rows = read("margin", "margin", "norm1", "right1", "sample").partition_by("twin", as_dict=True)
+    margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
+    seeds = len(margins[ladder[0]])
+    twins = [margins[ladder[0]], margins[ladder[-1]]]
+    edges = np.quantile(np.concatenate(twins).ravel(), np.linspace(0, 1, strata + 1)[1:-1])
+    places = [np.searchsorted(edges, m, side="right") for m in twins]
+    target = np.bincount(np.concatenate(places).ravel(), minlength=strata) / np.concatenate(places).size
+
+    def equal_margins(kind, hits):
+        """For each seed and image a value whose mean is Σ target · (rate in the stratum)."""
+        place = np.searchsorted(edges, margins[kind], side="right")
+        count = np.bincount(place.ravel(), minlength=strata)
+        rate = np.bincount(place.ravel(), hits.ravel(), minlength=strata) / count
+        weight = target / count * place.size
+        return weight[place] * (hits - rate[place]) + (rate[places[0]] + rate[places[1]]) / 2
+
+    # κ: the gradient is κ times as long as if its parts through the two maps stood at a right angle
+    ratio = rows[ladder[-1],].with_columns(kappa=pl.col("norm1") / pl.col("right1"))
+    kappa = by_seed_and_image(ratio, "kappa", "sample")
+    fab = read("attack-fab-t", "distance", "sample").filter(twin=ladder[-1])
+    least = by_seed_and_image(fab, "distance", "sample") * 255
+    parts = []
+    for eps in (0.5, 1.0, 2.0):
+        hits = {kind: attacks.success(kind, eps, seeds) for kind in ladder + bare}
+        vit, norm, frozen, diffvit, *others = (equal_margins(kind, hits[kind]) for kind in hits)
+        whole = hits[ladder[-1]] - hits[ladder[0]]
+        angle = equal_margins(ladder[-1], (least <= eps) * 1.0 - (least * kappa <= eps))
+        of_eps = {"whole": whole, "margins": whole - (diffvit - vit), "equal margins": diffvit - vit}
+        of_eps |= {"norm and factor": norm - vit, "heads": frozen - norm}
+        of_eps |= {"subtraction": diffvit - frozen, "angle": angle}
+        of_eps |= {"heads first": others[0] - vit, "then subtraction": others[1] - others[0]}
+        of_eps |= {"then norm and factor": diffvit - others[1]}
+        parts += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
+    return parts, list(least.shape)
+
+
+def helps(attacks):
+    rows = read("evaluate", "data", "group", "rank", "score", "setting", "task", "unit").with_columns(
+        first=pl.col("rank") == 0, fifth=pl.col("rank") < 5, differential=pl.col("twin") == "DiffCLIP"
+    )
+
+    def gap(column, **chosen):
+        part = rows.filter(**chosen)
+        yes, no = (by_seed_and_image(part.filter(differential=d), column, "unit") for d in (True, False))
+        return yes - no
+
+    def by_class(column, **chosen):  # the nine Unicode groups, or the three patterns
+        groups = rows.filter(**chosen)["group"].unique().sort()
+        return [gap(column, group=group, **chosen) for group in groups]
+
+    def by_set(column, **chosen):
+        return [gap(column, data=data, **chosen) for data in ("openmoji", "noto-emoji")]
+
+    maps = read("relevance", "average_precision", "kind", "sample").filter(kind="relevance")
+    maps = maps.filter(~pl.col("of").str.contains(" for ")).partition_by("twin", as_dict=True)
+    diffclip, clip = (
+        by_seed_and_image(maps[t,], "average_precision", "sample") for t in ("DiffCLIP", "CLIP")
+    )
+    return [
+        interval(
+            "probe",
+            *by_class("first", task="probe", data="openmoji"),
+            *by_class("first", task="probe", data="noto-emoji"),
+        ),
+        interval("zero-shot", *by_class("first", task="zero-shot", data="openmoji")),
+        interval("zero-shot shifted", *by_class("first", task="zero-shot", data="noto-emoji")),
+        interval("few-shot", *by_set("score", task="few-shot")),
+        interval("image retrieval", *by_set("fifth", task="retrieval", setting="image")),
+        interval("text retrieval", *by_set("fifth", task="retrieval", setting="text")),
+        interval("mmvp", *by_class("score", task="mmvp")),
+        interval("mask average precision", diffclip - clip),
+        *attacks.over_eps("DiffCLIP", "CLIP"),
+    ], []
+
+
+def answers():
+    """The differences and the other numbers of each answer, by its question."""
+    attacks = Attacks()
+    return {
+        "Is differential attention more fragile?": fragile(attacks),
+        "Why?": why(attacks),
+        "Does it help a CLIP?": helps(attacks),
+    }
+
+
+if __name__ == "__main__":
+    for question, (differences, numbers) in answers().items():
+        print(question, *(f"{number:.1f}" for number in numbers))
+        for d in differences:
+            print(f"  {d.label:28} {d.estimate:+.3f} [{d.low:.3f}, {d.high:.3f}]  {d.verdict}")

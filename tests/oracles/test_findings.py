@@ -1,0 +1,97 @@
+"""README's answers and counts against a second implementation of each number, in findings.py and claim_counts.py."""
+
+import functools
+import re
+from collections import Counter
+
+import pytest
+
+from tests.oracles import claim_counts, findings
+
+QUESTIONS = ("Is differential attention more fragile?", "Why?", "Does it help a CLIP?")
+NOT_RECOMPUTED = {"85.0": "printed by the paper in Table 3, for CIFAR-10, of which results/ has no rows"}
+NAMES = (
+    "mean over ε",
+    "probe",
+    "zero-shot",
+    "zero-shot shifted",
+    "few-shot",
+    "image retrieval",
+    "text retrieval",
+)
+NAMES += ("mmvp", "mask average precision", "fitted fall")
+LABEL = re.compile(r"\d[\d.]*/255|depth \d+|" + "|".join(sorted(NAMES, key=len, reverse=True)))
+DIFFERENCE = re.compile(
+    r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\](?:, (undecided|absent|holds|contradicted))?"
+)
+# what numbers a sentence has that are no results: budgets, depths, a data set's name
+NO_RESULT = re.compile(r"\d[\d.]*/255|depth \d+|CIFAR-10\b|log2 depth, 1 to 12")
+
+
+def _readme():
+    text = (findings.ROOT / "README.md").read_text().replace("−", "-")
+    return text.split("<!-- findings -->")[1].split("<!-- /findings -->")[0]
+
+
+def _answer(question):
+    start = _readme().index(f"- **{question}**")
+    return _readme()[start:].split("\n")[0].split("**", 2)[2]
+
+
+@functools.cache
+def _recomputed():
+    return findings.answers()
+
+
+def _rounds_to(printed, value, slack=0):
+    unit = 10.0 ** -len(printed.partition(".")[2])
+    return abs(float(printed) - value) <= (0.5 + slack) * unit * 1.0001
+
+
+def _printed(question):
+    """Each difference with the last label before it."""
+    text, end, label = _answer(question), 0, ""
+    for found in DIFFERENCE.finditer(text):
+        label = [label, *LABEL.findall(text[end : found.start()])][-1]
+        end = found.end()
+        yield label, *found.groups()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_difference_and_interval_is_that_of_the_rows(question):
+    printed = list(_printed(question))
+    assert printed
+    for label, *numbers, verdict in printed:
+        # intervals.md leaves open how many degrees of freedom a mean over groups has: one unit of the last digit
+        fits = [
+            row
+            for row in _recomputed()[question][0]
+            if label in LABEL.findall(row.label)
+            and _rounds_to(numbers[0], row.estimate)
+            and _rounds_to(numbers[1], row.low, row.groups)
+            and _rounds_to(numbers[2], row.high, row.groups)
+        ]
+        assert fits, f"{label}: {numbers}"
+        assert verdict is None or verdict in {row.verdict for row in fits}, f"{label}: {verdict}"
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_other_number_is_that_of_the_rows_or_listed(question):
+    text = NO_RESULT.sub("", DIFFERENCE.sub("", _answer(question)))
+    for number in re.findall(r"\d[\d,.]*\d|\d", text):
+        values = _recomputed()[question][1]
+        recomputed = any(_rounds_to(number.replace(",", ""), value) for value in values)
+        assert recomputed or number in NOT_RECOMPUTED, number
+
+
+def test_the_table_of_counts_is_that_of_the_registers():
+    head, _, *lines = (
+        line.strip("| ").split(" | ") for line in _readme().splitlines() if line.startswith("|")
+    )
+    counts = claim_counts.counts()
+    assert [line[0] for line in lines] == list(counts)
+    for name, *numbers in lines:
+        verdicts = [column.split(",")[0] for column in head[2:]]
+        printed = Counter({verdict: int(n) for verdict, n in zip(verdicts, numbers[1:], strict=True)})
+        assert +printed == +counts[name], name
+        assert int(numbers[0]) == counts[name].total(), name
