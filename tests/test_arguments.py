@@ -70,11 +70,13 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         ("step_size", math.inf, "inf: expected a finite number above 0"),
         ("step_size", "1", "'1': expected a number above 0 or None"),
         ("ratio", True, "True: expected a number"),
+        ("ratio", 10**400, ": expected a number"),
         ("norm", "l1", "'l1': expected 'linf' or 'l2'"),
         ("norm", [], "of type list: expected 'linf' or 'l2'"),
         ("flag", 1, "1: expected True or False"),
         ("names", "cat", "'cat': expected a list, each text"),
         ("names", ["cat", 3], "of type list: expected a list, each text"),
+        ("names", np.array("cat"), "of type ndarray, shape () and <U3: expected a list, each text"),
         ("pairs", {1: (0.0, "b")}, "of type dict: expected a mapping or None"),
         ("pairs", {1: (0.0,)}, "of type dict: expected a mapping or None"),
         ("model", 3, "3: expected a callable"),
@@ -97,13 +99,13 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         (
             "images",
             IMAGES * 255,
-            "of shape (3, 2, 4, 4) and torch.float32: expected a torch tensor of float and shape "
+            "with values from 127.5 to 127.5: expected a torch tensor of float and shape "
             "(samples, 2, …) and values in [0, 1]",
         ),
         (
             "images",
             IMAGES * math.nan,
-            "of shape (3, 2, 4, 4) and torch.float32: expected a torch tensor of float and shape "
+            "with values from nan to nan: expected a torch tensor of float and shape "
             "(samples, 2, …) and values in [0, 1]",
         ),
         *(

@@ -10,6 +10,7 @@ import types
 
 import polars as pl
 import pytest
+import torch
 
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.errors import UserError
@@ -258,11 +259,22 @@ def test_eps_are_numbers_or_fractions():
 
     assert eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
     assert eps(["1/255", 0.25]) == (1 / 255, 0.25)
-    for text in ("1//2", "1/0", "one", "1/255/2", "inf", "1e-999999999", ["0.1", "one"]):
+    for text in (
+        "",
+        "0.1,",
+        "0.1,,0.2",
+        "1//2",
+        "1/0",
+        "one",
+        "1/255/2",
+        "inf",
+        "1e-999999999",
+        ["0.1", "one"],
+    ):
         with pytest.raises(UserError, match="fraction"):
             eps(text)
-    with pytest.raises(UserError, match="eps '': expected at least one"):
-        eps("")
+    with pytest.raises(UserError, match=r"eps tensor\(0.1"):
+        eps(torch.tensor(0.1))
 
 
 def test_an_interrupt_while_modules_load_is_one_line(monkeypatch, run_cli):

@@ -174,7 +174,7 @@ def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
     if not kind.holds(value):
         infinite = isinstance(value, float) and not math.isfinite(value)
         words = kind.words.replace("a number", "a finite number") if infinite else kind.words
-        raise UserError(f"{name} {_given(value)}: expected {words}")
+        raise UserError(f"{name} {_given(value, UNIT_RANGE.words in words)}: expected {words}")
     array = next((array for array in kind.arrays if isinstance(value, array)), None)
     for axis, size in [] if array is None else _axes(array, value.shape):
         known, first = sizes.setdefault(axis, (size, name))
@@ -186,10 +186,12 @@ def _checked(name: str, value: Any, kind: _Kind, sizes: dict[str, Any]) -> Any:
     return float(value) if large and "number" in kind.words else value
 
 
-def _given(value: Any) -> str:
+def _given(value: Any, in_range: bool = False) -> str:
     if isinstance(value, Tensor | np.ndarray):
         kind = "of" if isinstance(value, Tensor) else "of type ndarray,"
-        return f"{kind} shape {tuple(value.shape)} and {value.dtype}"
+        ranged = in_range and isinstance(value, Tensor) and value.is_floating_point() and value.numel()
+        from_to = f", with values from {value.min():g} to {value.max():g}" if ranged else ""
+        return f"{kind} shape {tuple(value.shape)} and {value.dtype}{from_to}"
     plain = value is None or isinstance(value, str | bytes | Real)
     return shown(value) if plain else f"of type {type(value).__name__}"
 
@@ -204,7 +206,14 @@ def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:
 
 
 _ANYTHING = _Kind("anything", lambda value: True)
-_NUMBER = _Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
+_NUMBER = _Kind(
+    "a number",
+    lambda value: (
+        isinstance(value, Real)
+        and not isinstance(value, bool)
+        and (not isinstance(value, Integral) or abs(value) <= sys.float_info.max)
+    ),
+)
 _PLAIN = {
     Any: _ANYTHING,
     int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
@@ -258,7 +267,7 @@ def _kind(hint: Any) -> _Kind:
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
     """Return whether a value is a list, tuple or mapping whose elements fit."""
     accepted = (Sequence, np.ndarray) if origin is Sequence else origin
-    if not isinstance(value, accepted) or isinstance(value, str | bytes):
+    if not isinstance(value, accepted) or isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
         return False
     if isinstance(value, Iterator) or not parts:  # reading an iterator would use it up
         return True

@@ -229,3 +229,8 @@ def test_values_of_any_type_are_valid_or_a_user_error(options):
 def test_integers_too_large_to_compute_with_are_refused(field, value):
     with pytest.raises(UserError, match=f"{field} .*: expected an integer of at most"):
         TrainOptions(model="vit", data="digits", out="/tmp/none", **{field: value})
+
+
+def test_a_comma_belongs_to_the_settings_behind_a_question_mark_alone():
+    text = "python:net.py:build?depth=4, width=8, lr=1/a,runs/b,lr=2"
+    assert AuditOptions(model=text).model == ("python:net.py:build?depth=4,width=8,lr=1/a", "runs/b", "lr=2")

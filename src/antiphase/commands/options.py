@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
@@ -132,28 +133,44 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
 
 
 def read_words(value: Any) -> Any:
-    """Split a comma-separated list; take a number as a list of it, and None as an empty list.
+    """Split a comma-separated list; leave other sequences as they are, and None as no words.
 
-    >>> read_words("probe, few-shot"), read_words(None), read_words(0.5)
-    (('probe', 'few-shot'), (), (0.5,))
+    >>> read_words("probe, few-shot"), read_words(None)
+    (('probe', 'few-shot'), ())
     """
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    if value is None or isinstance(value, int | float):
-        return () if value is None else (value,)
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
+    return () if value is None else value
+
+
+def read_numbers(value: Any) -> Any:
+    """Split a comma-separated list, in which every part has to be a number; take a number as a list of it."""
+    if isinstance(value, str):
+        return tuple(value.split(","))
+    if isinstance(value, int | float):
+        return (value,)
+    with suppress(TypeError):  # a tensor without axes
+        return (
+            tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
+        )
+    return value
 
 
 def read_models(value: Any) -> Any:
-    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings of one.
+    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
 
     >>> read_models("python:net.py:build?depth=4, width=8, timm:resnet18")
     ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
     """
     if not isinstance(value, str):
         return read_words(value)
-    models = (re.sub(r"\s*,\s*", ",", part.strip()) for part in re.split(r",(?!\s*\w+\s*=)", value))
-    return tuple(filter(None, models))
+    models: list[str] = []
+    for word in read_words(value):
+        if models and "?" in models[-1] and re.match(r"\w+\s*=", word):
+            models[-1] += f",{word}"
+        else:
+            models.append(word)
+    return tuple(models)
 
 
 def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
@@ -239,7 +256,7 @@ Number = Annotated[float, BeforeValidator(read_number), Typed(text=eps_text)]
 OptionalNumber = Annotated[float | None, BeforeValidator(read_number), Typed(text=eps_text)]
 Numbers = Annotated[
     tuple[Annotated[float, BeforeValidator(read_number)], ...],
-    BeforeValidator(read_words),
+    BeforeValidator(read_numbers),
     AfterValidator(at_least_one),
     AfterValidator(each_once),
     Typed(text=eps_text, metavar="X,…"),
