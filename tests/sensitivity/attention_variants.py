@@ -171,6 +171,7 @@ class SubtractsModules(nn.Module):
         self.written = written
         self.one, self.two, self.lam = make(), make(), nn.Parameter(torch.tensor(0.5))
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
+        self.outputs = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
 
     def forward(self, x):
         one, two = (
@@ -179,6 +180,10 @@ class SubtractsModules(nn.Module):
         )
         if isinstance(one, tuple):
             one, two = one[0], two[0]
+        if self.written == "sum of channels":  # weights below zero, far apart
+            return x + one + two * -torch.arange(DIM).to(x).sub(4).exp()
+        if self.written == "projections":
+            return self.outputs[0](one) - self.outputs[1](two)
         return x + one + -self.lam * two if self.written == "sum" else one - self.lam * two
 
 

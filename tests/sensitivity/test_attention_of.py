@@ -149,10 +149,10 @@ UNKNOWN = {
     ),
     "two modules of timm": (lambda: variants.SubtractsModules(lambda: Attention(DIM, 2)), OF_OTHERS),
     "two modules by hand": (lambda: variants.SubtractsModules(variants.Standard), OF_OTHERS),
-    "two modules, a sum with −λ": (
-        lambda: variants.SubtractsModules(variants.Standard, written="sum"),
-        OF_OTHERS,
-    ),
+    **{
+        f"two modules, {how}": (lambda how=how: variants.SubtractsModules(variants.Standard, how), OF_OTHERS)
+        for how in ("sum", "sum of channels", "projections")
+    },
     "timm's class with another forward": (variants.OverriddenTimm, "its maps do not reproduce its output"),
     "σ": (variants.Sigmoid, "no known attention module"),
     "without a map": (variants.LinearAttention, "has no adapter"),

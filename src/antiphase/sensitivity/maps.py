@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase.arguments import validated
@@ -30,6 +31,7 @@ from antiphase.sensitivity.detection import (
     detected_layer,
     examine,
     softmax_rows,
+    subtraction,
 )
 from antiphase.sensitivity.layers import (
     Call,
@@ -289,9 +291,14 @@ def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, st
 
 
 def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn.Module]:
-    """Return the modules of one block of which one's output raises what another's lowers."""
+    """Return the modules that are subtracted: in so many words, or in one block one raises what another lowers."""
     modules: list[nn.Module] = []
     leaves: list[Tensor] = []
+    differences: list[tuple[Tensor, Tensor]] = []
+
+    def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        differences.extend(filter(None, [subtraction(func, args)]))
+        return func(*args, **kwargs)
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:
         first, *rest = output if isinstance(output, tuple) else (output,)
@@ -303,19 +310,38 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
     with ExitStack() as hooks, gradients(enabled=True):
         for module in blocks:
             hooks.enter_context(module.register_forward_hook(add_leaf))
-        output = run()
+        with TorchCalls(note):
+            output = run()
         parts = output.values() if isinstance(output, Mapping) else output
         parts = parts if isinstance(parts, Iterable) and not isinstance(parts, Tensor) else (parts,)
         ends = [one for one in parts if isinstance(one, Tensor) and one.requires_grad]
         generator = torch.Generator().manual_seed(5)
         seeds = [torch.randn(one.shape, generator=generator).to(one) for one in ends]
         slopes = torch.autograd.grad(ends, leaves, seeds, materialize_grads=True) if ends else ()
+    numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     subtracted = set[nn.Module]()
+    for sides in differences:
+        left, right = (_leaves_of(side, numbers) for side in sides)
+        if left - right and right - left:
+            subtracted |= {modules[number] for number in left ^ right}
     for (one, left), (two, right) in itertools.combinations(zip(modules, slopes, strict=False), 2):
         if one is not two and blocks[one] == blocks[two] and left.shape == right.shape:
+            signs = {*(left * right).sign().unique().tolist()} - {0.0}
             cosine = F.cosine_similarity(left.flatten(), right.flatten(), dim=0)
-            subtracted |= {one, two} if cosine < _OPPOSED else set()
+            subtracted |= {one, two} if cosine < _OPPOSED or signs == {-1.0} else set()
     return subtracted
+
+
+def _leaves_of(tensor: Tensor, numbers: Mapping[int, int]) -> set[int]:
+    """Return the numbers of the leaves that a tensor is computed from."""
+    todo: list[Any] = [get_gradient_edge(tensor).node] if tensor.requires_grad else []
+    nodes = set(todo)
+    while todo:
+        new = {node for node, _ in todo.pop().next_functions if node is not None} - nodes
+        nodes |= new
+        todo += new
+    variables = {id(getattr(node, "variable", None)) for node in nodes}
+    return {numbers[variable] for variable in variables & numbers.keys()}
 
 
 # relative tolerance; other libraries compute parts in float32 even for float64 weights
