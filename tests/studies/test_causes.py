@@ -221,8 +221,10 @@ def test_the_first_sentence_and_the_claims_come_from_the_rows():
     assert "What is not identified" in limits
     found = {claim.name: claim for claim in CAUSES.claims(rows)}
     assert found["subtraction-raises-asr"].verdict != "not run"
-    check = found["angle-raises-asr"].checks[1]
-    assert check.estimate.value == pytest.approx(parts[ANGLE].mean())
+    mean, *each = found["angle-raises-asr"].checks
+    assert [check.decides for check in (mean, *each)] == [True, False, False, False, False]
+    assert each[1].estimate.value == pytest.approx(parts[ANGLE].mean())
+    assert mean.estimate.value == pytest.approx(sum(check.estimate.value for check in each) / 4)
 
 
 def test_without_a_finished_seed_the_page_says_so():

@@ -10,7 +10,7 @@ from typing import Any
 from antiphase.studies.claims import Claim, joint
 
 PAPERS = Path(__file__).parent / "papers"
-PROVED, UNTESTED = "theorem, checked by proof", "not tested"
+RIGHT, WRONG, UNTESTED = "theorem, right", "theorem, wrong as printed", "not tested"
 
 
 @lru_cache
@@ -27,11 +27,11 @@ def effects(paper: str) -> dict[str, float]:
     for entry in entries(paper):
         for claim in entry.get("claims", ()):
             printed.setdefault(claim, []).extend(entry.get("effect", {}).get("difference", ()))
-    return {claim: min(sizes) for claim, sizes in printed.items() if sizes and min(sizes) > 0}
+    return {claim: max(0.0, min(sizes)) for claim, sizes in printed.items() if sizes}
 
 
 def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
-    """Return what became of a paper's claim: the verdict of what tests it, ``PROVED`` or ``UNTESTED``.
+    """Return what became of a paper's claim: the verdict of what tests it, ``RIGHT``, ``WRONG`` or ``UNTESTED``.
 
     Args:
         entry: one of :func:`entries`; a general one has the joint verdict of its parts.
@@ -45,9 +45,11 @@ def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -
         verdicts.append(
             UNTESTED if claim is None or claim.verdict == "not run" or claim.lacks_seeds else claim.verdict
         )
-    known = [verdict for verdict in verdicts if verdict not in (UNTESTED, PROVED)]
+    known = [verdict for verdict in verdicts if verdict not in (UNTESTED, RIGHT, WRONG)]
     if not known:
-        return PROVED if entry.get("proof") else UNTESTED
+        proof = entry.get("proof", "")
+        wrong = proof.startswith("Wrong") or "Refuted" in proof
+        return WRONG if wrong else RIGHT if proof else UNTESTED
     return joint(known)  # pyright: ignore[reportArgumentType]
 
 

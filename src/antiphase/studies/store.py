@@ -167,7 +167,7 @@ def _digest_of(*files: tuple[Path, int, int]) -> str:
     return digest(*(path.read_bytes() for path, _, _ in files))
 
 
-RENEWED = dict.fromkeys(
+RENEWED: dict[str, str] = dict.fromkeys(
     ("openmoji", "noto-emoji", "emoji-mmvp", "emoji-scenes", "emoji-objects", "emoji-pope"),
     "split by concept",
 )

@@ -16,7 +16,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Panel, Plot, Table
 from antiphase.studies.numbers import bracketed, signed, supported, written
-from antiphase.studies.register import PROVED, UNTESTED, outcomes
+from antiphase.studies.register import RIGHT, UNTESTED, WRONG, outcomes
 from antiphase.studies.report.figures import positions, tick_labels, x_label, y_label
 from antiphase.studies.report.words import (
     FEW,
@@ -128,10 +128,10 @@ def counts_sheet(results: Sequence[Result]) -> Sheet:
         found[paper] = outcomes(paper, claims) or {**own, UNTESTED: untested}
     rows = []
     for paper, counted in found.items():
-        numbers = [counted.get(name, 0) for name in (*TESTED, PROVED, UNTESTED)]
+        numbers = [counted.get(name, 0) for name in (*TESTED, RIGHT, WRONG, UNTESTED)]
         name = StudyField(SHORT.get(paper, paper), kind="name")
         rows.append((name, *(StudyField(str(one), value=one) for one in (sum(numbers), *numbers))))
-    columns = ("claims of", "claims", *TESTED, PROVED, UNTESTED)
+    columns = ("claims of", "claims", *TESTED, RIGHT, WRONG, UNTESTED)
     return Sheet("verdicts", "Claims by verdict", columns, tuple(rows), "")
 
 

@@ -248,7 +248,7 @@ FIGURE_3A = vit_study(
         for model in twins(profile, None)
     ],
     lambda rows: draw_by_depth(rows["attack"]),
-    lambda rows: asr_checks(rows["attack"], "pgd") | depth_checks(rows["attack"]),
+    lambda rows: {**asr_checks(rows["attack"], "pgd"), **depth_checks(rows["attack"])},
     by_data=True,
 )
 FIGURE_3B = vit_study(
