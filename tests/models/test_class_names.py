@@ -169,7 +169,7 @@ def test_a_timm_model_knows_imagenets_classes_by_id_and_by_name():
 @pytest.mark.parametrize("name", ["imagenet-r", "imagenet-sketch"])
 def test_a_variant_of_imagenet_is_matched_by_id_though_two_classes_share_a_name(name):
     known = load_model("timm:test_vit", random_weights=True).card
-    wnids, prompted = published_wnids(name), prompt_names()
+    wnids, prompted = published_wnids(name) or (), prompt_names()
     data = images(*(prompted[wnid] for wnid in wnids), name=name)
     for class_names in (known.class_names, tuple(prompted.values())):
         made, _ = in_model_order([card(class_names, 1000)], data)

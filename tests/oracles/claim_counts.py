@@ -47,7 +47,8 @@ def judged():
 
         def verdict(claim, claims=claims):
             if claim["kind"] == "theorem":
-                return "theorem", []
+                wrong = claim["proof"].startswith("Wrong") or "Refuted" in claim["proof"]
+                return f"theorem, {'wrong as printed' if wrong else 'right'}", []
             below = [verdict(claims[part]) for part in claim.get("parts", [])]
             for test in claim.get("claims", []):
                 below += [(v, [test]) for text, v, _ in printed if re.fullmatch(patterns[test], text)]

@@ -141,8 +141,8 @@ def why(attacks, strata=20):
     kappa = by_seed_and_image(ratio, "kappa", "sample")
     fab = read("attack-fab-t", "distance", "sample").filter(twin=ladder[-1])
     least = by_seed_and_image(fab, "distance", "sample") * 255
-    parts = []
-    for eps in (0.5, 1.0, 2.0):
+    parts, of_all = [], {}
+    for eps in (0.5, 1.0, 2.0, 4.0):
         hits = {kind: attacks.success(kind, eps, seeds) for kind in ladder + bare}
         vit, norm, frozen, diffvit, *others = (equal_margins(kind, hits[kind]) for kind in hits)
         whole = hits[ladder[-1]] - hits[ladder[0]]
@@ -152,7 +152,10 @@ def why(attacks, strata=20):
         of_eps |= {"subtraction": diffvit - frozen, "angle": angle}
         of_eps |= {"heads first": others[0] - vit, "then subtraction": others[1] - others[0]}
         of_eps |= {"then norm and factor": diffvit - others[1]}
+        of_eps |= {"without subtraction": hits[ladder[2]] - hits[ladder[0]]}
         parts += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
+        of_all = {part: [*of_all.get(part, []), x] for part, x in of_eps.items()}
+    parts += [interval(f"mean over ε {part}", sum(some) / len(some)) for part, some in of_all.items()]
     return parts, list(least.shape)
 
 
@@ -192,7 +195,21 @@ def helps(attacks):
         interval("mmvp", *by_class("score", task="mmvp")),
         interval("mask average precision", diffclip - clip),
         *attacks.over_eps("DiffCLIP", "CLIP"),
+        *patches(),
     ], []
+
+
+def patches():
+    """Differences under patches; the label of a cell names the width."""
+    rows = read("attack-patch", "sample", "success").with_columns(
+        width=pl.col("of").str.extract(r"width (\d+)")
+    )
+    blocks = rows.filter(pl.col("twin").is_in(["CLIP", "DiffCLIP"])).partition_by(
+        "twin", "width", as_dict=True
+    )
+    widths = sorted({width for _, width in blocks}, key=int)
+    success = {key: by_seed_and_image(block, "success", "sample") for key, block in blocks.items()}
+    return [interval(f"width {w}", success["DiffCLIP", w] - success["CLIP", w]) for w in widths]
 
 
 def answers():
