@@ -217,7 +217,7 @@ _NUMBER = _Kind(
 _PLAIN = {
     Any: _ANYTHING,
     int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    float: _Kind("a number", lambda value: _NUMBER.holds(value) and abs(int(value)) <= sys.float_info.max),
+    float: _Kind("a number", lambda value: _NUMBER.holds(value) and abs(value) <= sys.float_info.max),
     Callable: _Kind("a callable", callable),
 }
 _WORDS = {str: "text", bool: "True or False", Tensor: "a torch tensor", type(None): "None"}
