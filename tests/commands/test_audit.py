@@ -189,7 +189,7 @@ def bad_inputs(root):
         "folder without images": ([root / "good", "--data", f"folder:{root / 'empty'}"], "empty"),
         "missing folder": ([root / "good", "--data", f"folder:{root / 'gone'}"], "gone"),
         "unknown data": ([root / "good", "--data", "digitz"], "digits"),
-        "wrong shape": ([root / "good", "--data", "specimen-fashion-mnist"], "shape"),
+        "wrong shape": ([root / "good", "--data", "specimen-fashion-mnist"], "images of (1, 28, 28)"),
         "twins": ([root / "good", "--against", f"{root / 'good'},{root / 'other'}"], "twin"),
         "same twice": ([root / "good", "--against", root / "good"], "twice"),
         "device": ([root / "good", "--device", "abacus"], "abacus"),

@@ -126,7 +126,7 @@ def sweep(
         raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
     ensemble.check(model, images, options.context)
     ids = torch.arange(len(images)) if options.ids is None else options.ids.cpu()
-    samples = _Samples(model, images, labels, ids, run)
+    samples = _Samples(images, labels, ids, run)
     carries = nested != "off" and not down
     before: AttackResult | None = None  # at the ε before, in the order in which they are attacked
     results: list[AttackResult] = []
@@ -145,12 +145,16 @@ def sweep(
             if carries and stage.nearest and number in below:
                 positions, part = below[number]
                 part = _within(_carried(part.take(torch.searchsorted(positions, left)), here))
-            elif carries and ensemble.minimal:  # one search at infinite ε, of which each ε counts its share
-                part = _within(
-                    replace(samples.attack(stage, left, replace(threat, eps=math.inf)), threat=here)
-                )
             else:
-                part = samples.attack(stage, left, here)
+                endless = (
+                    carries and ensemble.minimal
+                )  # one search at infinite ε, of which each ε counts its share
+                own = replace(threat, eps=math.inf) if endless else here
+                asked, known, how = samples.of(stage, left)
+                part = stage.attack(model, asked, known, own, **stage.settings, **how)
+                if samples.labels is None:
+                    samples.labels = part.label  # the first call is given all samples
+                part = _within(replace(part, threat=here)) if endless else part
             pieces[number] = left, part
             whole = _merged(whole, part, left, here)
             if options.on_finished is not None:
@@ -171,14 +175,13 @@ def sweep(
 class _Samples:
     """The samples of a sweep and the options of its attacks; the labels, if there are none, of the first result."""
 
-    model: Classifier
     images: Tensor
     labels: Tensor | None
     ids: Tensor
     run: RunOptions
 
-    def attack(self, stage: Stage, positions: Positions, threat: Threat) -> AttackResult:
-        """Attack the samples at some positions."""
+    def of(self, stage: Stage, positions: Positions) -> tuple[Images, Labels, dict[str, Any]]:
+        """Return the samples at some positions, their labels if known, and the options of an attack on them."""
         options: dict[str, Any] = {**self.run, "ids": self.ids[positions]}
         options.pop("on_finished", None)
         if options.get("progress") is True and stage.name:
@@ -186,10 +189,7 @@ class _Samples:
         if options.get("context") is not None:
             options["context"] = options["context"][positions]
         labels = None if self.labels is None else self.labels[positions]
-        result = stage.attack(self.model, self.images[positions], labels, threat, **stage.settings, **options)
-        if self.labels is None:
-            self.labels = result.label  # the first call is given all samples
-        return result
+        return self.images[positions], labels, options
 
 
 def _concluded(

@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import sys
+import time
 import tomllib
 import traceback
 import types
@@ -141,7 +142,10 @@ def register(group: typer.Typer, command: "Command") -> None:
         )
         chosen = options.from_file(stored, **typed)
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            answer = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+            began = time.monotonic()
+            with command.folder(chosen):
+                answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+                answer = command.told(answer, chosen, began)
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
             say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))

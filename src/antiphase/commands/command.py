@@ -1,5 +1,6 @@
 """A command: its options, what it does, and the result that is read back from its directory."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,25 +51,38 @@ class Command:
         """Return the class of the result."""
         return imported(self.result)
 
+    def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which the work is done: the directory of a run, if there is one."""
+        return (
+            run_folder(options.out, self.name) if self.result and self.in_folder else contextlib.nullcontext()
+        )
+
+    def told(self, answer: Answer, options: Any, began: float) -> Answer:
+        """Print what the result of the work says and return its summary; an answer without a directory as it is.
+
+        Args:
+            began: when the work began, by ``time.monotonic``.
+        """
+        if not self.result or not self.in_folder:
+            return answer
+        if not this_process().first:
+            return None
+        from antiphase.commands.result import read_result
+
+        result = read_result(options.out, self.name)
+        report = result.write_report(options.out)
+        for part in result.console():
+            console().print(part)
+        for warning in result.warnings:
+            say(f"warning: {warning}")
+        say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
+        return result.summary | {"out": str(options.out), "report": str(report)}
+
     def answer(self, options: Any, typed: str) -> Answer:
         """Do the work in the directory of a run, print what the result says, and return its summary."""
-        if not self.result or not self.in_folder:
-            return self.function()(options, typed)
-        began, out = time.monotonic(), options.out
-        with run_folder(out, self.name):
-            self.function()(options, typed)
-            if not this_process().first:
-                return None
-            from antiphase.commands.result import read_result
-
-            result = read_result(out, self.name)
-            report = result.write_report(out)
-            for part in result.console():
-                console().print(part)
-            for warning in result.warnings:
-                say(f"warning: {warning}")
-            say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-            return result.summary | {"out": str(out), "report": str(report)}
+        began = time.monotonic()
+        with self.folder(options):
+            return self.told(self.function()(options, typed), options, began)
 
     def measure(self, options: Any, typed: str, *, stored: bool) -> "Result":
         """Do the work in the directory of a run and return the result; its page is written if the directory stays."""

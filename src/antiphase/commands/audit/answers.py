@@ -20,7 +20,7 @@ import torch
 
 from antiphase.commands.audit.cells import measure
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_all, attack_gallery, attack_settings
+from antiphase.commands.audit.run import attack_gallery, attack_settings, attacks_of
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
@@ -74,7 +74,12 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
-    rows, warnings = attack_all(lineup, options, attack_answers)
+    parts, warnings = [], []
+    for name, model, attacks in attacks_of(lineup, options):
+        part, told = attack_answers(name, model, pope, attacks, out)
+        parts.append(part)
+        warnings += [f"{name}: {note}" for note in told]
+    rows = pl.concat(parts)
     about = lineup.about()
     # none of an audit's rates: the questions about one image are no independent draws
     answers = summarise_answers(rows, by_seed(about), lineup.pairs)

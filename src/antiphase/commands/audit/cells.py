@@ -145,6 +145,7 @@ class _Cells:
                 result = stage.attack(self.model, self.data.images(at), None, own, **how)
                 if result.warnings:
                     journal.warn(result.warnings)
+                del result  # its images leave memory before the next are read
         found = cache.collect()[stage.name]
         self.warnings.update(cache.warnings)
         found = found.unique("sample", keep="first")  # two runs at once may both write a sample

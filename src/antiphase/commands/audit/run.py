@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -67,7 +67,12 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     lineup.check_fit()
     models = lineup.by_name
     left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
-    rows, doubts = attack_all(lineup, options, measure)
+    parts, doubts = [], []
+    for name, model, attacks in attacks_of(lineup, options):
+        part, told = measure(name, model, data, attacks, out)
+        parts.append(part)
+        doubts += [f"{name}: {note}" for note in told]
+    rows = pl.concat(parts)
     classes = {name: card_of(model).num_classes for name, model in models.items()}
     chance = not_above_chance(clean_accuracy(rows), classes)
     summary = summarise_rates(rows, lineup.about(), lineup.pairs)
@@ -88,17 +93,11 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     return summary
 
 
-def attack_all(
-    lineup: Lineup, options: AuditOptions, measure: Callable[..., tuple[pl.DataFrame, list[str]]]
-) -> tuple[pl.DataFrame, list[str]]:
-    """Attack every model, then with the control if that is wanted; return all rows, and the warnings."""
-    frames, warnings = [], []
+def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.Module, AuditOptions]]:
+    """Yield every model by name, and how it is attacked; then again with the control, if that is wanted."""
     for attacks in options.with_control():
         for name, model in lineup.by_name.items():
-            rows, notes = measure(name, model, lineup.data, attacks, options.out)
-            frames.append(rows)
-            warnings += [f"{name}: {note}" for note in notes]
-    return pl.concat(frames), warnings
+            yield name, model, attacks
 
 
 def quickstart(options: QuickstartOptions, command: str = "") -> None:
