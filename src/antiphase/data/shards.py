@@ -113,7 +113,7 @@ class ShardStream:
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch, see :meth:`PairSet.batches <antiphase.data.PairSet.batches>`.
+        """Yield this process's share of each batch, see ``PairSet.batches``.
 
         Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
         smaller by one, and unusable entries of the shards, which are replaced by the next sample.
