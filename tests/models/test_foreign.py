@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 import torchvision
+import transformers
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
@@ -11,8 +12,6 @@ from antiphase.models import load_model, zero_shot_classifier
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zoo import fingerprint
 from antiphase.sensitivity import attention_maps
-
-transformers = pytest.importorskip("transformers")
 
 
 def images(*shape, seed=0):

@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import torchvision
+import transformers
 from PIL import Image
 from timm.data import create_transform
 from torch import nn
@@ -22,8 +23,6 @@ from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.models.card import ModelCard, card_of, doubts_about, size_for, square_of, with_card
 from antiphase.models.preprocessing import Normalize, of_open_clip, of_processor, of_timm, of_torchvision
-
-transformers = pytest.importorskip("transformers")
 
 ROOT = Path(__file__).parents[2]
 SHAPES = (

@@ -1,7 +1,5 @@
 """The studies of DiffCLIP, and of CLIPs in the robustness paper: from an empty store to numbers, beside the paper's."""
 
-from dataclasses import replace
-
 import numpy as np
 import polars as pl
 import pytest
@@ -15,7 +13,6 @@ from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import LEAST_SEEDS
 from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
-from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip.figures import six_tasks
 from antiphase.studies.papers.diffclip.paper_tables import (
     LEVELS,
@@ -301,14 +298,6 @@ def test_state_and_condition_is_the_papers_exception_among_the_patterns():
     assert {claim.verdict for claim in STUDIES["diffclip-figure-4"].claims({"evaluate": swapped})} == {
         "contradicted"
     }
-
-
-def test_an_artefact_without_meaning_at_a_size_says_so_and_shows_no_number(store):
-    smoke("diffclip-figure-4", store)
-    study = replace(STUDIES["diffclip-figure-4"], meaningless={"smoke": "too small"})
-    found = result(study, profile("smoke"), store, "")
-    assert (found.artefact, found.claims) == (Artefact(notes=["too small"]), [])
-    assert found.done == found.total > 0
 
 
 def test_every_claim_of_the_paper_is_judged(published_rows):

@@ -64,7 +64,7 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
     """Return the results of a study under a profile, as far as its finished cells allow.
 
     Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
-    never under the profile ``smoke``. An artefact that has no meaning under the profile is the reason alone.
+    never under the profile ``smoke``.
 
     Raises:
         UserError: The rows are of an older schema.
@@ -73,9 +73,7 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
     done = [cell for cell in cells if store.done(cell)]
     rows = study_rows(done, store)
     artefact, claims = None, []
-    if reason := study.meaningless.get(profile.name):
-        artefact = Artefact(notes=[reason])
-    elif {cell.table for cell in cells} <= set(rows):
+    if {cell.table for cell in cells} <= set(rows):
         artefact, claims = _read(study, rows, profile)
         complete = partial or len(done) == len(cells)
         by_identity = {identity(cell): cell for cell in done}

@@ -106,7 +106,10 @@ class _Run:
         return len(self.left) < before
 
     def train_stacks(self) -> None:
-        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle."""
+        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle.
+
+        If one of a stack fails, all of it are left to be trained by themselves.
+        """
         stacks: dict[str, list[TrainVit]] = {}
         for cell in self.left:
             if isinstance(cell, TrainVit) and not cell.adversary:
@@ -124,7 +127,11 @@ class _Run:
                 recipes = [cell.recipe_for(train) for cell in mine]
                 self.say(f"together: {', '.join(cell.label for cell in mine)}")
                 folders = [store.folder(cell) for cell in mine]
-                train_together(recipes, train, held_out, folders, self.lab.device, say=self.say)
+                try:
+                    train_together(recipes, train, held_out, folders, self.lab.device, say=self.say)
+                except UserError as error:
+                    self.say(f"not together: {error}")
+                    continue
                 seconds = round((time.monotonic() - began) / len(mine), 3)
                 for cell in mine:
                     self.finish(cell, None, seconds, whole=True)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
@@ -119,7 +119,6 @@ class Study:
         draw: function from the rows to figures and tables.
         claims: function from the rows to claims.
         settings: function from a profile to the settings shown on the page.
-        meaningless: by profile, why the artefact has no meaning at that size; the page shows that and no number.
     """
 
     name: str
@@ -131,7 +130,6 @@ class Study:
     draw: Callable[[RowsByTable], Artefact]
     claims: Callable[[RowsByTable], Sequence[Claim]] = lambda rows: ()
     settings: Callable[[Profile], Mapping[str, str]] = lambda profile: {}
-    meaningless: Mapping[str, str] = field(default_factory=dict)
 
 
 def closure(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[Cell]:

@@ -24,8 +24,6 @@ from antiphase.training.classifier import accuracy, check_data
 from antiphase.training.loop import METRICS_FILE, check_finite
 from antiphase.training.recipe import Recipe, learning_rate
 
-_MANY_STEPS = 2000
-
 
 def train_together(
     recipes: Sequence[Recipe],
@@ -34,7 +32,6 @@ def train_together(
     folders: Sequence[Path],
     device: torch.device,
     *,
-    compiled: bool | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Train several classifiers as one and write each to its folder, as ``train_classifier`` does.
@@ -46,7 +43,6 @@ def train_together(
 
     Args:
         recipes: recipes that are equal but for seed and initial weights, without adversary or augmentation.
-        compiled: whether steps pass ``torch.compile``, which takes about a minute; by default if there are thousands.
 
     Raises:
         UserError: the recipes differ in more, or a loss is not finite.
@@ -65,7 +61,7 @@ def train_together(
     everything = torch.arange(len(train))
     pixels, classes = train.images(everything).to(device), train.labels[everything].to(device)
 
-    def summed_loss(weights: dict[str, Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def summed_loss(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = vmap(lambda own, held, batch: functional_call(models[0], (own, held), (batch,)))(
             weights, buffers, images
         )
@@ -74,8 +70,6 @@ def train_together(
         return means.sum(), means.detach()
 
     steps = -(-len(train) // first.batch_size)
-    compiled = first.epochs * steps > _MANY_STEPS if compiled is None else compiled
-    whole = torch.compile(summed_loss) if compiled else summed_loss
     logs: list[list[dict[str, Any]]] = [[] for _ in recipes]
     for epoch in range(first.epochs):
         began, sums = time.monotonic(), torch.zeros(len(recipes), device=device)
@@ -86,12 +80,8 @@ def train_together(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(first, epoch * steps + step, steps)
             optimizer.zero_grad()
-            full = batch.shape[1] == first.batch_size  # the last batch is not compiled for its size
-            with (
-                autocast(device, first.precision),
-                outputs_only(),
-            ):  # outside: torch.compile would break there
-                loss, means = (whole if full else summed_loss)(weights, pixels[batch], classes[batch])
+            with autocast(device, first.precision), outputs_only():
+                loss, means = summed_loss(pixels[batch], classes[batch])
             loss.backward()
             optimizer.step()
             sums += means

@@ -1,5 +1,6 @@
 """The models of studies, and the measurement of one of them on one source of data."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -195,14 +196,6 @@ class Measurement(Cell):
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from facts_of_given(self.model)
 
-    def options(self) -> Any:
-        """Return the options of the command that measures the same."""
-        raise NotImplementedError
-
-    def running(self, lab: Lab) -> Any:
-        """Return the options of the command, with the lab's."""
-        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
-
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
     ) -> tuple[nn.Module, ImageSet]:
@@ -216,6 +209,18 @@ class Measurement(Cell):
         images, _ = in_model_order([card_of(classifier)], images)
         check_fit(card_of(classifier), images)
         return classifier, images
+
+
+class CommandMeasurement(Measurement):
+    """A measurement that a command makes, too."""
+
+    @abstractmethod
+    def options(self) -> Any:
+        """Return the options of the command that measures the same."""
+
+    def running(self, lab: Lab) -> Any:
+        """Return the options of the command, with the lab's."""
+        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
 
 def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:

@@ -110,7 +110,7 @@ class Paper:
             return each_data(sets, of_one)
 
         about = (words["label"], words["title"], words["text"])
-        return Study(name, self.name, *about, cells, draw, claims, settings, words.get("meaningless", {}))
+        return Study(name, self.name, *about, cells, draw, claims, settings)
 
     def plot(
         self,

@@ -69,6 +69,9 @@ def summary(results: Sequence[Result], template: str, **values: Any) -> str:
         questions=QUESTIONS,
         results=[result for result in begun if not unfinished(result)],
         rule=RULE,
+        open=[result for result in results if not result.done or unfinished(result)],
+        vits=next((one.settings for one in begun if one.name == "figure-2a"), {}),
+        clips=next((one.settings for one in begun if one.name == "figure-2b"), {}),
         tested_by_paper={
             SHORT.get(paper, paper): count
             for paper, pairs in by_source(begun).items()

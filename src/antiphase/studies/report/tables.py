@@ -175,7 +175,8 @@ def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
             value, interval = signed(check.estimate, check.unit)
             estimate = StudyField(value, (interval,), kind="estimates", value=check.estimate.value)
             n = StudyField(f"{check.estimate.n:,}", value=check.estimate.n)
-        rows.append((StudyField(check.what, kind="name"), estimate, n, _verdict(verdict)))
+        told = _verdict(verdict) if check.decides else StudyField("–")
+        rows.append((StudyField(check.what, kind="name"), estimate, n, told))
     columns = ("difference, claimed to be above 0", "estimate [95 % interval]", "n", "verdict")
     return Sheet(file, claim.statement, columns, tuple(rows), _check_frame([(result, claim)]).write_csv())
 

@@ -12,7 +12,7 @@ from antiphase.studies.results import Result
 TESTED = ("holds", "smaller than claimed", "contradicted", "absent", "undecided")
 """The verdicts of claims that were tested."""
 FEW = "too few seeds"
-VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run", "beside")
+VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run")
 PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",

@@ -6,7 +6,7 @@ once, with attack seed 0, and averages over training seeds. Budgets are nested (
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,6 @@ class RobustnessBench:
         few: number of images under AutoAttack and Carlini and Wagner's attack.
         probed: number of images that sensitivity is measured on.
         prompt: template of the class prompts of CLIPs; empty for those of the emoji set.
-        starts: how the blocks' weights start, see :func:`antiphase.models.vit.initialise`; every claim is judged under
-            each.
-        small: fields of the bench of studies that take models of many depths or kinds, where it differs.
     """
 
     data: tuple[str, ...]
@@ -60,21 +57,12 @@ class RobustnessBench:
     clip_data: tuple[str, ...] = ("openmoji",)
     clip_probed: str = "openmoji"
     prompt: str = PAPER_TEMPLATE
-    starts: tuple[str, ...] = ("uniform",)
-    small: Mapping[str, Any] = field(default_factory=dict)
 
     def train(
-        self,
-        model: str,
-        seed: int,
-        data: str | None = None,
-        adversary: float = 0.0,
-        start: str = "uniform",
-        **sizes: Any,
+        self, model: str, seed: int, data: str | None = None, adversary: float = 0.0, **sizes: Any
     ) -> TrainVit:
         """Return a training; depth 1 unless given."""
         data = data or self.data[0]
-        sizes |= {"initial_weights": start} if start != "uniform" else {}
         return TrainVit(
             model=model,
             data=data,
@@ -162,24 +150,14 @@ def bench(profile: Profile) -> RobustnessBench:
     return BENCHES[profile.name]
 
 
-def small_bench(profile: Profile) -> RobustnessBench:
-    """Return the bench of studies that take models of many depths or kinds."""
-    sizes = bench(profile)
-    return replace(sizes, **sizes.small)
-
-
 def twins(
-    profile: Profile,
-    depths: Sequence[int] | None = (1,),
-    kinds: Sequence[str] = KINDS,
-    sizes: RobustnessBench | None = None,
+    profile: Profile, depths: Sequence[int] | None = (1,), kinds: Sequence[str] = KINDS
 ) -> list[TrainVit]:
-    """Return the models of every data set, initial weights, depth, kind and seed; depths None: all of the bench."""
-    sizes = sizes or bench(profile)
+    """Return the models of every data set, depth, kind and seed; depths None: all of the bench."""
+    sizes = bench(profile)
     return [
-        sizes.train(kind, seed, data, start=start, depth=depth)
+        sizes.train(kind, seed, data, depth=depth)
         for data in sizes.data
-        for start in sizes.starts
         for depth in depths or sizes.depths
         for kind in kinds
         for seed in sizes.seeds_of(profile, depth)
@@ -213,9 +191,9 @@ def all_cells(*groups: Sequence[Cell]) -> list[Cell]:
     return [cell for group in groups for cell in group]
 
 
-def settings(profile: Profile, sizes: RobustnessBench | None = None) -> dict[str, str]:
+def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the pages of ViTs."""
-    sizes = sizes or bench(profile)
+    sizes = bench(profile)
     models = [sizes.train("vit", 0, data, depth=depth) for data in sizes.data for depth in sizes.depths]
     values = {
         "sense": sizes.sense_of(models[0], "lipschitz").options(),
@@ -223,11 +201,6 @@ def settings(profile: Profile, sizes: RobustnessBench | None = None) -> dict[str
     }
     shown = PAPER.settings("vits", "attacks", "searches", bench=sizes, **values)
     return shown | {IN_SHORT: vits_in_short(models)}
-
-
-def small_settings(profile: Profile) -> dict[str, str]:
-    """Return the settings shown on the pages of ViTs of the small bench."""
-    return settings(profile, small_bench(profile))
 
 
 def vit_and_clip_settings(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> dict[str, str]:
