@@ -222,12 +222,36 @@ class Result(ABC):
         )
 
     def all_tables(self) -> "list[Table]":
-        """Return the tables of the page."""
-        return [
-            table
-            for section in self.drawn
-            for table in (*section.tables, *(table for panel in section.panels for table in panel.tables))
-        ]
+        """Return the tables of the page, or the main ones of them."""
+        return list(self._on_page.values())
+
+    @cached_property
+    def _on_page(self) -> "dict[str, Table]":
+        parts = [part for section in self.drawn for part in (section, *section.panels)]
+        return {table.name: table for part in parts for table in part.tables}
+
+    @property
+    def table_names(self) -> list[str]:
+        """The names of the tables of the page, for :meth:`table`."""
+        return list(self._on_page)
+
+    def table(self, name: str | None = None, form: str = "markdown") -> str:
+        """Return a table of the page as text, for a paper or a spreadsheet.
+
+        Args:
+            name: one of ``table_names``; all tables with their titles if not given.
+            form: ``"latex"`` (with the package booktabs), ``"markdown"``, or ``"csv"`` (all digits, in long form).
+
+        Raises:
+            UserError: there is no such table or format.
+        """
+        from antiphase.report.table import table_text
+
+        if name is None:
+            return "\n\n".join(self.table(each, form) for each in self.table_names)
+        if name not in self._on_page:
+            raise UserError(f"table {shown(name)}: expected one of {', '.join(self.table_names)}")
+        return table_text(self._on_page[name], form)
 
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return the content of a JSON file of the run.

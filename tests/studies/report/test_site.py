@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.report.table import markdown
 from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact, Gallery, Panel, Plot, Table
 from antiphase.studies.report.site import prose, write_site
@@ -19,7 +20,6 @@ from antiphase.studies.report.tables import (
     claims_csv,
     claims_sheets,
     console_claims,
-    markdown,
     panel_tables,
     plot_csv,
     table_sheet,

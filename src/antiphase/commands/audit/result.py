@@ -428,7 +428,7 @@ def _difference_field(entry: Mapping[str, Any]) -> Field:
     field = difference_field(entry)
     if entry["p_value"] is not None:
         return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
-    images = words.points_range(entry["image_low"], entry["image_high"])
+    images = words.percent_range(entry["image_low"], entry["image_high"])
     return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
 
@@ -436,4 +436,4 @@ def _norm_field(entry: Mapping[str, Any]) -> Field:
     if entry["eps"] is None:
         return Field("not reached")
     high = "∞" if entry["high"] is None else f"{entry['high']:.4g}"
-    return Field(f"{entry['eps']:.4g}", (f"{entry['low']:.4g} to {high}",))
+    return Field(f"{entry['eps']:.4g}", (f"[{entry['low']:.4g}, {high}]",))

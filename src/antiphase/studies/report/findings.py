@@ -15,13 +15,12 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.figure import as_svg
 from antiphase.report.page import environment
+from antiphase.report.table import escaped, markdown
 from antiphase.studies.claims import RULE
 from antiphase.studies.report import figures, forest
 from antiphase.studies.report.tables import (
     claims_sheets,
     counts_sheet,
-    escaped,
-    markdown,
     models_tested,
     panel_tables,
     plot_csv,
