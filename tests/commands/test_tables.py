@@ -29,7 +29,7 @@ def test_console_shows_every_rate_and_difference_in_80_columns(run, request):
     for result in summary["results"]:
         if result["metric"] == "asr":
             assert f"{100 * result['value']:.1f}" in text
-            assert f"{100 * result['low']:.1f}–{100 * result['high']:.1f}" in text
+            assert f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]" in text
     for comparison in summary["comparisons"]:
         assert f"{100 * comparison['difference']:+.1f}".replace("-", "−") in text
 
@@ -40,7 +40,7 @@ def test_console_shows_families_by_their_means_with_the_answer_first(seeds):
     assert "mean of 3" in text
     for mean in (*run.mean_rates.filter(metric="asr").iter_rows(named=True),):
         assert f"{100 * mean['value']:.1f}" in text
-        assert f"{100 * mean['low']:.1f}–{100 * mean['high']:.1f}" in text
+        assert f"[{100 * mean['low']:.1f}, {100 * mean['high']:.1f}]" in text
     for mean in run.mean_comparisons.iter_rows(named=True):
         assert f"{100 * mean['value']:+.1f}".replace("-", "−") in text
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
@@ -63,7 +64,7 @@ class OnConsole:
     def __rich_console__(self, _: Any, options: Any) -> Iterator[Text | ConsoleTable]:
         names = self.table.columns
         places = [place for place, name in enumerate(names) if not self.columns or name in self.columns]
-        widths = {place: max(map(len, self._lines(place))) for place in places}
+        widths = {place: max(map(cell_len, self._lines(place))) for place in places}
         words = [place for place in places if place == places[0] or _is_words(self.table, place)]
         numbers = [place for place in places if place not in words]
         full = options.max_width - 1  # a space on the left, and two behind each column
@@ -80,7 +81,8 @@ class OnConsole:
             if blocks[-1] and sum(widths[other] + 2 for other in (*words, *blocks[-1], place)) > full:
                 blocks.append([])
             blocks[-1].append(place)
-        yield Text(self.table.title, "bold")
+        if self.table.title:
+            yield Text(self.table.title, "bold")
         for block in blocks:
             drawn = ConsoleTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             together = [place for place in places if place in (*words, *block)]
@@ -98,7 +100,7 @@ class OnConsole:
 
     def _least(self, place: int) -> int:
         """Return the length of the longest part that is not to be broken."""
-        return max(len(part) for line in self._lines(place) for part in _BREAKS.split(line))
+        return max(cell_len(part) for line in self._lines(place) for part in _BREAKS.split(line))
 
 
 def tabulate(
@@ -267,9 +269,9 @@ def _wrapped(text: str, width: int) -> list[str]:
     """Break a line between words, and a word that is too long after a separator."""
     lines = [""]
     for word in text.split(" "):
-        for place, part in enumerate(_BREAKS.split(word) if len(word) > width else [word]):
+        for place, part in enumerate(_BREAKS.split(word) if cell_len(word) > width else [word]):
             joined = f"{lines[-1]} {part}" if lines[-1] and not place else lines[-1] + part
-            if len(joined) <= width or not lines[-1]:
+            if cell_len(joined) <= width or not lines[-1]:
                 lines[-1] = joined
             else:
                 lines.append(part)
