@@ -211,7 +211,18 @@ class AuditResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        return pl.concat([compare(rows, *pair) for pair in pairs])
+        correct, clean = (
+            pl.col("clean_prediction") == pl.col("label"),
+            rows.unique(["model", "sample"], keep="first"),
+        )
+        rates = {"asr": rows, "robust_accuracy": rows.with_columns(success=correct & ~pl.col("success"))}
+        rates["clean_accuracy"] = clean.with_columns(success=correct, eps=0.0, attack=pl.lit("none"))
+        frames = [
+            compare(rows, *pair).with_columns(metric=pl.lit(name))
+            for name, rows in rates.items()
+            for pair in pairs
+        ]
+        return pl.concat(frames)
 
     def sections(self) -> list[Section]:
         seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
