@@ -69,7 +69,7 @@ class PlainCommand(TyperCommand):
             with formatter.section(f"{kind.capitalize()}s"):
                 for name, text in shown:
                     head = f"  {name}".ljust(column)
-                    first = [] if len(head) <= column else [head]
+                    first = [] if head.endswith("  ") else [head]
                     start = " " * column if first else head
                     body = f"\n{' ' * column}".join(_lines(text, formatter.width - column))
                     formatter.write("\n".join([*first, start + body]) + "\n")
@@ -191,8 +191,8 @@ def register(group: typer.Typer, command: "Command") -> None:
             with command.folder(chosen):
                 answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
                 answer, tables = command.told(answer, chosen, began, table)
-        if as_json and tables:
-            answer |= {"tables": tables}
+        if as_json and tables and isinstance(answer, dict):
+            answer = answer | {"tables": tables}
         elif tables:
             say("\n\n".join(tables.values()))
         # under torchrun one process answers
