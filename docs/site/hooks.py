@@ -58,7 +58,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=text))
     files.append(File.generated(config, "assets/mathjax/tex-svg.js", abs_src_path=str(mathjax())))
     files.append(File.generated(config, REPORT, abs_src_path=str(quickstart_report())))
-    files.append(File.generated(config, "assets/social.png", content=social_card(config.site_description or "")))
+    files.append(
+        File.generated(config, "assets/social.png", content=social_card(config.site_description or ""))
+    )
     return files
 
 
@@ -89,7 +91,7 @@ def _finished(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> 
         stem = page.file.src_uri.removesuffix(".md")
 
         def keep(picture: bytes) -> str:
-            uri = f"{stem}-{hashlib.sha256(picture).hexdigest()[:12]}.png"
+            uri = f"{stem}-{hashlib.sha256(picture).hexdigest()[:12]}.svg"
             files.append(File.generated(config, uri, content=picture))
             return posixpath.basename(uri)
 

@@ -140,7 +140,9 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     assert depth.beside == pytest.approx((3.0,))
     assert (depth.section, angle.section) == ("Is differential attention more fragile?", "Why?")
     axes = forest_figure([depth]).axes[0]
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."] == [pytest.approx([3.0])]
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."] == [
+        pytest.approx([3.0])
+    ]
 
 
 def test_further_claims_of_a_question_follow_its_answer():
@@ -197,7 +199,9 @@ def test_every_answer_has_words_for_every_verdict():
     for question in QUESTIONS:
         for words in question["answers"]:
             for phrases in (set(words) - {"claim", "row", "brief"}, set(words.get("brief", LOOKS))):
-                assert {"holds", "contradicted", "undecided"} <= phrases <= set(LOOKS)  # the last for what is left out
+                assert (
+                    {"holds", "contradicted", "undecided"} <= phrases <= set(LOOKS)
+                )  # the last for what is left out
     assert sum("row" in words for question in QUESTIONS for words in question["answers"]) == 8
 
 
@@ -246,7 +250,9 @@ def test_findings_and_readme_are_written_and_a_picture_is_kept_while_its_data_st
     file.parent.mkdir()
     write_findings(results(), file)
     text = file.read_text(encoding="utf-8")
-    assert text.index("<picture>") < text.index("## Claims") < text.index("| claim |") < text.index("## Studies")
+    assert (
+        text.index("<picture>") < text.index("## Claims") < text.index("| claim |") < text.index("## Studies")
+    )
     assert 'srcset="claims-narrow.svg"' in text
     elsewhere = picture.read_text(encoding="utf-8").replace(
         "10.4", "10.40"
