@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from antiphase.studies.report.figures import for_both_schemes, text_svg
 from links import ROOT
+
+from antiphase.studies.report.figures import for_both_schemes, text_svg
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from links import ROOT
 
 REPORT = "quickstart/report.html"
-_IMAGES = 100
+_IMAGES = 40
 
 
 def home_page(readme: str) -> str:

@@ -1,4 +1,4 @@
-"""The answers and counts of README and docs/findings.md against a second implementation of each number, in findings.py and claim_counts.py."""
+"""Answers and counts of README and docs/findings.md against a second implementation: findings.py, claim_counts.py."""
 
 import functools
 import re

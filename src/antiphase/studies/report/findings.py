@@ -69,7 +69,9 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
     begun = [result for result in results if result.done]
     judged = {key.partition("/")[0] for key in tested}
-    pages = [f"{folder}/{page_name(result)}.md" if folder else "" for result in begun]
+    pages = [
+        f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun
+    ]
     text = (
         _templates()
         .get_template(template)
