@@ -115,8 +115,9 @@ const weak = {};
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
     const each = walker.currentNode.parentElement, style = getComputedStyle(each), box = each.getBoundingClientRect();
-    if (!walker.currentNode.data.trim() || !each.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
-    if (box.width < 2 || box.height < 2 || each.closest("svg, script, style, .headerlink, .md-search__output")) continue;
+    const seen = each.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+    if (!seen || !walker.currentNode.data.trim() || box.width < 2 || box.height < 2) continue;
+    if (each.closest("svg, script, style, .headerlink, .md-search__output")) continue;
     const back = ground(each), color = over(channels(style.color), back);
     const [most, least] = [light(color), light(back)].sort((a, b) => b - a);
     const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
@@ -179,7 +180,8 @@ def test_a_search_finds_greek_letters_and_how_tos_first(browser, address, query,
 
 def test_programs_find_every_page_as_markdown():
     lines = (SITE / "llms.txt").read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# ") and lines[2].startswith("> ")
+    assert lines[0].startswith("# ")
+    assert lines[2].startswith("> ")
     targets = [target for line in lines for target in re.findall(r"^- \[.*?\]\(([^)]+)\)", line)]
     assert len(targets) > 50
     assert [target for target in targets if not (SITE / target).is_file()] == []
@@ -189,8 +191,10 @@ def test_the_home_page_has_one_claim_one_picture_and_a_report():
     text = (SITE / "index.html").read_text(encoding="utf-8")
     assert "Is differential attention more fragile?" in text
     assert text.count("<picture>") == 1
-    assert '<iframe class="report"' in text and (SITE / "quickstart/report.html").is_file()
-    assert 'property="og:image"' in text and (SITE / "assets/social.png").read_bytes()[:4] == b"\x89PNG"
+    assert '<iframe class="report"' in text
+    assert (SITE / "quickstart/report.html").is_file()
+    assert 'property="og:image"' in text
+    assert (SITE / "assets/social.png").read_bytes()[:4] == b"\x89PNG"
     assert "https://github.com/antiphase/antiphase" in text
 
 
