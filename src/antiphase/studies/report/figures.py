@@ -21,6 +21,7 @@ from PIL import Image
 
 from antiphase.commands.look.figure import paint
 from antiphase.report.figure import STYLE, as_svg, draw_radar, dress
+from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
 
@@ -38,26 +39,6 @@ _MARKERS = "osD^vPX<>"
 _DASHES = ((), (5.0, 1.6), (6.0, 1.4, 1.4, 1.4), (9.0, 2.5), (4.0, 1.2, 1.2, 1.2, 1.2, 1.2))
 _HATCHES = ("", "///", "xx", "---", "\\\\\\", "||")
 _WIDTHS = {1: 5.0, 2: 4.6}  # width of a panel in inches, by panels in a row
-_IN_THE_DARK = {
-    "#ffffff": "#1e2129",
-    "#000000": "#e3e1dc",
-    "#33353a": "#e3e1dc",
-    "#55575c": "#b4b7bd",
-    "#77797e": "#9a9ca1",
-    "#e4e3de": "#3a3e47",
-    "#00745a": "#3fbf98",
-    "#009e73": "#3fbf98",
-    "#a3326f": "#e58bbd",
-    "#7a5b00": "#d9b24e",
-    "#b07900": "#d9b24e",
-    "#2f62a8": "#7fb0f0",
-    "#5d6067": "#a2a5ab",
-    "#0072b2": "#5bb4e5",
-    "#d55e00": "#f08a4b",
-    "#7b4fa3": "#b99ae0",
-    "#a0522d": "#d99a78",
-}
-"""Colours of figures on light and on dark pages."""
 _LETTER = 0.075  # width of a letter in inches
 _PAPER: dict[str, Any] = {"ls": "--", "lw": 1.0, "mfc": "white", "ms": 4.8}  # the paper's numbers
 
@@ -139,17 +120,10 @@ def text_svg(figure: Figure) -> str:
 def for_both_schemes(svg: str) -> str:
     """Return an SVG document without a background, whose colours are lighter where the reader's page is dark.
 
-    >>> for_both_schemes('<svg><path style="fill: #ffffff"/><path style="stroke: #0072b2"/></svg>').count("<style>")
-    1
+    >>> for_both_schemes('<svg width="9"><path/></svg>')[:22]
+    '<svg width="9"><style>'
     """
-    rules = "".join(
-        f'[style*="{part}: {color}"]{{{part}:{_IN_THE_DARK[color]}!important}}'
-        for part, color in sorted(set(re.findall(r"(fill|stroke): (#[0-9a-f]{6})", svg)))
-        if color in _IN_THE_DARK
-    )
-    rules = "text{fill:#e3e1dc}" + rules  # black, which is not written
-    style = '[id^=patch] path[style*="#ffffff"]{fill:none!important}'
-    style += f"@media (prefers-color-scheme:dark){{{rules}}}"
+    style = environment().get_template("figures.css").render()
     return re.sub(r"<svg[^>]*>", rf"\g<0><style>{style}</style>", svg, count=1)
 
 

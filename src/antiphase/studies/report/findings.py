@@ -89,6 +89,7 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
             },
             questions=QUESTIONS,
             rule=RULE,
+            short=SHORT,
             open=[result for result in results if not result.done or unfinished(result)],
             vits=next((one.settings for one in begun if one.name == "figure-2a"), {}),
             clips=next((one.settings for one in begun if one.name == "figure-2b"), {}),
