@@ -50,11 +50,12 @@ def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
     >>> tokenize(["a mug"], 5).tolist()
     [[49406, 320, 9722, 49407, 0]]
     """
-    return _tokenizer()(list(texts), context_length)
+    return tokenizer()(list(texts), context_length)
 
 
 @functools.cache
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
+    """Return open_clip's byte-pair tokenizer."""
     from open_clip.tokenizer import SimpleTokenizer  # seconds to import
 
     return SimpleTokenizer()
