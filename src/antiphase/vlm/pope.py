@@ -386,6 +386,16 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     return metrics
 
 
+def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -> list[str]:
+    """Return a line if no answer of a model says yes or no."""
+    if not answer_columns(rows)["unparsed"].all():
+        return []
+    fix = 'ask for it, such as --suffix "Answer yes or no."'
+    return [
+        f"{name}: none of {len(rows):,} answers about {source.name} says yes or no, and all count as yes; {fix}"
+    ]
+
+
 _HEADINGS = {"yes": "answers yes", "unparsed": "unparsed answers"}
 TASK = EvaluationTask(
     name="pope",
@@ -402,6 +412,7 @@ TASK = EvaluationTask(
     metrics=_metrics,
     heading=lambda setting, metric: f"{setting}: {_HEADINGS.get(metric, metric)}",
     scores=lambda metric: metric not in ("yes", "unparsed"),
+    doubts=_doubts,
     stands_for=lambda data, metric: metric == "accuracy",
     fields=("suffix",),
     answers=True,

@@ -30,7 +30,6 @@ from antiphase.models.preprocessing import (
 )
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
-
 FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 
