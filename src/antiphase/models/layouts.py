@@ -136,7 +136,7 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
 def _write_tokenizer(folder: Path, length: int) -> None:
     """Write open_clip's byte pairs as files of a ``CLIPTokenizer``, which calls the first and last token otherwise."""
     ours, start, end = tokenizer(), "<|startoftext|>", "<|endoftext|>"
-    theirs = {ours.sot_token_id: start, ours.eot_token_id: end}
+    theirs: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end}
     _write_json(
         folder / "vocab.json", {theirs.get(number, word): number for word, number in ours.encoder.items()}
     )

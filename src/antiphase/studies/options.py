@@ -62,9 +62,9 @@ GivenModels = Annotated[
     AfterValidator(_known_models),
     Field(
         description="CLIPs to measure instead of training them, separated by commas: directories of train-clip, "
-        f"diffclip:PATH#lambda_init=0.8, diffclip:PATH (standard attention), open_clip:NAME/TAG, or {RELEASED} (the DiffCLIP authors' pair from "
-        "the hub). A diffclip: model counts as trained on CC3M if its path contains cc3m, otherwise on CC12M. "
-        "Several of one kind count as training seeds."
+        "diffclip:PATH#lambda_init=0.8, diffclip:PATH (standard attention), open_clip:NAME/TAG, or "
+        f"{RELEASED} (the DiffCLIP authors' pair from the hub). A diffclip: model counts as trained on CC3M if its "
+        "path contains cc3m, otherwise on CC12M. Several of one kind count as training seeds."
     ),
 ]
 Baseline = Annotated[
@@ -73,7 +73,8 @@ Baseline = Annotated[
     Typed(metavar="FILE"),
     Field(
         description="Checkpoint of the standard CLIP of the released pair: a file, a directory of train-clip, "
-        "diffclip:PATH or open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and unverified."
+        "diffclip:PATH or open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and "
+        "unverified."
     ),
 ]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]

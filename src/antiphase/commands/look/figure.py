@@ -47,10 +47,10 @@ def look_figure(
     """Draw one row for each image and text: the image, then the map of each column over it.
 
     All maps of a method share one scale, whose end is the largest absolute value in any of them, so that models, images
-    and texts can be compared; with ``own_scales`` the scale of each map ends at its own. Each map is enlarged bilinearly and laid over the image, more opaque the larger its
-    absolute value: where the map is 0 the image alone is visible. Maps of one sign go from yellow to red, signed
-    maps from blue (negative) to red. The largest absolute value of each map is printed below it. Masks, one per image,
-    are drawn as outlines; the note is a sentence for the footer.
+    and texts can be compared; with ``own_scales`` the scale of each map ends at its own. Each map is enlarged
+    bilinearly and laid over the image, more opaque the larger its absolute value: where the map is 0 the image alone is
+    visible. Maps of one sign go from yellow to red, signed maps from blue (negative) to red. The largest absolute value
+    of each map is printed below it. Masks, one per image, are drawn as outlines; the note is a sentence for the footer.
 
     Raises:
         UserError: there are more rows than a figure can hold.
@@ -102,9 +102,9 @@ def look_figure(
             ramp = _laid_over(np.ones((1, 256, 3)), np.linspace(*ends, 256)[None], signed[method], ends[1])
             scale = ScalarMappable(Normalize(*ends), ListedColormap(ramp[0]))
             bar = figure.colorbar(scale, cax=figure.add_axes(box), orientation="horizontal", ticks=ends)
-            labels = (
-                ["-largest" if ends[0] else "0", "largest"] if own_scales else [f"{end:.2g}" for end in ends]
-            )
+            labels = [f"{end:.2g}" for end in ends]
+            if own_scales:
+                labels = ["-largest" if signed[method] else "0", "largest"]
             bar.ax.set_xticklabels(labels, fontsize=7)
             if len(methods) > 1:
                 bar.ax.text(1.1, 0.5, method, transform=bar.ax.transAxes, va="center", fontsize=7, **plain)
