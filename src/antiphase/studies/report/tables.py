@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from rich.console import Group
 
-from antiphase.report.table import Field, OnConsole
+from antiphase.report.table import Field
 from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
