@@ -187,9 +187,14 @@ def markdown(table: Any) -> str:
     """Return a table in Markdown, notes after the values; columns of numbers are aligned to the right."""
     numeric = all(field.kind == "" for row in table.rows for field in row[1:])
     rule = ["---", *["---:" if numeric else "---"] * (len(table.columns) - 1)]
-    rows = [[escaped(" ".join((field.text, *field.notes))) for field in row] for row in table.rows]
+    rows = [[_in_markdown(field) for field in row] for row in table.rows]
     lines = [[escaped(name) for name in table.columns], rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _in_markdown(field: Any) -> str:
+    text, href = escaped(" ".join((field.text, *field.notes))), getattr(field, "href", "")
+    return f"[{text}]({href})" if href else text
 
 
 def escaped(text: str) -> str:
