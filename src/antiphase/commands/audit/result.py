@@ -20,6 +20,7 @@ import polars as pl
 from rich.text import Text
 
 from antiphase.commands.audit.card import write_card
+from antiphase.commands.audit.options import WORST, read_gates
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
@@ -146,6 +147,24 @@ class AuditResult(Result):
         sides = self.mean_comparisons.select(_FAMILIES).unique().rows()
         return {pair for side in sides for pair in self._members(*side)}
 
+    @cached_property
+    def twins(self) -> set[str]:
+        """The models that others are compared with."""
+        return {against for _, against in self.pairs} - {model for model, _ in self.pairs}
+
+    def unmet(self) -> list[str]:
+        """Return which models are less robust than ``fail_under`` asks."""
+        options, lines = self.record.get("options", {}), []
+        for gate in read_gates(options.get("fail_under", ()), options.get("eps", ())):
+            rates = _of(self.rates, self._attack).filter(metric="robust_accuracy", eps=gate.eps)
+            for row in rates.filter(~pl.col("model").is_in(self.twins)).iter_rows(named=True):
+                if row["low" if gate.low else "value"] < gate.share - 1e-9:
+                    interval = words.percent_range(row["low"], row["high"])
+                    lines.append(
+                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % [{interval}]"
+                    )
+        return lines
+
     # what is shown
 
     def headlines(self) -> list[Headline]:
@@ -251,12 +270,14 @@ class AuditResult(Result):
         return sections
 
     def console(self) -> list[Any]:
-        parts: list[Any] = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        for table in (self.models_table(), *self.all_tables(), *self._norm_tables()):
+        first = self.rate_tables("robust_accuracy") if self.kind == "attack" else []
+        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        parts: list[Any] = [] if first else titles
+        for table in (*first, self.models_table(), *self.all_tables(), *self._norm_tables()):
             # single models are left out where their family has a mean
             rows = tuple(row for row in table.rows if row[0].kind != "member")
             parts.append(replace(table, rows=rows).console())
-        return parts
+        return parts + titles if first else parts
 
     @property
     def reading(self) -> str:
@@ -271,9 +292,7 @@ class AuditResult(Result):
         """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [
-            (words.attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)
-        ]
+        panels = [(_title(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
         return rate_figure(panels, self.families)
 
     # tables
@@ -300,7 +319,7 @@ class AuditResult(Result):
         return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 
     def rate_tables(self, metric: str) -> list[Table]:
-        """Tabulate one rate for each attack and norm: models and families down, ε across."""
+        """Tabulate one rate: models and families down, a line for each of several attacks, ε across."""
         rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
@@ -318,7 +337,7 @@ class AuditResult(Result):
         families: list[str],
         field: Callable[[Mapping[str, Any]], Field],
     ) -> list[Table]:
-        """Tabulate models, or pairs of them, and below them their means over training seeds, for each attack."""
+        """Tabulate models, or pairs of them, and below them their means over training seeds."""
         owner = {model: group.name for group in self.families for model in group.models}
         owners = [pl.col(side).replace_strict(owner, return_dtype=pl.String) for side in sides]
         owned = single.with_columns(one.alias(family) for one, family in zip(owners, families, strict=True))
@@ -336,19 +355,15 @@ class AuditResult(Result):
         order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
         frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
         frame = frame.sort(order, maintain_order=True)
-        return [
-            tabulate(
-                "-".join((name, *attack)),
-                words.attack_label(*attack),
-                block,
-                ["model"],
-                "eps",
-                field,
-                eps_label,
-                _of(single, attack),
-            )
-            for attack, block in _attacks(frame)
-        ]
+        attack, norm = self._attack
+        label, title = "-".join((name, attack, norm)), _title(attack, norm)
+        if frame["attack"].n_unique() > 1:
+            short = pl.col("attack").map_elements(_short, pl.String)
+            frame = frame.with_columns(model=pl.format("{}, {}", "model", short))
+            label, title = name, words.attack_label("each attack", norm)
+        return (
+            [tabulate(label, title, frame, ["model"], "eps", field, eps_label, single)] if len(frame) else []
+        )
 
     def lambda_tables(self) -> list[Table]:
         """Tabulate λ by layer, if a model has one."""
@@ -365,8 +380,17 @@ class AuditResult(Result):
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
-        title = words.attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
-        return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
+        attacks = dict.fromkeys((entry["attack"], entry["norm"]) for entry in entries)
+        tables = (
+            self._by_model(
+                "norms" if len(attacks) == 1 else f"norms-{attack}",
+                _title(attack, norm),
+                [entry for entry in entries if entry["attack"] == attack],
+                *("level", _norm_field, "{:.0%}".format),
+            )
+            for attack, norm in attacks
+        )
+        return [table for several in tables for table in several]
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
         """Tabulate entries with a line for each model; nothing where there are none."""
@@ -378,16 +402,17 @@ class AuditResult(Result):
 
     def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
-        broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
-        counts = (
-            broken.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
-        )
-        frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
-        title = "In the order in which the attacks run"
-        table = tabulate(
-            "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
-        )
-        return [table] if table.rows else []
+        broken, tables = self.rows.filter(pl.col("felled_by") != pl.col("attack")), []
+        for (attack,), rows in broken.group_by("attack", maintain_order=True):
+            counts = (
+                rows.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
+            )
+            frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
+            name = "felled" if broken["attack"].n_unique() == 1 else f"felled-{_short(str(attack))}"
+            title = f"{words.attack_name(_short(str(attack))).capitalize()}, in the order in which its attacks run"
+            how = ("eps", lambda row: Field(str(row["n"])), eps_label, counts)
+            tables.append(tabulate(name, title, frame, ["model"], *how))
+        return tables
 
 
 def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
@@ -402,6 +427,15 @@ def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
     middle = (len(rows) - 1) // 2
     decided = [place for place, row in enumerate(rows) if row["decided"]]
     return rows[min(decided, key=lambda place: abs(place - middle), default=middle)]
+
+
+def _short(attack: str) -> str:
+    """Return the label of an attack in a table that names the others, too."""
+    return "worst case" if attack.startswith(WORST) else words.attack_name(attack)
+
+
+def _title(attack: str, norm: str) -> str:
+    return words.attack_label(_short(attack), norm)
 
 
 def _steps(settings: Mapping[str, Any], attack: str) -> int | None:

@@ -18,7 +18,14 @@ from antiphase.errors import UserError, shown
 from antiphase.report.table import Field, Table
 from antiphase.terminal import console, say
 
-_ELSEWHERE = ("versions", "hardware", "warnings", "options", "command")  # of the machine, not of the models
+_ELSEWHERE = (
+    "versions",
+    "hardware",
+    "date",
+    "warnings",
+    "options",
+    "command",
+)  # of the machine, not of the models
 _RATES = ("value", "low", "high", "difference")  # in shares, so that a tolerance in points applies
 _ROUNDING = 1e-9
 
