@@ -87,7 +87,9 @@ class StatusBar:
 def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
     """Show a progress bar on stderr, on a terminal or in a notebook; in the end it is gone.
 
-    Elsewhere, a line every 30 s says how far the work has come, whichever bar it belongs to. ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
+    Elsewhere, a line every 30 s says how far the work has come, whichever bar it belongs to.
+
+    ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
     """
     from tqdm.auto import tqdm  # takes a while
 

@@ -53,11 +53,9 @@ class Command:
 
     def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the work is done: the directory of a run, if there is one."""
-        return (
-            run_folder(options.out, self.name, options)
-            if self.result and self.in_folder
-            else contextlib.nullcontext()
-        )
+        if not self.result or not self.in_folder:
+            return contextlib.nullcontext()
+        return run_folder(options.out, self.name, options)
 
     def told(self, answer: Answer, options: Any, began: float) -> Answer:
         """Print what the result of the work says and return its summary; an answer without a directory as it is.

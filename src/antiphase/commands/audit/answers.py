@@ -22,7 +22,7 @@ from antiphase.commands.audit.cells import KeptImages, measure, with_worst_case
 from antiphase.commands.audit.gallery import draw_gallery, keep_some, with_images
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.audit.run import attack_settings, attacks_of
-from antiphase.commands.audit.time_estimate import Work, say_time
+from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
@@ -77,33 +77,33 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
     parts, warnings = [], []
-    asked = {name: asked_images(pope, model.square) for name, model in lineup.by_name.items()}
+    models: dict[str, Any] = dict(lineup.by_name)
+    asked = {name: asked_images(pope, model.square) for name, model in models.items()}
     first = asked[lineup.names[0]]
     absent = (first.labels == 0).nonzero().flatten().tolist()
-    kept = keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else None)
-    if not options.quiet:
-        works = (
-            Work(name, YesNo(model, data.questions), _by_few(attacks), data, data.which)
-            for name, model, attacks in attacks_of(lineup, options)
-            for data in (asked[name],)
-        )
-        say_time(works, out)
+    kept = keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else ())
+    works = (
+        (name, YesNo(models[name], asked[name].questions), _by_few(attacks), asked[name])
+        for name, _, attacks in attacks_of(lineup, options)
+    )
+    say_time(works, out, context=lambda data: data.which)
     for name, model, attacks in attacks_of(lineup, options):
         part, told = attack_answers(name, model, pope, attacks, out, kept)
         parts.append(part)
         warnings += [f"{name}: {note}" for note in told]
-    rows = with_worst_case(pl.concat(parts), options.worst_case)
+    rows = pl.concat(parts)
+    if options.worst_case:
+        rows = with_worst_case(rows, options.worst_case)
     about = lineup.about()
     # none of an audit's rates: the questions about one image are no independent draws
     answers = summarise_answers(rows, by_seed(about), lineup.pairs)
     summary = {"version": 1, "models": described_models(rows, about), "pope": answers}
     if this_process().first:
-        models: dict[str, Any] = dict(lineup.by_name)
         names = lineup.pairs[0] if lineup.twins else lineup.names
         # pictures can be shared by models that see the same pixels
         shown = {name: models[name] for name in names if asked[name].square == asked[names[0]].square}
-        judged = rows.filter(pl.col("attack").is_in(options.judged))
-        _write_gallery(judged, shown, asked[names[0]], kept, out)
+        pictures = with_images(rows, list(shown), (options.worst_case or options.names)[0], kept)
+        _write_gallery(pictures, shown, asked[names[0]], kept.eps, out)
     settings = attack_settings(options) | {
         "objective": "cross-entropy between no and yes as the first token",
         "attacked label": "the answer without an attack",
@@ -165,11 +165,10 @@ def gallery_samples(rows: pl.DataFrame) -> list[int]:
 
 
 def _write_gallery(
-    rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, kept: KeptImages, out: Path
+    rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path
 ) -> None:
     """Write ten attacked questions, and what the models answer in words without and with the perturbation."""
-    rows = with_images(rows, list(models), kept)
-    gallery = draw_gallery(rows, list(models), asked, kept, gallery_samples(rows))
+    gallery = draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
     if gallery is None:
         (out / "gallery.safetensors").unlink(missing_ok=True)  # of an earlier run

@@ -107,11 +107,9 @@ def passes_left(
         each = most_passes(stage, classes)
         counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
         rows = cache.journals[stage.name].rows()
-        lacking = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="anti")
-        robust = lacking.with_columns(
-            pl.lit(0).cast(kind).alias(name) for name, kind in _CELL_SCHEMA.items() if name != "sample"
-        )
-        return cells.result(stage, threat, ids, pl.concat([rows, robust.select(rows.columns)]))
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="left")
+        robust = rows.with_columns(pl.col("success").fill_null(value=False)).fill_null(0)
+        return cells.result(stage, threat, ids, robust)
 
     # going down, only what is broken is attacked again: then every ε counts whole
     cells.sweep(count, "off" if options.nested == "down" else options.nested)
@@ -119,26 +117,20 @@ def passes_left(
     return None if len(known) < len(counts) else (sum(f for f, _ in known), sum(b for _, b in known))
 
 
-def worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
-    """Return for each model, ε and sample the row of the first attack that broke it, else of the first attack."""
-    keys = ["model", "eps", "sample"]
-    rows = rows.filter(pl.col("attack").is_in(attacks)).with_row_index("place")
-    order = pl.col("attack").cast(pl.Enum(attacks))
-    first = rows.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
-    places = rows.filter(attack=attacks[0]).select(*keys, "place")
-    first = first.drop("place").join(places, on=keys).sort("place")
-    return first.select(rows.drop("place").columns)
-
-
 def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
-    """Put before the rows those of the worst case of several attacks, as of an ensemble of which each is a part."""
-    if not attacks:
-        return rows
-    keys, passes = ["model", "eps", "sample"], ("forwards", "backwards")
-    sums = rows.filter(pl.col("attack").is_in(attacks)).group_by(keys).agg(pl.col(passes).sum())
-    worst = worst_case(rows, attacks).drop(passes).join(sums, on=keys, how="left", maintain_order="left")
-    broken_by = pl.when("success").then("attack").alias("felled_by")
-    worst = worst.with_columns(broken_by, attack=pl.lit(f"{WORST}{', '.join(attacks)}"))
+    """Put before the rows those of the worst case of several attacks, as of an ensemble of which each is a part.
+
+    An image's row is that of the first attack that broke it, else of the first attack; passes are added up.
+    """
+    keys, passes = ["model", "eps", "sample"], pl.col("forwards", "backwards")
+    parts = rows.filter(pl.col("attack").is_in(attacks)).with_columns(passes.sum().over(keys))
+    order = pl.col("attack").cast(pl.Enum(attacks))
+    first = parts.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
+    first = first.with_columns(pl.when("success").then("attack").alias("felled_by"))
+    places = parts.filter(attack=attacks[0]).select(keys)
+    worst = places.join(first, on=keys, maintain_order="left").with_columns(
+        attack=pl.lit(f"{WORST}{', '.join(attacks)}")
+    )
     return pl.concat([worst.select(rows.columns), rows])
 
 
@@ -249,17 +241,16 @@ class _Cells:
 
     def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
         """Return how to attack some samples so that their rows are kept as they come."""
-        options, kept = self.options, self.kept
-        last = stage.name == options.ensemble.stages[-1].name
-        shown = kept is not None and last and eps in (kept.eps, math.inf)
+        options, kept = self.options, self.kept or KeptImages(0.0, frozenset())
+        last = stage.name == options.ensemble.stages[-1].name and eps in (kept.eps, math.inf)
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
             columns = {"sample": ids[positions].numpy()}
             columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
-            for position in positions.tolist() if kept is not None else ():
+            for position in positions.tolist():
                 # a nearest example that is too far at this ε may serve a larger one
                 found = results["prediction"][position] != results["label"][position]
-                if int(ids[position]) in kept.samples and (found or shown):
+                if int(ids[position]) in kept.samples and (last or found):
                     path = journal.directory / f"{ids[position]}.npy"
                     with replacing(path) as temporary, temporary.open("wb") as file:
                         np.save(file, results["adversarial"][position].numpy())

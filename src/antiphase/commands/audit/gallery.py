@@ -8,84 +8,75 @@ import numpy as np
 import polars as pl
 import torch
 
-from antiphase.commands.audit.cells import KeptImages, worst_case
+from antiphase.commands.audit.cells import KeptImages
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.files import printable
 from antiphase.report.gallery import AttackGallery
 
 _SIZE = 6
-_KEPT = 24  # enough for six of different classes that all models get right
-_KEYS = ("model", "attack", "sample")
+_KEPT = 24  # enough for six that all models get right
 
 
-def keep_some(data: ImageSet, eps: float, candidates: Sequence[int] | None = None) -> KeptImages:
-    """Keep images at one ε: of a few samples, spread evenly over the data or the candidates, whatever the models."""
-    positions = np.arange(len(data)) if candidates is None else np.array(candidates, dtype=np.int64)
+def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImages:
+    """Keep images at one ε of a few samples, whatever the models: spread over the data, or over some positions."""
+    positions = torch.tensor(among or range(len(data)))
     spread = np.linspace(0, len(positions) - 1, min(len(positions), _KEPT)).round().astype(int)
-    return KeptImages(eps, frozenset(data.ids[torch.from_numpy(positions[spread])].tolist()))
+    return KeptImages(eps, frozenset(data.ids[positions[torch.from_numpy(spread)]].tolist()))
 
 
-def with_images(rows: pl.DataFrame, models: Sequence[str], kept: KeptImages) -> pl.DataFrame:
-    """Return the worst case of each sample at the gallery's ε for which the images of all models were kept.
+def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
+    """Return the rows at the gallery's ε of the samples of which every model's adversarial image was kept.
 
-    Args:
-        rows: of the attacks, without controls.
-        models: shown models.
-        kept: the images.
+    They are those of the first attack in the rows: the worst case, of which ``attack`` is the first, or the only one.
     """
     rows = rows.filter(
         pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps
-    )
-    rows = worst_case(rows, list(rows["attack"].unique(maintain_order=True)))
-    has_image = pl.Series([key in kept.files for key in rows.select(_KEYS).rows()], dtype=pl.Boolean)
+    ).filter(attack=rows["attack"][0])
+    of_worst = pl.col("felled_by").fill_null(attack)
+    rows = rows.with_columns(by=of_worst if rows["attack"][0] != attack else pl.lit(attack))
+    files = [str(kept.files.get(key, "")) for key in rows.select("model", "by", "sample").rows()]
     # a search for the nearest example may have ended further away than ε
-    within = pl.col("success") | (pl.col("prediction") == pl.col("clean_prediction"))
-    rows = rows.filter(has_image & within)
+    near = pl.col("success") | (pl.col("prediction") == pl.col("clean_prediction"))
+    rows = rows.with_columns(image=pl.Series(files, dtype=pl.String)).filter(near, pl.col("image") != "")
     return rows.filter(pl.len().over("sample") == len(models))
 
 
 def shown_samples(rows: pl.DataFrame) -> list[int]:
     """Return six samples that all models get right: broken ones first, and of these first one of each class."""
-    samples = (
-        rows.group_by("sample", maintain_order=True)
-        .agg(
-            pl.col("label").first(),
-            right=(pl.col("clean_prediction") == pl.col("label")).all(),
-            robust=~pl.col("success").any(),
-        )
-        .filter("right")
-        .with_columns(nth=pl.int_range(pl.len()).over("label", "robust"))
+    right = (pl.col("clean_prediction") == pl.col("label")).all()
+    samples = rows.group_by("sample", maintain_order=True).agg(
+        pl.col("label").first(), right=right, robust=~pl.col("success").any()
     )
+    samples = samples.filter("right").with_columns(nth=pl.int_range(pl.len()).over("label", "robust"))
     return samples.sort("robust", "nth", maintain_order=True)["sample"][:_SIZE].to_list()
 
 
 def draw_gallery(
-    rows: pl.DataFrame, models: Sequence[str], data: ImageSet, kept: KeptImages, samples: Sequence[int]
+    rows: pl.DataFrame, models: Sequence[str], data: ImageSet, eps: float, samples: Sequence[int]
 ) -> AttackGallery | None:
     """Return the gallery of some samples, from their rows of :func:`with_images`; None without samples."""
     if not samples:
         return None
     shown = pl.DataFrame({"sample": samples})
     parts = [shown.join(rows.filter(model=name), on="sample", maintain_order="left") for name in models]
-    place = {sample: at for at, sample in enumerate(data.ids.tolist())}
-    at = [place[sample] for sample in samples]
-    adversarial = [[_image(kept.files[key]) for key in part.select(_KEYS).rows()] for part in parts]
+    position = {sample: at for at, sample in enumerate(data.ids.tolist())}
+    some: Any = data.take([position[sample] for sample in samples])
     return AttackGallery(
-        eps=kept.eps,
+        eps=eps,
         models=tuple(models),
         class_names=data.class_names,
         sample=np.array(samples),
-        label=data.labels[at].numpy(),
-        clean=data.images(at).numpy(),
-        adversarial=tuple(map(np.stack, adversarial)),
+        label=some.labels.numpy(),
+        clean=some.images(range(len(some))).numpy(),
+        adversarial=tuple(np.stack([_read(Path(path)) for path in part["image"]]) for part in parts),
         clean_prediction=tuple(part["clean_prediction"].to_numpy() for part in parts),
         prediction=tuple(part["prediction"].to_numpy() for part in parts),
-        files=tuple(printable(file) for file in data.take(at).files) if hasattr(data, "files") else (),
+        files=tuple(map(printable, getattr(some, "files", ()))),
     )
 
 
-def _image(path: Path) -> Any:
+def _read(path: Path) -> Any:
     try:
         return np.load(path)
     except (OSError, ValueError, EOFError) as error:

@@ -246,11 +246,6 @@ class AuditOptions(Options):
         attacks = [name for name in self.names if find_spec(name).control is not None]
         return attacks if len(attacks) > 1 else []
 
-    @property
-    def judged(self) -> list[str]:
-        """The attacks by which a model is judged: those of the worst case, else the first."""
-        return self.worst_case or self.names[:1]
-
     def each_attack(self) -> list[Self]:
         """Return the options of each attack, with those of the settings that it has.
 

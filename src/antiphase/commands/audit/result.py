@@ -270,14 +270,26 @@ class AuditResult(Result):
         return sections
 
     def console(self) -> list[Any]:
-        first = self.rate_tables("robust_accuracy") if self.kind == "attack" else []
         titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        parts: list[Any] = [] if first else titles
-        for table in (*first, self.models_table(), *self.all_tables(), *self._norm_tables()):
-            # single models are left out where their family has a mean
-            rows = tuple(row for row in table.rows if row[0].kind != "member")
-            parts.append(replace(table, rows=rows).console())
-        return parts + titles if first else parts
+        first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
+        tables = [
+            self.models_table(),
+            *self._named_rates("asr"),
+            *self.difference_tables(),
+            *self._norm_tables(),
+        ]
+        # single models are left out where their family has a mean
+        shown = (
+            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member")).console()
+            for table in (*first, *tables)
+        )
+        parts: list[Any] = list(shown)
+        return [*parts[: len(first)], *titles, *parts[len(first) :]]
+
+    def _named_rates(self, metric: str) -> list[Table]:
+        """Return the tables of a rate, whose titles name it."""
+        name, *_ = _RATES[metric]
+        return [replace(table, title=f"{name}, {table.title}") for table in self.rate_tables(metric)]
 
     @property
     def reading(self) -> str:
@@ -409,7 +421,7 @@ class AuditResult(Result):
             )
             frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
             name = "felled" if broken["attack"].n_unique() == 1 else f"felled-{_short(str(attack))}"
-            title = f"{words.attack_name(_short(str(attack))).capitalize()}, in the order in which its attacks run"
+            title = f"{_title(str(attack), self._attack[1])}: its attacks, in their order"
             how = ("eps", lambda row: Field(str(row["n"])), eps_label, counts)
             tables.append(tabulate(name, title, frame, ["model"], *how))
         return tables
@@ -435,7 +447,7 @@ def _short(attack: str) -> str:
 
 
 def _title(attack: str, norm: str) -> str:
-    return words.attack_label(_short(attack), norm)
+    return words.attack_label("Worst case" if attack.startswith(WORST) else attack, norm)
 
 
 def _steps(settings: Mapping[str, Any], attack: str) -> int | None:

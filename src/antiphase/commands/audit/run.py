@@ -13,7 +13,7 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.commands.audit.cells import measure, with_worst_case
 from antiphase.commands.audit.gallery import draw_gallery, keep_some, shown_samples, with_images
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
-from antiphase.commands.audit.time_estimate import Work, say_time
+from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.run_files import write_run
@@ -67,14 +67,16 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     models = lineup.by_name
     left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
     kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])
-    if not options.quiet:
-        say_time((Work(*attack, data) for attack in attacks_of(lineup, options)), out)
+    say_time(((*attack, data) for attack in attacks_of(lineup, options)), out)
     parts, doubts = [], []
     for name, model, attacks in attacks_of(lineup, options):
-        part, told = measure(name, model, data, attacks, out, kept=kept)
+        keep = kept if attacks.attack in options.names else None  # a control is not shown
+        part, told = measure(name, model, data, attacks, out, kept=keep)
         parts.append(part)
         doubts += [f"{name}: {note}" for note in told]
-    rows = with_worst_case(pl.concat(parts), options.worst_case)
+    rows = pl.concat(parts)
+    if options.worst_case:
+        rows = with_worst_case(rows, options.worst_case)
     classes = {name: card_of(model).num_classes for name, model in models.items()}
     chance = not_above_chance(clean_accuracy(rows), classes)
     summary = summarise_rates(rows, lineup.about(), lineup.pairs)
@@ -88,8 +90,8 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
         shown = lineup.pairs[0] if lineup.twins else lineup.names[:1]
         for name in ("questions.json", "gallery.safetensors"):  # of an earlier run in this directory
             (out / name).unlink(missing_ok=True)
-        pictures = with_images(rows.filter(pl.col("attack").is_in(options.judged)), shown, kept)
-        gallery = draw_gallery(pictures, shown, data, kept, shown_samples(pictures))
+        pictures = with_images(rows, shown, (options.worst_case or options.names)[0], kept)
+        gallery = draw_gallery(pictures, shown, data, kept.eps, shown_samples(pictures))
         if gallery is not None:
             write_gallery(out / "gallery.safetensors", gallery)
     frames = {"rows": rows, "alignment": aligned}
