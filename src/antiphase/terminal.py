@@ -110,7 +110,7 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
             ):
                 _last_line["time"] = time.monotonic()
                 words = [f"{title}: {completed:,.0f} of {total:,}", note]
-                if completed > done:
+                if completed - done > total / 10:  # before that the guess is far off
                     left = (time.monotonic() - began) / (completed - done) * (total - completed)
                     words.append(f"about {duration(left)} left")
                 say(", ".join(filter(None, words)), err=True)

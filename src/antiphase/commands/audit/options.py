@@ -30,13 +30,10 @@ WORST = "worst of "  # begins the name of the worst case of several attacks
 
 def _each_known(names: str) -> str:
     words = read_words(names)
-    for name in words:
-        if name not in ATTACKS:
-            raise UserError(f"attack {shown(name)}: expected one of {', '.join(ATTACKS)}, or several")
-        if words.count(name) > 1:
-            raise UserError(f"attack {shown(name)}: given twice; give each attack once")
-    if not words:
-        raise UserError(f"attack {shown(names)}: expected one of {', '.join(ATTACKS)}, or several")
+    for name in words or [names]:
+        if name not in ATTACKS or words.count(name) > 1:
+            wanted = f"expected one of {', '.join(ATTACKS)}, or several, each once"
+            raise UserError(f"attack {shown(name)}: {wanted}")
     return ",".join(words)
 
 

@@ -367,15 +367,15 @@ class AuditResult(Result):
         order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
         frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
         frame = frame.sort(order, maintain_order=True)
-        attack, norm = self._attack
-        label, title = "-".join((name, attack, norm)), _title(attack, norm)
-        if frame["attack"].n_unique() > 1:
-            short = pl.col("attack").map_elements(_short, pl.String)
-            frame = frame.with_columns(model=pl.format("{}, {}", "model", short))
-            label, title = name, words.attack_label("each attack", norm)
-        return (
-            [tabulate(label, title, frame, ["model"], "eps", field, eps_label, single)] if len(frame) else []
-        )
+        tables = []
+        for (norm,), block in frame.group_by("norm", maintain_order=True):
+            attack = str(block["attack"][0])
+            label, title = f"{name}-{attack}-{norm}", _title(attack, str(norm))
+            if block["attack"].n_unique() > 1:
+                label, title = f"{name}-{norm}", words.attack_label("each attack", str(norm))
+            csv = single.filter(norm=norm)
+            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, eps_label, csv))
+        return tables
 
     def lambda_tables(self) -> list[Table]:
         """Tabulate λ by layer, if a model has one."""
@@ -392,17 +392,10 @@ class AuditResult(Result):
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
-        attacks = dict.fromkeys((entry["attack"], entry["norm"]) for entry in entries)
-        tables = (
-            self._by_model(
-                "norms" if len(attacks) == 1 else f"norms-{attack}",
-                _title(attack, norm),
-                [entry for entry in entries if entry["attack"] == attack],
-                *("level", _norm_field, "{:.0%}".format),
-            )
-            for attack, norm in attacks
-        )
-        return [table for several in tables for table in several]
+        title = _title("each attack", entries[0]["norm"]) if entries else ""
+        if len({entry["attack"] for entry in entries}) == 1:
+            title = _title(entries[0]["attack"], entries[0]["norm"])
+        return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
         """Tabulate entries with a line for each model; nothing where there are none."""
@@ -410,21 +403,19 @@ class AuditResult(Result):
         if frame.is_empty():
             return []
         frame = frame.with_columns(color=pl.col("model").replace_strict(self.colors))
-        return [tabulate(name, title, frame, ["model"], *how)]
+        return [tabulate(name, title, _by_attack(frame), ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
-        broken, tables = self.rows.filter(pl.col("felled_by") != pl.col("attack")), []
-        for (attack,), rows in broken.group_by("attack", maintain_order=True):
-            counts = (
-                rows.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
-            )
-            frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
-            name = "felled" if broken["attack"].n_unique() == 1 else f"felled-{_short(str(attack))}"
-            title = f"{_title(str(attack), self._attack[1])}: its attacks, in their order"
-            how = ("eps", lambda row: Field(str(row["n"])), eps_label, counts)
-            tables.append(tabulate(name, title, frame, ["model"], *how))
-        return tables
+        broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
+        keys = ["model", "attack", "felled_by", "eps"]
+        counts = broken.group_by(keys, maintain_order=True).len("n").sort("model", "eps", maintain_order=True)
+        frame = _by_attack(counts).with_columns(model=pl.format("{}: {}", "model", "felled_by"))
+        title = "In the order of the attacks"
+        table = tabulate(
+            "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
+        )
+        return [table] if table.rows else []
 
 
 def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
@@ -441,9 +432,13 @@ def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
     return rows[min(decided, key=lambda place: abs(place - middle), default=middle)]
 
 
-def _short(attack: str) -> str:
-    """Return the label of an attack in a table that names the others, too."""
-    return "worst case" if attack.startswith(WORST) else words.attack_name(attack)
+def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return rows whose models are named with the attack, if there are several."""
+    if "attack" not in frame.columns or frame["attack"].n_unique() < 2:
+        return frame
+    attack = pl.when(pl.col("attack").str.starts_with(WORST)).then(pl.lit("worst case"))
+    attack = attack.otherwise(pl.col("attack").map_elements(words.attack_name, pl.String))
+    return frame.with_columns(model=pl.format("{}, {}", "model", attack))
 
 
 def _title(attack: str, norm: str) -> str:
