@@ -18,7 +18,7 @@ from antiphase.commands.options import (
     Words,
 )
 from antiphase.errors import UserError
-from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VITS
+from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {
@@ -75,6 +75,8 @@ class TrainOptions(TrainingOptions):
 
     antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
 
+    antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
+
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
 
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
@@ -83,6 +85,11 @@ class TrainOptions(TrainingOptions):
     model: Annotated[str, Typed(choices=VITS)]
     """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
     head (vit-norm)."""
+    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    """DiffViT: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
+    ratio: int | None = Field(None, ge=1)
+    """DiffViT, grouped and gated: heads that share one subtracted map. If not given: the largest divisor of the heads
+    up to 4."""
     data: str
     """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
     all."""
@@ -138,7 +145,7 @@ class TrainOptions(TrainingOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
-        if of_lambda := list(self.chosen(*_OF_LAMBDA)):
+        if of_lambda := list(self.chosen("variant", "ratio", *_OF_LAMBDA)):
             from antiphase.models.transformer import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
@@ -156,7 +163,7 @@ class TrainOptions(TrainingOptions):
     @property
     def model_part(self) -> dict[str, Any]:
         """The fields of the model that were given."""
-        sizes = self.chosen("depth", "dim", "patch_size", *_OF_LAMBDA)
+        sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
 
     @property
@@ -184,6 +191,8 @@ class TrainClipOptions(PresetOptions):
     model: Annotated[str, Typed(choices=CLIPS)]
     """Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is DiffCLIP† (differential
     attention in the image tower only), diffclip-text has it in the text tower only."""
+    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    """DiffCLIP: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     data: str
     """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
     docs/data.md."""
@@ -216,9 +225,11 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        if self.lambda_init is not None:
-            from antiphase.models.clip import find_clip
+        from antiphase.models.clip import find_clip
 
+        if self.variant is not None and not find_clip(self.model).schedule:
+            raise UserError(f"variant: a {self.model} subtracts no map; leave it out or train a diffclip")
+        if self.lambda_init is not None:
             schedule = find_clip(self.model).schedule
             if schedule != "constant":
                 why = "has no λ" if schedule is None else "has λ_init by depth"

@@ -87,7 +87,7 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
         options.model,
         options.preset,
         fingerprint=pairs.fingerprint(),
-        model_fields=options.chosen("init", "lambda_init"),
+        model_fields=options.chosen("init", "lambda_init", "variant"),
         **_of_recipe(options, ClipRecipe),
     )
     return train_clip(
