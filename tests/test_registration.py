@@ -224,7 +224,7 @@ def test_a_lambda_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_cli)
     assert (code, errors) == (0, "")
     assert isinstance(load_model(str(run)).blocks[0].attn.lam, TokenLambda)
     for model, kind, line in (
-        ("diffvit", "matrix", "'matrix': expected one of vector, scalar, fixed, zero, token"),
+        ("diffvit", "matrix", "'matrix': expected one of vector, scalar, fixed, zero, gate, token"),
         ("vit", "token", ": a vit has no λ; leave it out or train a diffvit"),
     ):
         code, _, errors = run_cli("train", "--model", model, *words, kind, "--out", tmp_path / "none")
@@ -266,7 +266,7 @@ def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
     [
         (
             {"parameterisation": "matrix"},
-            "parameterisation 'matrix': expected one of vector, scalar, fixed, zero, token",
+            "parameterisation 'matrix': expected one of vector, scalar, fixed, zero, gate, token",
         ),
         ({"attention": "x"}, "attention 'x': not an option here"),
     ],

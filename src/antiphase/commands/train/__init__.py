@@ -109,7 +109,7 @@ class TrainOptions(TrainingOptions):
     """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
-    λ_init alone (fixed) or 0 (zero). If not given: vector."""
+    λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
     image_size: int | None = Field(None, ge=1)
     """Side in pixels that image files are resized to. If not given: the source's own."""
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
