@@ -60,7 +60,7 @@ class _SelfAttention(nn.Module):
         backend: BackendName = "auto",
     ) -> None:
         super().__init__()
-        self.layout, self.integral, self.scale = layout, integral, scale
+        self.layout, self.width, self.integral, self.scale = layout, layout.width, integral, scale
         self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, sum(layout.rows), bias=qkv_bias)
         if parameterisation is not None:
