@@ -153,11 +153,12 @@ class _SelfAttention(nn.Module):
                 attend_grouped(q, k, values, mask, backend) for q, k in zip(queries, keys, strict=True)
             )
             return one, two
-        q, k, v = self._split(*projected)
+        *first, last = projected  # split, whose gradient is one concatenation
+        q, k, v = (*first, *last.split(layout.rows[len(first) :], -1))
         keys, values = self._heads(k), v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
         if layout.shared:
-            both = attend_grouped(self._heads(q), keys, values, mask, backend)
-            return both[:, ::2], both[:, 1::2]
+            both = attend_grouped(self._heads(q), keys, values, mask, backend).unflatten(1, (-1, 2))
+            return both.unbind(2)
         one, two = self._queries(q)
         products = attend_grouped(one, keys[:, : layout.keys], values, mask, backend)
         # A2 multiplies all values of its group at once
