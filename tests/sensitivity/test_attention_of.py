@@ -342,7 +342,7 @@ def test_a_lambda_of_each_query_is_found_with_its_gradient(name, dtype):
 
 def test_maps_and_lambda_of_dint_are_those_of_the_module():
     net, x = made(variants.Dint())
-    one, two, v = net.blocks[0].attn.pairs(tokens_of(net, x))
+    one, two, _ = net.blocks[0].attn.pairs(tokens_of(net, x))
     (layer,) = attention_layers(net, x)
     assert_close(layer.maps.positive, one)
     assert_close(layer.maps.negative, two - one.mean(-2, keepdim=True))

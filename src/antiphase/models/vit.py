@@ -176,9 +176,9 @@ def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransf
 def diffvit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
     """Build a DiffViT: the same class as :func:`vit` with differential attention in the slot.
 
-    ``sizes`` also take ``lambda_init`` (0.8), ``lambda_schedule`` (``"constant"`` or ``"depth"``), ``variant``
-    (``"v1"``, ``"v2"``, ``"grouped"``, ``"gated"`` or ``"dint"``) and the arguments from ``parameterisation`` to ``output_gate``
-    of :class:`~antiphase.attention.DifferentialAttention`, but ``qkv_bias``.
+    ``sizes`` also take ``variant`` (``"v1"``, ``"v2"``, ``"grouped"``, ``"gated"`` or ``"dint"``), ``lambda_init``
+    (0.8), ``lambda_schedule`` (``"constant"`` or ``"depth"``), and ``parameterisation``, ``head_norm``, ``rescale``, ``bias``,
+    ``ratio``, ``kv_heads`` and ``output_gate`` of :class:`~antiphase.attention.DifferentialAttention`.
 
     >>> diffvit(28, variant="v2").blocks[0].attn.num_diff_heads
     6

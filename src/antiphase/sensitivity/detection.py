@@ -104,7 +104,7 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
 
 @dataclass(frozen=True)
 class _LambdaOfTokens:
-    """λ of each query as a function of the tokens, differentiable: with maps fixed, the solution for λ of the slopes."""
+    """λ of each query as a function of the tokens, with derivatives: what solves for the slopes at fixed maps."""
 
     call: Call
     detection: Detection
