@@ -158,7 +158,8 @@ class _SelfAttention(nn.Module):
         keys, values = self._heads(k), v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
         if layout.shared:
             both = attend_grouped(self._heads(q), keys, values, mask, backend).unflatten(1, (-1, 2))
-            return both.unbind(2)
+            one, two = both.unbind(2)
+            return one, two
         one, two = self._queries(q)
         products = attend_grouped(one, keys[:, : layout.keys], values, mask, backend)
         # A2 multiplies all values of its group at once
@@ -171,13 +172,12 @@ class _SelfAttention(nn.Module):
         others = others.transpose(2, 3).flatten(1, 2)
         return products, others.repeat_interleave(layout.signal // others.shape[1], 1)
 
-    def _split(self, *projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, first: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the projections to queries, keys and values; slices, since what is split may not be written to."""
         to_q, to_k, _ = self.layout.rows
-        if len(projected) > 1:
-            return projected[0], projected[1][..., :to_k], projected[1][..., to_k:]
-        one = projected[0]
-        return one[..., :to_q], one[..., to_q : to_q + to_k], one[..., to_q + to_k :]
+        if rest:
+            return first, rest[0][..., :to_k], rest[0][..., to_k:]
+        return first[..., :to_q], first[..., to_q : to_q + to_k], first[..., to_q + to_k :]
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.layout.width)).transpose(1, 2)

@@ -157,7 +157,7 @@ def _by_parts(module: Any, call: Call) -> Layer:
         for q, k, to_q, to_k in zip(queries, keys, to_queries, to_keys, strict=True)
     ]
     if getattr(module, "integral", False):
-        branches[1] = CentredBranch(*branches, mask)
+        branches[1] = CentredBranch(branches[0], branches[1], mask)
     finish = module.finish if getattr(module, "gate", None) is None else partial(module.finish, x=x)
     if lam is None:
         return _layer(call, branches, v, finish)

@@ -114,7 +114,7 @@ class _LambdaOfTokens:
         run, (positive, negative) = Replay(self.call), (self.detection.positive, self.detection.negative)
         numbers = torch.tensor(self.detection.groups, device=x.device)
         used, subtrahends = numbers >= 0, sorted(set(negative))
-        output, pull = torch.func.vjp(lambda maps: run(x, maps).output, self.maps)
+        output, pull, *_ = torch.func.vjp(lambda maps: run(x, maps).output, self.maps)
         generator = torch.Generator().manual_seed(2)
         shape = len(x), max(self.detection.groups) + 1, *self.maps.shape[2:]
         squares = products = 0.0
@@ -305,20 +305,22 @@ def _examined(call: Call) -> Detection:
         raise NotAttention("several of its maps weigh the same values")
     other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     others = _slopes(call, groups, other)[0]
+    same, shares = False, torch.empty(0)
     weights = _weights(total, positive, negative, small)
     again = None if weights is None else _weights(others.sum((0, 1)), positive, negative, small)
-    shares = None if weights is None else _shares(weights)
-    same = again is not None and ((weights - again).abs() <= _LAMBDA * weights.abs())[shares].all()
-    if not same:  # one λ for all, or one for each query
+    if weights is not None and again is not None:
+        shares = _shares(weights)
+        same = bool(((weights - again).abs() <= _LAMBDA * weights.abs())[shares].all())
+    if not same:  # one λ for each query, not one for all
         weights, again = (_weights(one, positive, negative, small) for one in (grams, others))
         if weights is None or again is None:
             raise NotAttention("what it subtracts is not a weighted map of the same values")
         shares = _shares(weights.abs().mean((0, 1)))
         if not torch.equal(shares, _shares(again.abs().mean((0, 1)))):
             raise NotAttention("what it subtracts from a map differs from input to input")
-    lam = weights[..., shares].to(x.dtype)  # pyright: ignore
+    lam = weights[..., shares].to(x.dtype)
     lam = lam.mT if lam.ndim > 1 else lam
-    subtrahends = [negative[number] for number in shares.int().argmax(1).tolist()]  # pyright: ignore
+    subtrahends = [negative[number] for number in shares.int().argmax(1).tolist()]
     if not _only_difference_counts(run, x, plain, positive, subtrahends, lam):
         raise NotAttention("its output depends on more than the difference of its maps")
     return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp)

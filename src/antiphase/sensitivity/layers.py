@@ -212,7 +212,7 @@ class CentredBranch:
 
     def vjp(self, cotangent: Maps) -> TokensOfHeads:
         """Return Jᵀv as :meth:`Branch.vjp`."""
-        _, pull = torch.func.vjp(self._mean, cotangent)
+        pull = torch.func.vjp(self._mean, cotangent)[1]
         return self.negative.vjp(cotangent) - self.positive.vjp(pull(cotangent)[0])
 
     def jvp(self, direction: Tokens) -> Maps:

@@ -234,13 +234,13 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        from antiphase.models.clip import find_clip
+        if self.variant is not None or self.lambda_init is not None:
+            from antiphase.models.clip import find_clip
 
-        if self.variant is not None and not find_clip(self.model).schedule:
-            raise UserError(f"variant: a {self.model} subtracts no map; leave it out or train a diffclip")
-        if self.lambda_init is not None:
             schedule = find_clip(self.model).schedule
-            if schedule != "constant":
+            if schedule is None and self.variant is not None:
+                raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
+            if self.lambda_init is not None and schedule != "constant":
                 why = "has no λ" if schedule is None else "has λ_init by depth"
                 raise UserError(
                     f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "
