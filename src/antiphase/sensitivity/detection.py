@@ -306,7 +306,7 @@ def _examined(call: Call) -> Detection:
     other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     others = _slopes(call, groups, other)[0]
     same, shares = False, torch.empty(0)
-    weights = _weights(total, positive, negative, small)
+    weights: Tensor | None = _weights(total, positive, negative, small)
     again = None if weights is None else _weights(others.sum((0, 1)), positive, negative, small)
     if weights is not None and again is not None:
         shares = _shares(weights)
@@ -318,6 +318,7 @@ def _examined(call: Call) -> Detection:
         shares = _shares(weights.abs().mean((0, 1)))
         if not torch.equal(shares, _shares(again.abs().mean((0, 1)))):
             raise NotAttention("what it subtracts from a map differs from input to input")
+    assert weights is not None
     lam = weights[..., shares].to(x.dtype)
     lam = lam.mT if lam.ndim > 1 else lam
     subtrahends = [negative[number] for number in shares.int().argmax(1).tolist()]
