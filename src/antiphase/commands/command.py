@@ -58,7 +58,9 @@ class Command:
 
     def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the work is done: the directory of a run, if there is one."""
-        return run_folder(options.out, self.name) if self.has_report else contextlib.nullcontext()
+        if not self.result or not self.in_folder:
+            return contextlib.nullcontext()
+        return run_folder(options.out, self.name, options)
 
     def told(
         self, answer: Answer, options: Any, began: float, form: str | None = None
@@ -82,8 +84,11 @@ class Command:
         for warning in result.warnings:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-        tables = {} if form is None else {name: result.table(name, form) for name in result.table_names}
-        return result.summary | {"out": str(options.out), "report": str(report)}, tables
+        content = result.summary | {"out": str(options.out), "report": str(report)}
+        if not (unmet := result.unmet()):
+            return content
+        say(f"antiphase: {'; '.join(unmet)}", err=True)
+        return Refusal(content | {"unmet": unmet})
 
     def answer(self, options: Any, typed: str) -> Answer:
         """Do the work in the directory of a run, print what the result says, and return its summary."""
@@ -95,7 +100,7 @@ class Command:
         """Do the work in the directory of a run and return the result; its page is written if the directory stays."""
         from antiphase.commands.result import read_result
 
-        with run_folder(Path(options.out), self.name):
+        with run_folder(Path(options.out), self.name, options):
             self.function()(options, typed)
             process = this_process()
             process.wait()
