@@ -25,6 +25,8 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 TABLE_FORMATS = {"csv": ("CSV", "csv"), "latex": ("LaTeX", "tex"), "markdown": ("Markdown", "md")}
 """What a table is written as: its label on a page, and the ending of its file."""
+_LINE_SECONDS = 30.0  # between lines in place of a progress bar
+_last_line: dict[str, float] = {}
 _LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{postfix}"
 
 

@@ -192,7 +192,7 @@ def register(group: typer.Typer, command: "Command") -> None:
                 answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
                 answer, tables = command.told(answer, chosen, began, table)
         if as_json and tables and isinstance(answer, dict):
-            answer = answer | {"tables": tables}
+            answer["tables"] = tables
         elif tables:
             say("\n\n".join(tables.values()))
         # under torchrun one process answers

@@ -58,9 +58,7 @@ class Command:
 
     def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the work is done: the directory of a run, if there is one."""
-        if not self.result or not self.in_folder:
-            return contextlib.nullcontext()
-        return run_folder(options.out, self.name, options)
+        return run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
 
     def told(
         self, answer: Answer, options: Any, began: float, form: str | None = None
@@ -85,10 +83,11 @@ class Command:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
         content = result.summary | {"out": str(options.out), "report": str(report)}
+        tables = {} if form is None else {name: result.table(name, form) for name in result.table_names}
         if not (unmet := result.unmet()):
-            return content
+            return content, tables
         say(f"antiphase: {'; '.join(unmet)}", err=True)
-        return Refusal(content | {"unmet": unmet})
+        return Refusal(content | {"unmet": unmet}), tables
 
     def answer(self, options: Any, typed: str) -> Answer:
         """Do the work in the directory of a run, print what the result says, and return its summary."""
