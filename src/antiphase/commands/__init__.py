@@ -24,7 +24,7 @@ export Write a model as safetensors, for antiphase, another library or DiffCLIP'
 compare Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
 verify Measure again what a robustness card says, and compare every number.
-leaderboard Draw all robustness cards below a folder as one page, a table for each data set and norm.
+leaderboard Rank the models of all robustness cards below a folder on one page, for each data set, norm and ε.
 doctor Show versions, devices, kernels and data, and how to get what is missing.
 """
 COMMANDS: dict[str, str] = {name: line for name, line in (one.split(" ", 1) for one in _LINES.splitlines())}

@@ -61,7 +61,7 @@ class OnConsole:
     table: Any
     columns: Sequence[str] = ()
 
-    def __rich_console__(self, _: Any, options: Any) -> Iterator[Text | ConsoleTable]:
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Text | ConsoleTable]:
         names = self.table.columns
         places = [place for place, name in enumerate(names) if not self.columns or name in self.columns]
         widths = {place: max(map(cell_len, self._lines(place))) for place in places}
