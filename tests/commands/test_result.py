@@ -48,7 +48,7 @@ def test_a_call_without_out_leaves_nothing_on_disk(tmp_path, monkeypatch):
 
 
 def test_an_audit_in_one_line_a_picture_and_tables(audited):
-    assert repr(audited) == f"<antiphase audit: {audited.headlines()[0].title}>"
+    assert repr(audited) == f"<antiphase audit: {audited.headlines()[0].line}>"
     assert repr(audited).endswith("at ε = 4/255 (5 images, L∞ FGSM)>")
     assert audited.plot().axes[0].get_ylabel() == "Attack success rate (%)"
     assert audited.plot()._repr_png_().startswith(b"\x89PNG")
