@@ -174,10 +174,7 @@ def test_rates_by_hand():
 
 @pytest.mark.parametrize(
     ("pairs", "answer"),
-    [
-        (2, "Undecided whether false yes rises more for d or s: +"),
-        (8, "False yes rises more under attack for d than for s: +"),
-    ],
+    [(2, "Undecided between d and s on false yes: +"), (8, "False yes rises more for d than for s: +")],
 )
 def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     draw = np.random.default_rng(0)
@@ -235,7 +232,7 @@ def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():
     assert at_largest["value"] == pytest.approx(-0.15)
     headline = answers_headline(told)
     title, lead = headline.title, headline.lead
-    assert title.startswith("Undecided whether false yes rises more for d or s: 0.0 points")
+    assert title.startswith("Undecided between d and s on false yes: 0.0 points")
     assert "difference of the two rises at ε = 0.1," in lead
 
 
@@ -281,7 +278,7 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, 
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
-        "<antiphase audit: Whether an attack makes differential-0 say yes to absent"
+        "<antiphase audit: Undecided between differential-0 and softmax-0 on false yes"
     )
     assert "2 images" in repr(result)
     assert "False yes, rise, APGD-CE" in result._repr_html_()

@@ -79,7 +79,9 @@ def test_the_page_holds_every_part_and_every_layer(run, page):
         "A perturbation’s way through the depth",
     ):
         assert title in page
-    assert len(re.findall(r"<svg role=.img.", page)) == 5  # alignment, two planes, constants, depth
+    assert (
+        len(re.findall(r"<svg role=.img.", page)) == 6
+    )  # the answer, alignment, two planes, constants, depth
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert read_result(run, "sense").frame("alignment")["layer"].max() == 1
     assert page.count("data:text/csv") == 10
