@@ -50,11 +50,12 @@ def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
     >>> tokenize(["a mug"], 5).tolist()
     [[49406, 320, 9722, 49407, 0]]
     """
-    return _tokenizer()(list(texts), context_length)
+    return tokenizer()(list(texts), context_length)
 
 
 @functools.cache
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
+    """Return open_clip's byte-pair tokenizer."""
     from open_clip.tokenizer import SimpleTokenizer  # seconds to import
 
     return SimpleTokenizer()
@@ -280,6 +281,24 @@ def diffclip_vit_b16(
     """
     fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
     return clip("b16", seed=seed, **fields)
+
+
+def clip_sizes(
+    preset: str, *, dim: int | None = None, depth: int | None = None, image_size: int | None = None
+) -> dict[str, dict[str, int]]:
+    """Return ``vision`` and ``text`` of :func:`configure_clip` with other sizes than the preset's in both towers.
+
+    Heads keep their width, so that ``dim`` is a multiple of two heads: of 64 for ``"small"``, of 128 for ``"b16"``.
+    """
+    towers: dict[str, dict[str, int]] = {"vision": {}, "text": {}}
+    for name, sizes in towers.items():
+        width = PRESETS[preset][name]["dim"] // PRESETS[preset][name]["num_heads"]
+        if dim is not None and dim % (2 * width):
+            raise UserError(f"dim {dim}: expected a multiple of {2 * width}, two heads of {width}")
+        sizes |= {} if dim is None else {"dim": dim, "num_heads": dim // width}
+        sizes |= {} if depth is None else {"depth": depth}
+    towers["vision"] |= {} if image_size is None else {"image_size": image_size}
+    return {name: sizes for name, sizes in towers.items() if sizes}
 
 
 @validated

@@ -175,6 +175,9 @@ class TrainClipOptions(PresetOptions):
 
     antiphase train-clip --model diffclip --data openmoji --preset openmoji --out runs/diffclip
 
+    antiphase train-clip --model clip --data csv:photos.csv --preset openmoji --dim 256 --depth 6 --image-size 96
+    --out runs/clip-96
+
     antiphase train-clip --model clip --data "shards:cc3m/{00000..00331}.tar" --out runs/clip
 
     torchrun --nproc-per-node 8 -m antiphase train-clip --model diffclip --part 256 --compile
@@ -209,6 +212,12 @@ class TrainClipOptions(PresetOptions):
     """Initial weights: the same for both twins, or as in the released pair."""
     lambda_init: float | None = None
     """DiffCLIP: λ_init of the constant schedule. If not given: 0.8."""
+    dim: int | None = Field(None, ge=1)
+    """Width of the tokens in both towers, with heads as wide as the preset's. If not given: the preset's."""
+    depth: int | None = Field(None, ge=1)
+    """Number of blocks in each tower. If not given: the preset's."""
+    image_size: int | None = Field(None, ge=1)
+    """Side of the images in pixels, a multiple of the preset's patches. If not given: the preset's."""
     patch_dropout: float = 0.0
     """Fraction of patches that are left out in training."""
     compile: bool = False
