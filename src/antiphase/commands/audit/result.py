@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 from rich.text import Text
 
 from antiphase.commands.audit.card import write_card
@@ -298,6 +299,9 @@ class AuditResult(Result):
                 gallery = read_gallery(folder / "gallery.safetensors")
             sections.append(Section("gallery", "Gallery", markup=gallery_markup(gallery, self.colors)))
         return sections
+
+    def figure(self) -> Figure:
+        return self.rate_figure("asr")
 
     def console(self) -> list[Any]:
         parts: list[Any] = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
