@@ -11,7 +11,6 @@ from rich.text import Text
 
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows
-from antiphase.errors import UserError
 from antiphase.report.figure import (
     UNDECIDED,
     Family,
