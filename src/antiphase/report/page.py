@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from antiphase.files import replacing, write_text
 from antiphase.report import words
 from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, shortened
-from antiphase.report.table import Table
+from antiphase.report.table import Table, table_files
 from antiphase.terminal import eps_label
 
 TITLE = 90
