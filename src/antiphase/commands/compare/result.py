@@ -13,19 +13,10 @@ from matplotlib.figure import Figure
 from antiphase.commands.result import Result, along, compared_together
 from antiphase.errors import UserError
 from antiphase.files import write_text
-from antiphase.report.figure import (
-    LEVEL,
-    MARKERS,
-    Family,
-    add_legend,
-    dress,
-    families,
-    legend_label,
-    new_figure,
-)
+from antiphase.report.figure import UNDECIDED, Forest, ForestLine, forest_figure, shortened
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table, difference_field, estimate_field, tabulate
-from antiphase.report.words import attack_name, number, p_text, points_interval, with_interval
+from antiphase.report.words import attack_name, estimate_of, number, p_text, with_interval
 from antiphase.terminal import eps_label
 
 _METRICS = {"asr": "ASR", "robust_accuracy": "robust accuracy", "clean_accuracy": "clean accuracy"}
@@ -37,6 +28,7 @@ _HEADS: dict[str, Any] = {
 _AXES = {"eps": "ε", "radius": "L2 radius"}
 _SHARES = ("below", "negative", "positive", "undecided")  # of the metrics of sense; the others are no shares
 _MOST_PANELS = 6
+_DECIDED = "#0072B2"
 
 
 class CompareResult(Result):
@@ -57,7 +49,7 @@ class CompareResult(Result):
             else [name for name in ("task", "data", "setting", "metric") if name in frame.columns]
         )
         rows = frame.rows(named=True)
-        return frame.with_columns(
+        return frame.with_row_index().with_columns(
             what=pl.Series([self._what(row, keys) for row in rows]),
             pair=pl.Series([_pair(row["model"], row["against"]) for row in rows]),
             place=pl.Series([row[axis] if axis else 0 for row in rows]),
@@ -73,45 +65,68 @@ class CompareResult(Result):
         parts += [str(row[name]) for name in keys if name not in ("metric", "attack", "norm")]
         return ", ".join(parts)
 
+    @cached_property
+    def _quoted(self) -> dict[str, Any]:
+        """The difference in the title: of the first quantity and models, the decided one nearest to the middle."""
+        rows = self.rows.filter(what=self.rows["what"][0], pair=self.rows["pair"][0]).rows(named=True)
+        middle = (len(rows) - 1) // 2
+        decided = [place for place, row in enumerate(rows) if row["decided"]]
+        return rows[min(decided, key=lambda place: abs(place - middle), default=middle)]
+
     def headlines(self) -> list[Headline]:
-        first = self.rows.filter(what=self.rows["what"][0], pair=self.rows["pair"][0]).rows(named=True)
-        middle = (len(first) - 1) // 2
-        places = [place for place, row in enumerate(first) if row["decided"]]
-        quoted = first[min(places, key=lambda place: abs(place - middle), default=middle)]
-        one, two = self.summary["runs"]
-        verdict = {1: f"higher in {one} than in {two}", -1: f"lower in {one} than in {two}"}
-        axis = along(self.rows)
-        where = f" at {_AXES.get(axis, axis)} = {self._head(quoted['place'])}" if axis in _AXES else ""
-        number_ = self._number(quoted)
-        title = (
-            f"{quoted['what']} of {quoted['model']} is {verdict[quoted['decided']]}: {number_}{where}"
-            if quoted["decided"]
-            else f"No difference shown between {one} and {two}: {quoted['what']} {number_}{where}"
+        row, axis = self._quoted, along(self.rows)
+        one, two = (shortened(name, 16) for name in self.summary["runs"])
+        where = f" at {_AXES[axis]} = {self._head(row['place'])}" if axis in _AXES else ""
+        interval = _field(row).notes[0]
+        number_ = f"{_field(row).text}{' points' * row['points']}"
+        what, side = row["what"], "higher" if row["decided"] > 0 else "lower"
+        answer = (
+            f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
+            if row["decided"]
+            else f"No difference shown in {what}"
         )
+        title = f"{answer}: {with_interval(number_, interval)}{where}"
         above, below = (int((self.rows["decided"] == sign).sum()) for sign in (1, -1))
         lead = (
-            f"{one} minus {two}. Of {len(self.rows)} differences {above} are decided to be above 0 and {below} below, "
-            "corrected by Holm for those that are read together. Each is paired: on images that both runs have, "
-            f"{int(quoted['n']):,} of them for the one in the title."
+            f"{' minus '.join(self.summary['runs'])}, {row['pair']}: paired, on images that both runs have. Of "
+            f"{len(self.rows)} differences {above} are decided to be above 0 and {below} below, corrected by Holm for "
+            "those that are read together."
         )
-        return [Headline(title[0].upper() + title[1:], lead)]
+        plot = Plot("differences", self.figure(), "Differences with their 95 % intervals.", beside=True)
+        return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]
 
-    def _number(self, row: Mapping[str, Any]) -> str:
-        if row["points"]:
-            return points_interval(row["difference"], row["low"], row["high"])
-        field = _field(row)
-        return with_interval(field.text, field.notes[0])
+    def figure(self) -> Figure:
+        """Draw the differences, quantity by quantity."""
+        axis, several = along(self.rows), self.rows["pair"].n_unique() > 1
+        blocks = self.rows.partition_by("what", maintain_order=True)[:_MOST_PANELS] if axis else [self.rows]
+        forests = []
+        for block in blocks:
+            lines = []
+            for row in block.iter_rows(named=True):
+                head = f"{_AXES.get(axis, '')} {self._head(row['place'])}".strip() if axis else row["what"]
+                label = f"{row['pair']}, {head}" if several else head
+                color = _DECIDED if row["decided"] else UNDECIDED
+                lines.append(
+                    ForestLine(
+                        label,
+                        estimate_of(row, "difference"),
+                        color,
+                        (),
+                        row["index"] == self._quoted["index"],
+                    )
+                )
+            shares = bool(block["points"].all())
+            title = f"{block['what'][0] if axis else 'Differences'}{', points' * shares}"
+            forests.append(
+                Forest(title, lines, 0.0, "", None, shares, 100.0 if shares else 1.0, 1 if shares else 3)
+            )
+        return forest_figure(forests)
 
     def _head(self, place: Any) -> str:
         return _HEADS.get(along(self.rows) or "", str)(place)
 
     def sections(self) -> list[Section]:
-        plot = Plot(
-            "differences", self.figure(), "Differences with their 95 % intervals. " + self._left_out()
-        )
-        sections = [
-            Section("differences", "Differences", plots=[replace(plot, beside=True)], tables=self._tables())
-        ]
+        sections = [Section("differences", "Differences", tables=self._tables())]
         settings = self.summary["differing_settings"]
         names = ("first", "second")
         lines = [
@@ -144,51 +159,12 @@ class CompareResult(Result):
 
     def _table(self, name: str, title: str, rows: pl.DataFrame, down: list[str], across: str) -> Table:
         unit = "points" if rows["points"].all() else ""
-        numbers = rows.drop("what", "pair", "place", "points")
+        numbers = rows.drop("index", "what", "pair", "place", "points")
         metrics = rows["metric"].unique(maintain_order=True) if across == "metric" else ()
         labels = {metric: f"{metric}, points" if metric in _SHARES else metric for metric in metrics}
         heads: Any = {"place": self._head, "metric": labels}.get(across, str)
         title = ", ".join(filter(None, [title, " − ".join(self.summary["runs"]), unit]))
         return tabulate(name, title, rows, down, across, _field, heads, numbers)
-
-    def _left_out(self) -> str:
-        count = self.rows["what"].n_unique() - _MOST_PANELS
-        return f"{count} more quantities are in the tables." if along(self.rows) and count > 0 else ""
-
-    def figure(self) -> Figure:
-        """Draw the differences, a panel for each quantity."""
-        axis = along(self.rows)
-        blocks = self.rows.partition_by("what", maintain_order=True)[:_MOST_PANELS] if axis else [self.rows]
-        pairs = self.rows["pair"].unique(maintain_order=True).to_list()
-        groups = families([{"name": pair, "attention": "", "seed": None} for pair in pairs])
-        labels = [
-            block["place" if axis else "what"].unique(maintain_order=True).to_list() for block in blocks
-        ]
-        heights = [0.5 + 0.2 * len(lines) * (len(pairs) + 0.6) for lines in labels]
-        same = bool(self.rows["points"].all())
-        drawn: dict[str, Any] = {}
-        with new_figure(6.4, sum(heights) + 0.5 * len(blocks) + 0.25 * len(pairs)) as figure:
-            grid = figure.subplots(len(blocks), 1, squeeze=False, sharex=same, height_ratios=heights)
-            for axes, block, lines in zip(grid[:, 0], blocks, labels, strict=True):
-                for index, group in enumerate(groups):
-                    rows = block.filter(pair=group.name)
-                    if len(rows):
-                        drawn[legend_label(group)] = _draw(axes, rows, lines, (index, len(groups)), group)
-                axes.set_yticks(
-                    [-place for place in range(len(lines))], [self._label(line) for line in lines]
-                )
-                axes.set_ylim(0.6 - len(lines), 0.6)
-                axes.axvline(0, **LEVEL)
-                if axis:
-                    axes.set_title(block["what"][0], loc="left", fontsize=9.5, parse_math=False)
-                dress(axes, "x")
-            grid[-1, 0].set_xlabel("points" if same else "")
-            add_legend(figure, drawn, loc="outside upper left", fontsize=8.0)
-        return figure
-
-    def _label(self, line: Any) -> str:
-        axis = along(self.rows)
-        return f"{_AXES.get(axis or '', '')} {self._head(line)}".strip() if axis else str(line)
 
     def write_report(self, folder: Path) -> Path:
         """Write ``report.html``, the figure, and ``differences.csv`` with all digits."""
@@ -201,20 +177,6 @@ class CompareResult(Result):
 
 def _pair(model: str, against: str) -> str:
     return model if against == f"{model} (other)" else f"{model} − {against}"
-
-
-def _draw(axes: Any, rows: pl.DataFrame, lines: list[Any], place: tuple[int, int], group: Family) -> Any:
-    """Draw the differences of one pair of models, between those of the other pairs."""
-    index, count = place
-    scale = 100 if rows["points"].all() else 1
-    value, low, high = (
-        scale * rows[end].fill_null(rows["difference"]) for end in ("difference", "low", "high")
-    )
-    names = rows["what"] if rows["place"].n_unique() < len(rows) else rows["place"]
-    across = [0.35 - 0.7 * (index + 0.5) / count - lines.index(line) for line in names]
-    ends = [(value - low).clip(0), (high - value).clip(0)]
-    style: Any = {"ms": 5, "color": group.color, "elinewidth": 1.3, "capsize": 2.5}
-    return axes.errorbar(value, across, xerr=ends, fmt=MARKERS[index % len(MARKERS)], **style)
 
 
 def _field(row: Mapping[str, Any]) -> Field:
