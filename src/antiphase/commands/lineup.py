@@ -28,6 +28,7 @@ from antiphase.models.card import (
     with_own_pixels,
 )
 from antiphase.models.class_names import read_class_names
+from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.zeroshot import bound, is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
@@ -194,7 +195,8 @@ def seeded(specs: Sequence[str], seeds: Sequence[int]) -> list[str]:
         specs = [specs[0].replace("{seed}", str(seed)) for seed in seeds]
     if len(specs) != len(seeds):
         raise UserError(f"seeds: {len(seeds)} for {len(specs)} models; give one for each model, or one model")
-    return [f"{spec}@seed={seed}" for spec, seed in zip(specs, seeds, strict=True)]
+    pairs = zip(specs, seeds, strict=True)
+    return [spec if named_spec(spec).seed is not None else f"{spec}@seed={seed}" for spec, seed in pairs]
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:

@@ -235,8 +235,9 @@ def as_text(
                         "source or as images, such as antiphase.data.load_data('digits')"
                     )
                 if source not in held:
-                    how = {"split": values.get("split", split), "image_size": values.get("image_size")}
-                    held[source] = load_data(source, **how, limit=1)
+                    how = {name: values[name] for name in ("image_size", "skip_bad") if name in values}
+                    how["split"] = values.get("split", split)
+                    held[source] = load_data(source, **how, limit=1, progress=False)
                 _add_card(spec, module, held[source])
                 stack.callback(object.__delattr__, module, "card")
         held = {name: images for name, images in held.items() if name.startswith(PREFIX)}

@@ -3,18 +3,21 @@
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from antiphase.arguments import Count, Fields
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
-from antiphase.models.schemes.scheme import named_spec
+from antiphase.models.schemes.scheme import drawn_from, named_spec
+from antiphase.modules import device_of
 from antiphase.registry import MODELS
 
 FOLDER = "folder"  # in the recipe's file: that of the specification's relative paths
@@ -87,6 +90,8 @@ def rebuilt(
     if module is None:
         module = build(_found(directory, start.spec, Path(str(recipe.get(FOLDER, "")))))
         card = card_of(module)
+        if card.num_classes != start.num_classes:
+            module = with_new_head(module, start.num_classes)
         if card.code != start.code:
             doubt = (
                 f"{directory}: {card.spec} was edited after the training and may compute something else now"
@@ -95,8 +100,36 @@ def rebuilt(
     else:
         card = _card_of_module(module, start)
     checkpoints.load_into(module, checkpoints.read_weights(path), str(path))
+    about: dict[str, Any] = {"recipe": recipe, "seed": recipe.get("seed"), "num_classes": start.num_classes}
+    if "data" in recipe:  # it was trained on images of this size
+        about |= {"image_shape": start.image_shape, "any_size": False}
     doubts = (*card.doubts, *[doubt] * bool(doubt))
-    return with_card(module, replace(card, recipe=recipe, seed=recipe.get("seed"), tag="", doubts=doubts))
+    return with_card(module, replace(card, tag="", doubts=doubts, **about))
+
+
+def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Module:
+    """Replace the linear layer that gives a loaded classifier's logits by one for other classes, drawn from a seed.
+
+    Raises:
+        UserError: the last layer is not linear.
+    """
+    card = card_of(model)
+    calls: list[tuple[str, Tensor]] = []  # output of each linear layer
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in model.named_modules():
+            if type(part) is nn.Linear:
+                note = partial(lambda name, part, inputs, output: calls.append((name, output)), name)
+                hooks.callback(part.register_forward_hook(note).remove)
+        logits = model(torch.full((2, *card.image_shape), 0.5, device=device_of(model)))
+    place = next((name for name, output in reversed(calls) if output.data_ptr() == logits.data_ptr()), None)
+    if place is None:
+        raise UserError(f"{card.spec}: its last layer is not linear, so that it cannot have a new head")
+    old: Any = model.get_submodule(place)
+    with drawn_from(seed):
+        new = nn.Linear(old.in_features, num_classes, old.bias is not None).to(old.weight)
+    parent, _, name = place.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)
+    return with_card(model, replace(card, num_classes=num_classes, class_names=None))
 
 
 def code_of(text: str) -> str:

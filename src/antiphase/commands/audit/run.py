@@ -89,7 +89,8 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
         if (gallery := _gallery(shown, data, options)) is not None:
             write_gallery(out / "gallery.safetensors", gallery)
     frames = {"rows": rows, "alignment": aligned}
-    write_run(lineup, options, summary, frames, attack_settings(options), warnings, command, began)
+    settings = attack_settings(options, max(classes.values()))
+    write_run(lineup, options, summary, frames, settings, warnings, command, began)
     return summary
 
 
@@ -153,13 +154,17 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
     return {name: fingerprint(model) for name, model in lineup.by_name.items()}, data.fingerprint()
 
 
-def attack_settings(options: AuditOptions) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers."""
+def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers; of some ``classes`` an attack has no more targets."""
+    stages = {stage.name: settings_of(stage) for stage in options.ensemble.stages}
+    for settings in stages.values():
+        if classes and settings.get("targets"):
+            settings["targets"] = min(settings["targets"], classes - 1)
     return {
         "attack": options.attack,
         "norm": options.norm,
         "ε": ", ".join(map(eps_label, options.eps)),
-        **{stage.name: settings_of(stage) for stage in options.ensemble.stages},
+        **stages,
         "budgets": _CARRIED[options.nested],
         "attacked label": "clean prediction",
         "attack seed": options.seed,

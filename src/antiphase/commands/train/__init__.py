@@ -99,6 +99,8 @@ class TrainOptions(TrainingOptions):
     """Source whose test split gives the accuracy after each epoch, or none. If not given: --data."""
     skip_bad: SkipBad = False
     random_weights: RandomWeights = False
+    new_head: bool = False
+    """Replace the last layer of a model of another library, or of your own, by a new one for the data's classes."""
     epochs: int = Field(100, ge=1)
     """Passes over the data."""
     depth: int | None = Field(None, ge=1)
@@ -153,8 +155,9 @@ class TrainOptions(TrainingOptions):
     def _check(self) -> "TrainOptions":
         if self.model not in VITS:
             self._check_other()
-        elif self.random_weights:
-            raise UserError(f"random_weights: a {self.model} has them anyway; leave it out")
+        elif self.random_weights or self.new_head:
+            name = "random_weights" if self.random_weights else "new_head"
+            raise UserError(f"{name}: a {self.model} begins with random weights anyway; leave it out")
         elif of_lambda := list(self.chosen(*_OF_LAMBDA)):
             from antiphase.models.transformer import attention_of, attention_spec
 
@@ -164,9 +167,9 @@ class TrainOptions(TrainingOptions):
             raise UserError(
                 f"lambda_init {self.lambda_init:g}: has no effect with lambda_schedule depth; leave one of them out"
             )
-        if self.adversary and "eps" not in self.adversary:
+        if self.adversarial is None and (names := list(self.chosen(*_ADVERSARY))):
             raise UserError(
-                f"adversarial {', '.join(self.adversary)} without an ε: give --adversarial too, such as 1/255"
+                f"{names[0]} {getattr(self, names[0])}: needs an ε; give --adversarial too, such as 1/255"
             )
         return self
 

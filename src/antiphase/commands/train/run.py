@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
-from antiphase.models.card import ModelCard, card_of, layer_lambdas, settle_size, size_for, with_own_pixels
+from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.checkpoints import WEIGHTS_FILE, load_into, read_weights
 from antiphase.models.class_names import in_model_order
 from antiphase.models.schemes.scheme import named_spec
-from antiphase.models.trained import FOLDER, RESIZE, starting_model
+from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.registry import VITS
@@ -123,24 +124,30 @@ def _images(options: TrainOptions, source: str, split: str, model: nn.Module | N
     limit = options.limit if split == "train" else None
     if (images := live_object(source)) is not None:
         images = load_data(images, limit=limit)
-        return images if model is None else _in_order(card_of(model), images)
+        return images if model is None else _in_order(model, images, options)
     size, channels = (None, None) if model is None else size_for([model])
     if size and options.image_size not in (None, size):
         raise UserError(f"image_size {options.image_size}: {options.model} takes images of {size} pixels")
     how = {"image_size": size or options.image_size, "channels": channels, "skip_bad": options.skip_bad}
+    if source == "random" and model is not None:
+        how |= {"num_classes": card_of(model).num_classes, "image_size": card_of(model).image_shape[1]}
     images = load_data(source, split=split, limit=limit, progress=not options.quiet, **how)
     if model is not None:
         settle_size([model], images.image_shape)
-        images = _in_order(card_of(model), with_own_pixels(images, [model]))
+        images = _in_order(model, with_own_pixels(images, [model]), options)
     return images if options.resize is None else resized_images(images, options.resize)
 
 
-def _in_order(card: ModelCard, images: ImageSet) -> ImageSet:
+def _in_order(model: nn.Module, images: ImageSet, options: TrainOptions) -> ImageSet:
     """Return images with labels in the order of the model's outputs, of which each class has one."""
+    if options.new_head and card_of(model).class_names != images.class_names:
+        with_new_head(model, len(images.class_names), options.seed)
+        with_card(model, replace(card_of(model), class_names=images.class_names))
+    card = card_of(model)
+    fix = "give it a new last layer with --new-head"
     if card.class_names is not None:
-        images, _ = in_model_order([card], images)
+        images, _ = in_model_order([card], images, fix)
     if (count := len(images.class_names)) != card.num_classes:
-        fix = "give a model with as many outputs, such as what a function of your own returns"
         raise UserError(f"{card.spec} has {card.num_classes} classes, {images.name} {count}; {fix}")
     return images
 
