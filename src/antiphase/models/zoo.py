@@ -20,6 +20,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, square_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
+from antiphase.models.layouts import write_foreign
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, named_spec, scheme
 from antiphase.models.trained import RESIZE, code_of, is_starting_model, rebuilt, recipe_of
@@ -194,6 +195,9 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     return tuple(names)
 
 
+Layout = Literal["antiphase", "released", "open_clip", "transformers"]
+
+
 @validated
 def write_model(
     model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
@@ -217,7 +221,9 @@ def write_model(
         checkpoints.save(model, getattr(card, "recipe", None) or recipe, directory)
         return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
-        raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
+        raise UserError(f"layout {layout!r}: expected a CLIP, not {type(model).__name__}")
+    if layout != "released":
+        return write_foreign(model, directory, layout)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
         tensors = {name: weight.contiguous() for name, weight in to_released(model).items()}
         save_file(tensors, temporary, {CONFIG: model.config.model_dump_json()})

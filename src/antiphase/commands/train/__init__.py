@@ -82,6 +82,8 @@ class TrainOptions(TrainingOptions):
 
     antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
 
+    antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
+
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
 
     antiphase train --model python:mymodel.py:build --data folder:PHOTOS --adversarial 1/255 --out runs/mine
@@ -189,7 +191,7 @@ class TrainOptions(TrainingOptions):
     @property
     def model_part(self) -> dict[str, Any]:
         """The fields of the model that were given."""
-        sizes = self.chosen("depth", "dim", "patch_size", *_OF_LAMBDA)
+        sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
 
     @property
@@ -208,6 +210,9 @@ class TrainClipOptions(PresetOptions):
 
     antiphase train-clip --model diffclip --data openmoji --preset openmoji --out runs/diffclip
 
+    antiphase train-clip --model clip --data csv:photos.csv --preset openmoji --dim 256 --depth 6 --image-size 96
+    --out runs/clip-96
+
     antiphase train-clip --model clip --data "shards:cc3m/{00000..00331}.tar" --out runs/clip
 
     torchrun --nproc-per-node 8 -m antiphase train-clip --model diffclip --part 256 --compile
@@ -217,6 +222,8 @@ class TrainClipOptions(PresetOptions):
     model: Annotated[str, Typed(choices=CLIPS)]
     """Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is DiffCLIP† (differential
     attention in the image tower only), diffclip-text has it in the text tower only."""
+    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    """DiffCLIP: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     data: str
     """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
     docs/data.md."""
@@ -243,6 +250,12 @@ class TrainClipOptions(PresetOptions):
     """Initial weights: the same for both twins, or as in the released pair."""
     lambda_init: float | None = None
     """DiffCLIP: λ_init of the constant schedule. If not given: 0.8."""
+    dim: int | None = Field(None, ge=1)
+    """Width of the tokens in both towers, with heads as wide as the preset's. If not given: the preset's."""
+    depth: int | None = Field(None, ge=1)
+    """Number of blocks in each tower. If not given: the preset's."""
+    image_size: int | None = Field(None, ge=1)
+    """Side of the images in pixels, a multiple of the preset's patches. If not given: the preset's."""
     patch_dropout: float = 0.0
     """Fraction of patches that are left out in training."""
     compile: bool = False
@@ -250,11 +263,13 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        if self.lambda_init is not None:
+        if self.variant is not None or self.lambda_init is not None:
             from antiphase.models.clip import find_clip
 
             schedule = find_clip(self.model).schedule
-            if schedule != "constant":
+            if schedule is None and self.variant is not None:
+                raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
+            if self.lambda_init is not None and schedule != "constant":
                 why = "has no λ" if schedule is None else "has λ_init by depth"
                 raise UserError(
                     f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "

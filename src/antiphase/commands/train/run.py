@@ -45,7 +45,7 @@ from antiphase.report.table import Field, Table
 from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
 from antiphase.training.loop import check_trackers
-from antiphase.training.recipe import ClipRecipe, Recipe, make_clip_recipe
+from antiphase.training.recipe import TRAINING_PRESETS, ClipRecipe, Recipe, make_clip_recipe
 
 Metrics = list[dict[str, Any]]
 """Of each epoch."""
@@ -161,11 +161,13 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
     amount["skip_bad"] = options.skip_bad
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
+    preset = TRAINING_PRESETS[options.preset]["size"]
+    sizes: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
     recipe = make_clip_recipe(
         options.model,
         options.preset,
         fingerprint=pairs.fingerprint(),
-        model_fields=options.chosen("init", "lambda_init"),
+        model_fields=options.chosen("init", "lambda_init", "variant") | sizes,
         **_of_recipe(options, ClipRecipe),
     )
     return train_clip(
