@@ -199,15 +199,15 @@ Layout = Literal["antiphase", "released", "open_clip", "transformers"]
 
 
 @validated
-def write_model(
-    model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
-) -> Path:
+def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "antiphase") -> Path:
     """Write a model to a directory; return the path of its weights.
 
     Layout ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads. The recipe has sizes,
     λ_init and preprocessing of a model of ours, and the specification of any other, whose code it does not contain.
     Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for its authors' code; size
     and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
+    Layouts ``"open_clip"`` and ``"transformers"``: a CLIP with standard attention as a directory that these libraries
+    load; see :func:`~antiphase.models.layouts.write_foreign`.
     """
     directory, card = Path(directory), getattr(model, "card", None)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:

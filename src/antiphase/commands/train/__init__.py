@@ -24,7 +24,7 @@ from antiphase.commands.options import (
     Words,
 )
 from antiphase.errors import UserError, shown
-from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VITS
+from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {
@@ -94,6 +94,11 @@ class TrainOptions(TrainingOptions):
     model: Annotated[str, Typed(metavar=" | ".join((*VITS, "MODEL")))]
     """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
     head (vit-norm). Or any classifier, as for antiphase audit: python:FILE:CALLABLE, timm:NAME, a run directory."""
+    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    """DiffViT: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
+    ratio: int | None = Field(None, ge=1)
+    """DiffViT, grouped and gated: heads that share one subtracted map. If not given: the largest divisor of the heads
+    up to 4."""
     data: str
     """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
     all."""
@@ -119,7 +124,7 @@ class TrainOptions(TrainingOptions):
     """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
-    λ_init alone (fixed) or 0 (zero). If not given: vector."""
+    λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
     image_size: ImageSize = None
     resize: Resize = None
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
@@ -160,7 +165,7 @@ class TrainOptions(TrainingOptions):
         elif self.random_weights or self.new_head:
             name = "random_weights" if self.random_weights else "new_head"
             raise UserError(f"{name}: a {self.model} begins with random weights anyway; leave it out")
-        elif of_lambda := list(self.chosen(*_OF_LAMBDA)):
+        elif of_lambda := list(self.chosen("variant", "ratio", *_OF_LAMBDA)):
             from antiphase.models.transformer import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
