@@ -8,6 +8,8 @@ from PIL import Image
 from torch import nn
 
 import antiphase as ap
+from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit.run import attack_settings
 from antiphase.commands.lineup import seeded
 from antiphase.commands.options import read_models
 from antiphase.errors import UserError
@@ -95,6 +97,12 @@ def test_resize_and_size_change_the_pixels_and_are_recorded(photos, tmp_path):
     assert told["crop"].startswith("16×16 pixels, 3 channels, shorter side 16")
     with pytest.raises(UserError, match="resize crop: digits has no image files to resize"):
         ap.audit(linear(), data="digits", resize="crop", **QUICK)
+
+
+def test_settings_name_no_more_targets_than_other_classes():
+    options = AuditOptions(model=("m",), attack="autoattack")
+    assert attack_settings(options, classes=4)["apgd-t"]["targets"] == 3
+    assert attack_settings(options, classes=10)["fab-t"]["targets"] == 9
 
 
 def test_a_limit_counts_readable_images(photos):

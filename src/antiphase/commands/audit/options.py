@@ -94,6 +94,7 @@ def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
 
 
 _NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights", "fail_under")
+_NOT_OF_QUESTIONS += ("image_size", "resize", "seeds")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 

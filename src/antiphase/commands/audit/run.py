@@ -162,8 +162,8 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
 
 
 def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers; of some ``classes`` an attack has no more targets."""
-    stages = {stage.name: settings_of(stage) for stage in options.ensemble.stages}
+    """Return what a reader needs to judge the numbers; with ``classes`` outputs, an attack has as many targets less 1."""
+    stages = _stages(options)
     for settings in stages.values():
         if classes and settings.get("targets"):
             settings["targets"] = min(settings["targets"], classes - 1)
@@ -171,7 +171,7 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
         "attack": options.attack,
         "norm": options.norm,
         "ε": ", ".join(map(eps_label, options.eps)),
-        **_stages(options),
+        **stages,
         "budgets": _CARRIED[options.nested],
         "attacked label": "clean prediction",
         "attack seed": options.seed,
