@@ -162,7 +162,7 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
 
 
 def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers; with ``classes`` outputs, an attack has as many targets less 1."""
+    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
     stages = _stages(options)
     for settings in stages.values():
         if classes and settings.get("targets"):
