@@ -91,7 +91,7 @@ def fab(
     """
     early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta, final_search, early_stop)
-    if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
+    if run.get("precision") in ("auto", "bf16") and not search.exact_from:  # none of its steps would be
         run["precision"] = "float32"
     return run_search(model, images, labels, threat, search, run, budgets)
 

@@ -86,7 +86,7 @@ class AuditOptions(Options):
     """Also add random noise of the same ε, to compare with the attack."""
     sense_limit: int = Field(32, ge=0)
     """Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none."""
-    precision: fields.SearchPrecision = "float32"
+    precision: fields.SearchPrecision = "auto"
     compile: fields.Compile = False
     seed: fields.Seed = 0
     out: fields.Out = Path("antiphase-audit")
