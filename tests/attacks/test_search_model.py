@@ -28,6 +28,7 @@ class Cnn(nn.Module):
         for norm in (self.one, self.two):
             norm.running_var.copy_(torch.rand(5, generator=generator) + 0.2)
         self.eval().requires_grad_(False)
+        self.head.bias -= Cnn.forward(self, toys.images(64, seed=1)).mean(0)  # or all images are of one class
 
     def forward(self, x):
         convolved = self.first(x)
@@ -75,12 +76,12 @@ def test_no_copy_of_a_model_that_it_would_not_equal(model):
 
 
 def test_norm_of_timm_keeps_its_activation():
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("efficientnet_b0", num_classes=7).eval().requires_grad_(False)
-    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    kind = pytest.importorskip("timm.layers").BatchNormAct2d
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), kind(5), nn.Conv2d(5, 2, 3), nn.Flatten()).eval()
+    images = toys.images(2)
     copied = faithful_copy(model, images)
     assert norms(copied) == 0
-    assert torch.allclose(copied(images), model(images), atol=1e-4)
+    assert torch.allclose(copied(images), model(images), atol=1e-5)
 
 
 @pytest.fixture
@@ -135,12 +136,12 @@ def test_precision_that_is_far_off_or_fails_is_not_chosen(cache, monkeypatch):
     [
         (pgd, {"steps": 12}, ("original float32", "copy float32", "copy bf16")),
         (apgd, {"steps": 12}, ("original float32", "copy float32", "copy bf16")),
-        (fab, {"steps": 25}, ("original float32", "copy bf16")),
+        (fab, {"steps": 12}, ("original float32", "copy float32")),
         (square, {"queries": 40}, ("original float32", "copy float32")),
     ],
 )
 def test_verdicts_do_not_depend_on_the_search(cache, monkeypatch, attack, options, choices):
-    model, images, threat = Cnn(), toys.images(150), Threat(eps=0.04)
+    model, images, threat = Cnn(), toys.images(150), Threat(eps=0.005)
     monkeypatch.setattr(module, "multiplies_bf16", lambda device: True)
     results = {}
     for choice in choices:

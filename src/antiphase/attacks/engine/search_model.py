@@ -94,13 +94,13 @@ def _fold(model: nn.Module, given: list[Tensor]) -> int:
     names = {part: name for name, part in model.named_modules()}
     calls: list[nn.Module] = []
     convolved: list[tuple[Tensor, nn.Conv2d]] = []  # the outputs live on, so that none takes another's place
-    pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
+    pairs: list[tuple[Any, Any]] = []
 
     def watch(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append(part)
         if isinstance(part, nn.Conv2d):
             convolved.append((output, part))
-        elif _act_of(part) is not None and part.running_var is not None:
+        elif _after(part) is not None and part.running_var is not None:
             pairs.extend((conv, part) for value, conv in convolved if value is inputs[0])
 
     kinds = nn.Conv2d, nn.BatchNorm2d
@@ -111,11 +111,11 @@ def _fold(model: nn.Module, given: list[Tensor]) -> int:
     pairs = [pair for pair in pairs if all(calls.count(part) == 1 for part in pair)]
     for conv, norm in pairs:
         model.set_submodule(names[conv], fuse_conv_bn_eval(conv, norm))
-        model.set_submodule(names[norm], _act_of(norm))
+        model.set_submodule(names[norm], _after(norm))
     return len(pairs)
 
 
-def _act_of(part: nn.Module) -> nn.Module | None:
+def _after(part: Any) -> Any:
     """Return what a batch norm does after normalising; None if the module is of a kind that is not known."""
     if type(part) is nn.BatchNorm2d:
         return nn.Identity()
