@@ -1,5 +1,7 @@
 """A λ, a differential attention and a data source of one's own: each is one thing and one line that registers it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -213,7 +215,7 @@ def test_an_attention_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_
     assert isinstance(load_model(str(tmp_path / "run")).blocks[0].attn, SharedQueryAttention)
     code, _, errors = run_cli("train", "--model", "convnet", *words, tmp_path / "none")
     assert code == 2
-    assert errors == "antiphase: model 'convnet': expected one of vit, diffvit, vit-norm, sharedvit\n"
+    assert errors == f"antiphase: model 'convnet': expected one of {', '.join(VITS)}\n"
 
 
 def test_a_lambda_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_cli):
@@ -224,7 +226,7 @@ def test_a_lambda_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_cli)
     assert (code, errors) == (0, "")
     assert isinstance(load_model(str(run)).blocks[0].attn.lam, TokenLambda)
     for model, kind, line in (
-        ("diffvit", "matrix", "'matrix': expected one of vector, scalar, fixed, zero, token"),
+        ("diffvit", "matrix", f"'matrix': expected one of {', '.join(LAMBDAS)}"),
         ("vit", "token", ": a vit has no λ; leave it out or train a diffvit"),
     ):
         code, _, errors = run_cli("train", "--model", model, *words, kind, "--out", tmp_path / "none")
@@ -254,11 +256,12 @@ def test_its_alignment_is_measured_like_any_other(digits, tmp_path):
     assert summary["models"][0]["lambda"] == mean_lambdas(model)
 
 
-def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
+def test_a_lambda_for_each_query_weighs_a_head_by_its_mean_over_the_queries(digits):
     model = diffvit(8, parameterisation="token", **SIZES).eval()
     (layer, *_) = attention_layers(model, digits.images(range(2)))
-    with pytest.raises(UserError, match="λ differs from query to query, expected one for each head"):
-        layer.weight  # noqa: B018 (it raises)
+    assert_close(layer.weight, layer.lam.mean(-1))
+    with pytest.raises(UserError, match="λ differs from query to query; expected `lambda_of`"):
+        replace(layer, lambda_of=None).subtracted  # noqa: B018 (it raises)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,7 @@ def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
     [
         (
             {"parameterisation": "matrix"},
-            "parameterisation 'matrix': expected one of vector, scalar, fixed, zero, token",
+            f"parameterisation 'matrix': expected one of {', '.join(LAMBDAS)}, token",
         ),
         ({"attention": "x"}, "attention 'x': not an option here"),
     ],
@@ -277,7 +280,7 @@ def test_what_is_not_registered_is_named(fields, message):
 
 
 def test_a_model_that_no_attention_belongs_to_is_named(digits):
-    with pytest.raises(UserError, match="model 'convnet': expected vit or diffvit or vit-norm or sharedvit"):
+    with pytest.raises(UserError, match=f"model 'convnet': expected {' or '.join(VITS)}"):
         make_recipe("convnet", digits, {}, data="digits")
 
 

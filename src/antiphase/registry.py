@@ -88,11 +88,21 @@ CLIPS: Table = {
 }
 """CLIPs that can be trained: a ``ClipVariant`` each."""
 
+VARIANTS: Table = {
+    "v1": "antiphase.attention.variants:V1",
+    "v2": "antiphase.attention.variants:V2",
+    "grouped": "antiphase.attention.variants:GROUPED",
+    "gated": "antiphase.attention.variants:GATED",
+    "dint": "antiphase.attention.variants:DINT",
+}
+"""Variants of differential attention: a ``Variant`` each."""
+
 LAMBDAS: Table = {
     "vector": "antiphase.attention.lambdas:make_vector",
     "scalar": "antiphase.attention.lambdas:make_scalar",
     "fixed": "antiphase.attention.lambdas:make_fixed",
     "zero": "antiphase.attention.lambdas:make_zero",
+    "gate": "antiphase.attention.lambdas:make_gate",
 }
 """Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 
@@ -106,9 +116,9 @@ SCHEDULES: Table = {
 def find(table: Table, name: str, kind: str) -> Any:
     """Return the object that is registered under a name; ``kind`` says in the error what the table holds.
 
-    >>> find(TASKS, "prob", "task")
+    >>> find({"few-shot": 5, "probe": 1}, "prob", "task")
     Traceback (most recent call last):
-    antiphase.errors.UserError: task 'prob': expected one of retrieval, zero-shot, probe, few-shot, mmvp, pope, caption
+    antiphase.errors.UserError: task 'prob': expected one of few-shot, probe
     """
     if name not in table:
         raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")

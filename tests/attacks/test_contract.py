@@ -1,12 +1,18 @@
-"""What every registered attack keeps, whoever wrote it."""
+"""What every registered attack keeps, whoever wrote it. A failure names the step of the recipe that is missing.
+
+``pytest tests/attacks/test_contract.py -k NAME`` tests one attack.
+"""
 
 import functools
+import inspect
+import typing
 
 import pytest
 import torch
 
+from antiphase.arguments import unchecked
 from antiphase.attacks import Threat, sweep
-from antiphase.attacks.catalogue import find_attack, find_spec, keywords, settings_of
+from antiphase.attacks.catalogue import AttackSpec, find_attack, find_spec, keywords, settings_of
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS
 from tests.attacks import toys
@@ -18,18 +24,49 @@ COUNT = 37  # more than the 16 rows that the model sees at least
 ARRAYS = ("success", "prediction", "label", "distance", "adversarial", "forwards", "backwards")
 
 
+def missing_steps(spec):
+    """Yield a line for each step that the function of an attack lacks, as far as its signature tells."""
+    function = spec.attack
+    signature = inspect.signature(function)
+    parameters = signature.parameters
+    if unchecked(function) is function:
+        yield "put @validated above it, so that a setting that is unknown or out of range is refused in one line"
+    if list(parameters)[:4] != ["model", "images", "labels", "threat"]:
+        yield "its first arguments are (model, images, labels, threat), as those of antiphase.attacks.pgd"
+    elif parameters["threat"].default is inspect.Parameter.empty:
+        yield "give its argument threat the default Threat()"
+    if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+        yield "let it take **run: Unpack[RunOptions] and pass run to run_search: seed, ids, context, batch size"
+    described = inspect.getdoc(function) or ""
+    hints = typing.get_type_hints(unchecked(function))
+    for name, default in keywords(function).items():
+        if parameters[name].default is inspect.Parameter.empty:
+            yield f"give its setting {name} a default"
+        if name not in hints:
+            yield f"annotate its setting {name} with a type: --set {name}=VALUE is read by it (found {default!r})"
+        if f"{name}:" not in described and f"{name}`" not in described:
+            yield f"describe its setting {name} under Args: in its docstring, from which the reference is made"
+    if not spec.label:
+        yield "give its AttackSpec a label, which tables and figures print"
+
+
 def attacked(name, order=None, batch_size=None, model=None, nested="off", norm="linf", **more):
     """Attack in a norm, or in the other where the attack does not know it; return model, images and result."""
     ids = torch.arange(COUNT) if order is None else order
     model, images = model or toys.network(), toys.images(COUNT)[ids]
     small = {setting: SMALL[setting] for setting in keywords(find_spec(name).attack) if setting in SMALL}
     run = {"seed": 3, "ids": ids, "batch_size": batch_size, **more}
-    norm = {"carlini-wagner": "l2", "patch": "linf"}.get(name, norm)
-    threat = Threat(norm, EPS[norm])
-    [result] = sweep(
-        find_attack(name, **small), model, images, None, threat, [threat.eps], nested=nested, **run
-    )
-    return model, images, result
+    attack = find_attack(name, **small)
+    for known in (norm, *EPS.keys() - {norm}):
+        threat = Threat(known, EPS[known])
+        try:
+            [result] = sweep(attack, model, images, None, threat, [threat.eps], nested=nested, **run)
+        except UserError as error:
+            if f"norm {known!r}" not in str(error):
+                raise
+        else:
+            return model, images, result
+    raise AssertionError(f"attack {name!r}: knows neither of the norms {', '.join(EPS)}; let it know one")
 
 
 @functools.cache
@@ -43,19 +80,51 @@ every_attack = pytest.mark.parametrize(
 
 
 @every_attack
+def test_its_function_has_all_that_the_recipe_asks_for(name):
+    missing = list(missing_steps(find_spec(name)))
+    assert not missing, f"attack {name!r}: {'; '.join(missing)}"
+
+
+def test_what_an_attack_lacks_is_named():
+    def tickle(model, images, labels, threat, *, steps, width=3):
+        """Return nothing.
+
+        Args:
+            steps: their number.
+        """
+
+    assert [line.partition(",")[0] for line in missing_steps(AttackSpec(tickle, ""))] == [
+        "put @validated above it",
+        "give its argument threat the default Threat()",
+        "let it take **run: Unpack[RunOptions] and pass run to run_search: seed",
+        "give its setting steps a default",
+        "annotate its setting steps with a type: --set steps=VALUE is read by it (found None)",
+        "annotate its setting width with a type: --set width=VALUE is read by it (found 3)",
+        "describe its setting width under Args: in its docstring",
+        "give its AttackSpec a label",
+    ]
+    assert list(missing_steps(AttackSpec(lambda x, y: None, "")))[1].startswith(
+        "its first arguments are (model,"
+    )
+
+
+@every_attack
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_verdicts_depend_neither_on_the_batch_nor_on_the_order(name, norm):
     _, _, whole = attacked_once(name, norm)
     order = torch.arange(COUNT).flip(0)
     _, _, parts = attacked(name, order, batch_size=5, norm=norm)
     for array in ARRAYS:
-        assert torch.equal(getattr(parts, array)[order.argsort()], getattr(whole, array)), array
+        step = "depends on batch or order: draw by the rows' key, and let no row's step read another's state"
+        assert torch.equal(getattr(parts, array)[order.argsort()], getattr(whole, array)), (
+            f"{name!r}, {array}: {step}"
+        )
 
 
 @every_attack
 def test_a_success_is_a_changed_prediction_within_the_budget(name):
     model, images, result = attacked_once(name)
-    assert result.success.any()
+    assert result.success.any(), f"attack {name!r}: breaks none of {COUNT} images; look at its step"
     assert torch.equal(result.label, model(images).argmax(1))
     fallen, threat = result.success, result.threat
     assert torch.equal(model(result.adversarial).argmax(1)[fallen], result.prediction[fallen])
@@ -88,7 +157,10 @@ def test_each_image_keeps_its_context(name, nested, precision):
         own = (which == number).nonzero()[:, 0]
         _, _, alone = attacked(name, own, model=model, nested=nested, precision=precision)
         for array in ARRAYS:
-            assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), array
+            step = "pass the rows to every call of the oracle, which gives the model the context of each"
+            assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), (
+                f"{name!r}, {array}: {step}"
+            )
 
 
 @every_attack
@@ -97,9 +169,11 @@ def test_all_draws_come_from_the_seed(name):
     torch.manual_seed(12345)
     before = torch.get_rng_state()
     _, _, again = attacked(name)
-    assert torch.equal(torch.get_rng_state(), before)
+    step = "draw all random numbers by antiphase.streams from the rows' key"
+    assert torch.equal(torch.get_rng_state(), before), f"attack {name!r}: uses torch's generator; {step}"
     for array in ARRAYS:
-        assert torch.equal(getattr(again, array), getattr(result, array)), array
+        same = torch.equal(getattr(again, array), getattr(result, array))
+        assert same, f"attack {name!r}, {array}: another result for the same seed; {step}"
 
 
 @every_attack

@@ -77,7 +77,7 @@ def test_registered_lambda_has_the_shape_of_its_kind(kind, shape):
 
 
 def test_an_unknown_parameterisation_is_named():
-    with pytest.raises(ValueError, match="of λ 'matrix': expected one of vector, scalar, fixed"):
+    with pytest.raises(ValueError, match=f"of λ 'matrix': expected one of {', '.join(LAMBDAS)}"):
         DifferentialAttention(30, 6, parameterisation="matrix")
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, DifferentialAttention, SoftmaxAttention
+from antiphase.registry import LAMBDAS
 from tests.reference import attention as reference
 
 DIM, HEADS, TOKENS = 30, 6, 7  # the twin's six heads of width 5 are three differential ones
@@ -187,7 +188,7 @@ def test_heads_that_do_not_divide_the_width_are_refused(make):
 
 
 def test_an_unknown_parameterisation_is_refused():
-    with pytest.raises(ValueError, match="'matrix': expected one of vector, scalar, fixed"):
+    with pytest.raises(ValueError, match=f"'matrix': expected one of {', '.join(LAMBDAS)}"):
         DifferentialAttention(DIM, HEADS, parameterisation="matrix")
 
 

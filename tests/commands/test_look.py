@@ -225,6 +225,16 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(folder, models, run_cl
     assert not (folder / "look.json").exists()
 
 
+def test_the_scale_is_a_choice_that_the_stored_maps_keep(folder, models, run_cli):
+    words = ("look", "run/diffclip", "one.png", "--text", "mug", "--scale")
+    code, _, err = run_cli(*words, "each", "--out", "one-scale.png")
+    assert code == 0, err
+    assert json.loads((folder / "one-scale.json").read_text())["scale"] == "each"
+    code, _, err = run_cli(*words, "own")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "'own'" in err
+
+
 def test_help(run_cli):
     code, out, _ = run_cli("look", "--help")
     assert code == 0

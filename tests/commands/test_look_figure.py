@@ -139,3 +139,16 @@ def test_files_by_suffix(tmp_path):
 def test_too_many_rows_are_refused_before_they_are_drawn():
     with pytest.raises(UserError, match=f"at most {MOST_ROWS}"):
         look_figure(IMAGES, ["mug"] * (MOST_ROWS // 2 + 1), [column()])
+
+
+def test_with_scales_of_their_own_each_map_reaches_the_end_of_the_colours():
+    columns = [column("diffclip", "attention", low=-1.0), column("clip", "attention")]
+    figure = look_figure(IMAGES, TEXTS, columns, own_scales=True)
+    cells = drawn(figure)
+    for place, own in enumerate(columns, start=1):
+        values = own.maps[1, 0]
+        shown = cells[1, place].images[0].get_array()
+        np.testing.assert_allclose(shown, paint(IMAGES[0], values, True, float(np.abs(values).max())))
+    (bar,) = (axes for axes in figure.axes if axes not in cells)
+    assert [label.get_text() for label in bar.get_xticklabels()] == ["-largest", "largest"]
+    assert figure.texts[-1].get_text() == "Maps: attention. A scale of its own for each map."

@@ -5,6 +5,7 @@ import json
 import polars as pl
 import pytest
 import torch
+from PIL import Image
 
 from antiphase.data import load_data
 from antiphase.models import clip, diffclip, load_model, write_model, zero_shot_classifier
@@ -185,3 +186,32 @@ def test_export_writes_both_layouts_and_says_where(run_cli, models, tmp_path):
         code, _, err = run_cli("export", *arguments)
         assert (code, err.count("\n")) == (2, 1)
         assert words in err
+
+
+def test_sizes_are_those_of_both_towers_and_heads_keep_their_width(run_cli, tmp_path):
+    for at in range(4):
+        Image.new("RGB", (9, 9), (40 * at, 0, 0)).save(tmp_path / f"{at}.png")
+    lines = ["image,caption", *(f"{at}.png,number {at}" for at in range(4))]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    words = [
+        "train-clip",
+        "--model",
+        "diffclip",
+        "--preset",
+        "openmoji",
+        "--data",
+        f"csv:{tmp_path / 'pairs.csv'}",
+    ]
+    words += ["--held-out", "none", "--batch-size", "2", "--epochs", "1", "-q", "--out", tmp_path / "run"]
+    for sizes, line in (
+        (("--dim", "96"), "dim 96: expected a multiple of 64, two heads of 32"),
+        (("--image-size", "20"), "patch_size 8 does not divide image_size 20"),
+    ):
+        code, _, err = run_cli(*words, *sizes)
+        assert (code, err) == (2, f"antiphase: {line}\n")
+    code, _, err = run_cli(*words, "--dim", "64", "--depth", "1", "--image-size", "16")
+    assert code == 0, err
+    model = load_model(str(tmp_path / "run"))
+    assert (model.image_shape, len(model.visual.blocks), len(model.text.blocks)) == ((3, 16, 16), 1, 1)
+    assert (model.image_projection.shape[0], model.text_projection.shape[0]) == (64, 64)
+    assert (model.config.vision.num_heads, model.config.text.num_heads) == (2, 2)

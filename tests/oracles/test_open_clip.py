@@ -55,6 +55,37 @@ def test_random_weights_depend_on_the_seed_alone(ours):
     assert torch.equal(again.model.visual.proj, ours.model.visual.proj)
 
 
+@pytest.mark.parametrize("named", ["tiny-vit", "tiny-vit/own"])
+def test_weights_of_a_file_have_the_preprocessing_of_their_tag(ours, tmp_path, monkeypatch, named):
+    own = {"url": "", "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "quick_gelu": True}
+    others = {"own": own, "usual": {"url": ""}}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", others)
+    weights = {f"module.{name}": 1.01 * value for name, value in ours.model.state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": weights}, tmp_path / "own.pt")  # as open_clip trains
+    model = load_model(f"open_clip:{named}@{tmp_path / 'own.pt'}")
+    assert (model.card.name, model.card.seed, model.card.tag) == (named, None, "")
+    assert torch.equal(model.model.visual.proj, 1.01 * ours.model.visual.proj)
+    mean = own["mean"] if "/" in named else open_clip.OPENAI_DATASET_MEAN
+    torch.testing.assert_close(model.normalize.mean.flatten(), torch.tensor(mean))
+    doubts = " ".join(model.card.doubts)
+    told = "a file of weights tells neither activation nor preprocessing; used are tiny-vit's own, "
+    assert (
+        (told in doubts)
+        == (f"give open_clip:tiny-vit/TAG@{tmp_path / 'own.pt'}" in doubts)
+        == ("/" not in named)
+    )
+
+
+def test_a_file_of_another_architecture_is_one_line(ours, tmp_path):
+    torch.save(ours.model.visual.state_dict(), tmp_path / "tower.pt")
+    with pytest.raises(UserError, match=r"tower.pt: parameter .* the architecture does not match"):
+        load_model(f"open_clip:tiny-vit@{tmp_path / 'tower.pt'}")
+    with pytest.raises(
+        UserError, match="expected open_clip:tiny-vit/TAG with TAG one of none, open_clip:tiny-vit@FILE"
+    ):
+        load_model("open_clip:tiny-vit")
+
+
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="did you mean ViT-B-32"):
         load_model("open_clip:ViT-B-3")

@@ -35,7 +35,8 @@ def test_each_verdict():
 
 def test_a_claim_with_an_effect_in_the_paper_is_compared_with_it_and_not_with_a_margin():
     effect = {"effect": 0.01, "margin": 0.02}
-    assert claim(check(0.003, 0.001), **effect).verdict == "holds"
+    assert claim(check(0.009, 0.002), **effect).verdict == "holds"
+    assert claim(check(0.003, 0.001), **effect).verdict == "smaller than claimed"  # though above 0
     assert claim(check(0.001, 0.002), **effect).verdict == "smaller than claimed"
     assert (
         claim(check(0.0, 0.006), **effect).verdict == "undecided"

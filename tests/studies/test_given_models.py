@@ -10,7 +10,7 @@ import torch
 from antiphase.cli import main
 from antiphase.data.shards import CC3M, CC12M
 from antiphase.errors import UserError
-from antiphase.models import clip_vit_b16, diffclip_vit_b16, load_model
+from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16, load_model, write_model
 from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.studies.options import RowsOptions, RunOptions, StudyOptions
@@ -154,6 +154,28 @@ def test_every_study_of_clips_takes_given_models_and_trains_no_other(files):
             assert measured[0] in json.dumps(dict(study.settings(chosen.profile)))
     four = select(StudyOptions(names=("figure-5",), models=given))
     assert {cell.model.spec for cell in four.cells if hasattr(cell.model, "spec")} == {options.models[1]}
+
+
+def test_runs_of_train_clip_are_models_with_the_facts_of_their_recipes(tmp_path):
+    for name, model in (("clip", clip(**SIZES)), ("diff", diffclip(schedule="depth", **SIZES))):
+        write_model(model, tmp_path / name)
+        recipe = json.loads((tmp_path / name / "recipe.json").read_text())
+        (tmp_path / name / "recipe.json").write_text(json.dumps(recipe | {"data": "openmoji", "seed": 3}))
+    specs = (str(tmp_path / "clip"), str(tmp_path / "diff"))
+    facts = [
+        one.factors()
+        for one in given_models(under("laptop", *StudyOptions(names=("all",), models=specs).models))
+    ]
+    assert [one["series"] for one in facts] == ["CLIP", "DiffCLIP*"]
+    assert {one["trained_on"] for one in facts} == {"openmoji"}
+    assert [one.get("lambda_schedule") for one in facts] == [None, "depth"]
+    contents = [one.content for one in given_models(under("laptop", *specs))]
+    assert all(contents)
+    assert len(set(contents)) == 2
+    assert StudyOptions(names=("all",), baseline=specs[0]).baseline == specs[0]
+    (tmp_path / "diff" / "recipe.json").write_text('{"model": {}}')
+    with pytest.raises(UserError, match="is no CLIP; expected a directory of antiphase train-clip"):
+        given_models(under("laptop", specs[1]))
 
 
 def test_a_baseline_replaces_the_unverified_name(files):

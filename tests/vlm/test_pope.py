@@ -128,7 +128,7 @@ def test_published_files_are_read_as_they_are(tmp_path):
     ]
     assert found.asked() == [("b.jpg", dog), ("b.jpg", cat), ("a.jpg", dog)]
     (tmp_path / "b.jpg").unlink()
-    with pytest.raises(UserError, match=r"b.jpg is missing; missing images: 2 of 2"):
+    with pytest.raises(UserError, match=r"/b.jpg is missing; missing images: 1 of 2: put them into"):
         load_pope(tmp_path)
 
 

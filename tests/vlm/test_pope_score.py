@@ -1,6 +1,7 @@
 """POPE's score against a transcription of its script, and statistics of clustered answers against slow versions."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+from antiphase.evaluation.metrics import outcome_rows
+from antiphase.evaluation.tasks import Protocol, Source
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.intervals import auc_values, ratio_values
-from antiphase.vlm.pope import is_parsed, says_yes
+from antiphase.vlm.pope import NO, TASK, UNPARSED, YES, is_parsed, says_yes
 from tests.reference.pope import counts_as_no
 
 ANSWERS = {  # answer: (yes, parsed)
@@ -105,4 +108,20 @@ def test_the_paired_test_counts_images_not_questions():
     # six equal answers about each image weigh as much as one
     assert mcnemar_clustered(*(np.repeat(x, 6) for x in (first, second, np.arange(60)))) == pytest.approx(
         mcnemar_exact(first, second)
+    )
+
+
+def test_answers_that_say_neither_yes_nor_no_are_a_warning():
+    def told(*predictions):
+        rows = outcome_rows(
+            setting="random", unit=list(range(len(predictions))), prediction=list(predictions)
+        )
+        source = Source(SimpleNamespace(name="pope:mine"))
+        return TASK.doubts("llava", rows, source, Protocol())
+
+    assert told(UNPARSED, YES, UNPARSED) == told(NO) == []
+    (line,) = told(UNPARSED, UNPARSED, UNPARSED)
+    assert line == (
+        "llava: none of 3 answers about pope:mine says yes or no, and all count as yes; ask for it, such as --suffix "
+        '"Answer yes or no."'
     )

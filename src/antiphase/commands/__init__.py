@@ -20,7 +20,7 @@ train Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, bat
 train-clip Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 train-vlm Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
 study The papers' tables and figures, and studies of your own. A cell is one training or one measurement.
-export Write a model as safetensors, in our layout or the released one, or put it on the hub.
+export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
 verify Measure again what a robustness card says, and compare every number.
 leaderboard Draw all robustness cards below a folder as one page, a table for each data set and norm.

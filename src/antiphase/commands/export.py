@@ -13,13 +13,15 @@ from antiphase.terminal import say
 
 
 class ExportOptions(Options):
-    """Write a model as safetensors, in our layout or the released one, or put it on the hub.
+    """Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
 
     **Examples**
 
     antiphase export diffclip:checkpoint_best.pt#lambda_init=0.8 --out models/diffclip
 
     antiphase export runs/diffclip --layout released --out models/released
+
+    antiphase export runs/clip --layout transformers --out models/clip
 
     antiphase export runs/diffclip --push somebody/diffclip-openmoji
     """
@@ -28,8 +30,9 @@ class ExportOptions(Options):
     """Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."""
     out: Directory | None = None
     """Directory to write. Either this or --push is needed."""
-    layout: Literal["antiphase", "released"] = "antiphase"
-    """Names of the weights: ours, or those of DiffCLIP's released code."""
+    layout: Literal["antiphase", "released", "open_clip", "transformers"] = "antiphase"
+    """Files to write: ours, those of DiffCLIP's released code, or, for a CLIP with standard attention, those that
+    open_clip or transformers load."""
     push: str | None = None
     """Hub repository, USER/NAME, to write to in our layout."""
     public: bool = False

@@ -67,6 +67,10 @@ class Result(ABC):
     keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
     settings_title: ClassVar[str] = "Measurement"
 
+    def unmet(self) -> list[str]:
+        """Return what the run was asked to reach and did not, such as ``fail_under`` of an audit."""
+        return []
+
     @property
     def reading(self) -> str:
         """Markup on how to read the page."""

@@ -70,6 +70,8 @@ class EvaluationTask:
     resolved: Callable[[Source, Protocol], dict[str, Any]] = lambda source, protocol: {}
     # why a data set that it serves has too few classes or images; None if it has enough
     too_small: Callable[[Source, Protocol], str | None] = lambda source, protocol: None
+    # what a reader has to know about a model's rows, as warnings: from its name, the rows, the data and the protocol
+    doubts: Callable[[str, pl.DataFrame, Source, Protocol], list[str]] = lambda name, rows, source, protocol: []
     reads_text: bool = False  # whether the model has to encode text
     answers: bool = False  # whether the model has to answer questions about images in words
     learns: bool = False  # whether it learns from training images

@@ -23,6 +23,7 @@ from antiphase.models.transformer import (
     Size,
     TextConfig,
     TextTransformer,
+    attention_named,
     attention_slot,
     check_memory,
 )
@@ -50,11 +51,12 @@ def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
     >>> tokenize(["a mug"], 5).tolist()
     [[49406, 320, 9722, 49407, 0]]
     """
-    return _tokenizer()(list(texts), context_length)
+    return tokenizer()(list(texts), context_length)
 
 
 @functools.cache
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
+    """Return open_clip's byte-pair tokenizer."""
     from open_clip.tokenizer import SimpleTokenizer  # seconds to import
 
     return SimpleTokenizer()
@@ -253,7 +255,8 @@ def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
 
     ``fields`` also take ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"`` for the paper's DiffCLIP*),
-    ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and ``attention``, another registered one.
+    ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†), ``variant`` (as of
+    :func:`~antiphase.models.diffvit`) and ``attention``, another registered one.
     """
     return clip(preset, seed=seed, **{"towers": "both"} | fields)
 
@@ -282,6 +285,24 @@ def diffclip_vit_b16(
     return clip("b16", seed=seed, **fields)
 
 
+def clip_sizes(
+    preset: str, *, dim: int | None = None, depth: int | None = None, image_size: int | None = None
+) -> dict[str, dict[str, int]]:
+    """Return ``vision`` and ``text`` of :func:`configure_clip` with other sizes than the preset's in both towers.
+
+    Heads keep their width, so that ``dim`` is a multiple of two heads: of 64 for ``"small"``, of 128 for ``"b16"``.
+    """
+    towers: dict[str, dict[str, int]] = {"vision": {}, "text": {}}
+    for name, sizes in towers.items():
+        width = PRESETS[preset][name]["dim"] // PRESETS[preset][name]["num_heads"]
+        if dim is not None and dim % (2 * width):
+            raise UserError(f"dim {dim}: expected a multiple of {2 * width}, two heads of {width}")
+        sizes |= {} if dim is None else {"dim": dim, "num_heads": dim // width}
+        sizes |= {} if depth is None else {"depth": depth}
+    towers["vision"] |= {} if image_size is None else {"image_size": image_size}
+    return {name: sizes for name, sizes in towers.items() if sizes}
+
+
 @validated
 def configure_clip(
     preset: str = "small",
@@ -290,6 +311,7 @@ def configure_clip(
     lambda_init: float = 0.8,
     schedule: ScheduleName = "constant",
     attention: str = "differential",
+    variant: str | None = None,
     init: Init = "matched",
     vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
@@ -299,7 +321,7 @@ def configure_clip(
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
-    sizes = PRESETS[preset]
+    sizes, attention = PRESETS[preset], attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}
     in_vision, in_text = (lam if towers in ("both", tower) else standard for tower in ("vision", "text"))

@@ -19,6 +19,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
+from antiphase.models.layouts import write_foreign
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, scheme
 from antiphase.models.vit import VisionTransformer, VitConfig, build
@@ -144,15 +145,18 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     return tuple(names)
 
 
+Layout = Literal["antiphase", "released", "open_clip", "transformers"]
+
+
 @validated
-def write_model(
-    model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
-) -> Path:
+def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "antiphase") -> Path:
     """Write a model of antiphase, or a released DiffCLIP checkpoint, to a directory; return the path of its weights.
 
     Layout ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
     ``load_model`` reads. Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for
     the authors' code; sizes and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
+    Layouts ``"open_clip"`` and ``"transformers"``: a CLIP with standard attention as a directory that these libraries
+    load; see :func:`~antiphase.models.layouts.write_foreign`.
     """
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
@@ -164,7 +168,9 @@ def write_model(
         checkpoints.save(model, getattr(card, "recipe", None) or recipe, directory)
         return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
-        raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
+        raise UserError(f"layout {layout!r}: expected a CLIP, not {type(model).__name__}")
+    if layout != "released":
+        return write_foreign(model, directory, layout)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
         tensors = {name: weight.contiguous() for name, weight in to_released(model).items()}
         save_file(tensors, temporary, {CONFIG: model.config.model_dump_json()})

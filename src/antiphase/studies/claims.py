@@ -2,9 +2,9 @@
 
 A check is a difference d that is claimed to be above 0, with a 95 % interval. Its verdict is the first that applies:
 
-- *holds*: the interval lies above 0;
 - *contradicted*: the opposite is off 0. The one-sided p-values of "d ≥ 0" of a claim's checks are corrected by Holm;
-- *smaller than claimed*: the paper prints an effect, and the whole interval lies below it;
+- *smaller than claimed*: the paper prints an effect, and the whole interval lies below it, be it above 0 or not;
+- *holds*: the interval lies above 0;
 - *absent*: the paper prints none, and the whole interval lies within the claim's margin, the largest difference that
   does not matter;
 - *undecided*: none of these, or fewer than ``LEAST_SEEDS`` training seeds.
@@ -64,14 +64,14 @@ MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
 RULE = (
     "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
-    "these that applies: **holds**, its 95 % interval lies above 0; **contradicted**, it is below 0 (corrected by Holm "
-    "for the number of differences); **smaller than claimed**, the paper prints an effect and the interval lies below "
-    f"it; **absent**, the paper prints none and the interval lies within ±{100 * (MARGINS['points'] or 0):g} points, "
-    "or the margin that its study declares; **undecided**. A claim is contradicted if one of its differences is; "
-    "otherwise undecided, smaller than claimed or absent if one is; otherwise it holds. A claim on several ε is about "
-    "the mean of the difference over all ε of its study; each ε stands beside it. If a claim allows exceptions, as "
-    "many of its worst differences are left out, and the others are judged more strictly. Fewer than "
-    f"{LEAST_SEEDS} training seeds give no verdict."
+    "these that applies: **contradicted**, its 95 % interval lies below 0 (corrected by Holm for the number of "
+    "differences); **smaller than claimed**, the paper prints an effect and the interval lies below it, be it above 0 "
+    "or not; **holds**, it lies above 0; **absent**, the paper prints no effect and the interval lies within "
+    f"±{100 * (MARGINS['points'] or 0):g} points, or the margin that its study declares; **undecided**. A claim "
+    "is contradicted if one of its differences is; otherwise undecided, smaller than claimed or absent if one "
+    "is; otherwise it holds. A claim on several ε is about the mean of the difference over all ε of its study; "
+    "each ε stands beside it. If a claim allows exceptions, as many of its worst differences are left out, and "
+    f"the others are judged more strictly. Fewer than {LEAST_SEEDS} training seeds give no verdict."
 )
 """The verdicts in words, for readers of results."""
 
@@ -223,14 +223,15 @@ class Claim:
             return "not judged (smoke)"
         if check.over == "seeds" and check.seeds < LEAST_SEEDS:
             return "undecided"
-        if check.estimate.low > 0 and (not self.exceptions or _p_value(check, 1) <= self._level):
-            return "holds"
         if against:
             return "contradicted"
-        if check.estimate.low > 0:  # but not at the level that exceptions ask for
-            return "undecided"
+        if self.effect is not None and check.estimate.high < self.effect:
+            return "smaller than claimed"
+        if check.estimate.low > 0:
+            strict = not self.exceptions or _p_value(check, 1) <= self._level
+            return "holds" if strict else "undecided"
         if self.effect is not None:
-            return "smaller than claimed" if check.estimate.high < self.effect else "undecided"
+            return "undecided"
         margin = self.margin_of(check)
         within = margin is not None and -margin <= check.estimate.low and check.estimate.high <= margin
         return "absent" if within else "undecided"
@@ -243,13 +244,15 @@ class Claim:
         level = (
             self._level if value > 0 else LEVEL / 2 / len(self.deciding)
         )  # Holm's first step: at most strict
-        if power_of(value, spread, level) >= POWER:
-            return "holds" if value > 0 else "contradicted"
-        if value > 0 and power_of(value, spread) >= POWER:
+        off_zero = power_of(value, spread, level) >= POWER
+        if off_zero and value <= 0:
+            return "contradicted"
+        if self.effect is not None and value < self.effect and power_of(self.effect - value, spread) >= POWER:
+            return "smaller than claimed"
+        if off_zero:
+            return "holds"
+        if self.effect is not None or (value > 0 and power_of(value, spread) >= POWER):
             return "undecided"
-        if self.effect is not None:
-            below = power_of(self.effect - value, spread) >= POWER
-            return "smaller than claimed" if below and value < self.effect else "undecided"
         within = margin is not None and power_within(value, margin, spread) >= POWER
         return "absent" if within else "undecided"
 

@@ -38,10 +38,11 @@ _KINDS = ("diffclip:", "open_clip:")
 
 def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     for at, spec in enumerate(specs):
-        if spec != RELEASED and not (spec.startswith(_KINDS) and spec.partition(":")[2]):
+        known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2]) or _is_run(spec)
+        if not known:
             raise UserError(
-                f"models {shown(spec)}: expected diffclip:PATH#lambda_init=0.8, diffclip:PATH, open_clip:NAME/TAG or "
-                f"{RELEASED}"
+                f"models {shown(spec)}: expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, "
+                f"diffclip:PATH, open_clip:NAME/TAG or {RELEASED}"
             )
         if spec in specs[:at]:
             raise UserError(f"models {shown(spec)}: given twice; give each model once")
@@ -49,17 +50,21 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _baseline(spec: str | None) -> str | None:
-    return spec if spec is None or spec.startswith(_KINDS) else f"diffclip:{spec}"
+    return spec if spec is None or spec.startswith(_KINDS) or _is_run(spec) else f"diffclip:{spec}"
+
+
+def _is_run(spec: str) -> bool:
+    return (Path(spec).expanduser() / "recipe.json").is_file()
 
 
 GivenModels = Annotated[
     Words,
     AfterValidator(_known_models),
     Field(
-        description="CLIPs to measure instead of training them, separated by commas: diffclip:PATH#lambda_init=0.8, "
-        f"diffclip:PATH (standard attention), open_clip:NAME/TAG, or {RELEASED} (the DiffCLIP authors' pair from "
-        "the hub). A diffclip: model counts as trained on CC3M if its path contains cc3m, otherwise on CC12M. "
-        "Several of one kind count as training seeds."
+        description="CLIPs to measure instead of training them, separated by commas: directories of train-clip, "
+        "diffclip:PATH#lambda_init=0.8, diffclip:PATH (standard attention), open_clip:NAME/TAG, or "
+        f"{RELEASED} (the DiffCLIP authors' pair from the hub). A diffclip: model counts as trained on CC3M if its "
+        "path contains cc3m, otherwise on CC12M. Several of one kind count as training seeds."
     ),
 ]
 Baseline = Annotated[
@@ -67,8 +72,9 @@ Baseline = Annotated[
     AfterValidator(_baseline),
     Typed(metavar="FILE"),
     Field(
-        description="Checkpoint of the standard CLIP of the released pair: a file, diffclip:PATH or "
-        "open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and unverified."
+        description="Checkpoint of the standard CLIP of the released pair: a file, a directory of train-clip, "
+        "diffclip:PATH or open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and "
+        "unverified."
     ),
 ]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]

@@ -186,12 +186,11 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
     names = tuple(dict.fromkeys(question.image for question in questions))
     places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
-    root = next((one for one in places if not missing_files(one, names)), None)
-    if root is None:
-        absent = missing_files(places[-1], names)
+    root = min(places, key=lambda one: len(missing_files(one, names)))
+    if absent := missing_files(root, names):
         raise UserError(
-            f"pope: {places[-2] / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}: "
-            f"unpack COCO's val2014 there, or put the images into {place}"
+            f"pope: {root / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}: put them into "
+            f"{place}, or unpack COCO's val2014 as {places[2]}"
         )
     pictures = row_pairs(name, "val", root, [(image, (image,), None) for image in names])
     return PopeSet(name, pictures, names, tuple(questions))
@@ -386,6 +385,16 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     return metrics
 
 
+def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -> list[str]:
+    """Return a line if no answer of a model says yes or no."""
+    if not answer_columns(rows)["unparsed"].all():
+        return []
+    fix = 'ask for it, such as --suffix "Answer yes or no."'
+    return [
+        f"{name}: none of {len(rows):,} answers about {source.name} says yes or no, and all count as yes; {fix}"
+    ]
+
+
 _HEADINGS = {"yes": "answers yes", "unparsed": "unparsed answers"}
 TASK = EvaluationTask(
     name="pope",
@@ -402,6 +411,7 @@ TASK = EvaluationTask(
     metrics=_metrics,
     heading=lambda setting, metric: f"{setting}: {_HEADINGS.get(metric, metric)}",
     scores=lambda metric: metric not in ("yes", "unparsed"),
+    doubts=_doubts,
     stands_for=lambda data, metric: metric == "accuracy",
     fields=("suffix",),
     answers=True,

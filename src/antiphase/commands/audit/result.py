@@ -20,6 +20,7 @@ import polars as pl
 from rich.text import Text
 
 from antiphase.commands.audit.card import write_card
+from antiphase.commands.audit.options import WORST, read_gates
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
@@ -146,6 +147,24 @@ class AuditResult(Result):
         sides = self.mean_comparisons.select(_FAMILIES).unique().rows()
         return {pair for side in sides for pair in self._members(*side)}
 
+    @cached_property
+    def twins(self) -> set[str]:
+        """The models that others are compared with."""
+        return {against for _, against in self.pairs} - {model for model, _ in self.pairs}
+
+    def unmet(self) -> list[str]:
+        """Return which models are less robust than ``fail_under`` asks."""
+        options, lines = self.record.get("options", {}), []
+        for gate in read_gates(options.get("fail_under", ()), options.get("eps", ())):
+            rates = _of(self.rates, self._attack).filter(metric="robust_accuracy", eps=gate.eps)
+            for row in rates.filter(~pl.col("model").is_in(self.twins)).iter_rows(named=True):
+                if row["low" if gate.low else "value"] < gate.share - 1e-9:
+                    interval = words.percent_range(row["low"], row["high"])
+                    lines.append(
+                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % [{interval}]"
+                    )
+        return lines
+
     # what is shown
 
     def headlines(self) -> list[Headline]:
@@ -251,12 +270,26 @@ class AuditResult(Result):
         return sections
 
     def console(self) -> list[Any]:
-        parts: list[Any] = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        for table in (self.models_table(), *self.all_tables(), *self._norm_tables()):
-            # single models are left out where their family has a mean
-            rows = tuple(row for row in table.rows if row[0].kind != "member")
-            parts.append(replace(table, rows=rows).console())
-        return parts
+        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
+        tables = [
+            self.models_table(),
+            *self._named_rates("asr"),
+            *self.difference_tables(),
+            *self._norm_tables(),
+        ]
+        # single models are left out where their family has a mean
+        shown = (
+            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member")).console()
+            for table in (*first, *tables)
+        )
+        parts: list[Any] = list(shown)
+        return [*parts[: len(first)], *titles, *parts[len(first) :]]
+
+    def _named_rates(self, metric: str) -> list[Table]:
+        """Return the tables of a rate, whose titles name it."""
+        name, *_ = _RATES[metric]
+        return [replace(table, title=f"{name}, {table.title}") for table in self.rate_tables(metric)]
 
     @property
     def reading(self) -> str:
@@ -271,9 +304,7 @@ class AuditResult(Result):
         """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [
-            (words.attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)
-        ]
+        panels = [(_title(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
         return rate_figure(panels, self.families)
 
     # tables
@@ -300,7 +331,7 @@ class AuditResult(Result):
         return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 
     def rate_tables(self, metric: str) -> list[Table]:
-        """Tabulate one rate for each attack and norm: models and families down, ε across."""
+        """Tabulate one rate: models and families down, a line for each of several attacks, ε across."""
         rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
@@ -318,7 +349,7 @@ class AuditResult(Result):
         families: list[str],
         field: Callable[[Mapping[str, Any]], Field],
     ) -> list[Table]:
-        """Tabulate models, or pairs of them, and below them their means over training seeds, for each attack."""
+        """Tabulate models, or pairs of them, and below them their means over training seeds."""
         owner = {model: group.name for group in self.families for model in group.models}
         owners = [pl.col(side).replace_strict(owner, return_dtype=pl.String) for side in sides]
         owned = single.with_columns(one.alias(family) for one, family in zip(owners, families, strict=True))
@@ -336,19 +367,15 @@ class AuditResult(Result):
         order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
         frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
         frame = frame.sort(order, maintain_order=True)
-        return [
-            tabulate(
-                "-".join((name, *attack)),
-                words.attack_label(*attack),
-                block,
-                ["model"],
-                "eps",
-                field,
-                eps_label,
-                _of(single, attack),
-            )
-            for attack, block in _attacks(frame)
-        ]
+        tables = []
+        for (norm,), block in frame.group_by("norm", maintain_order=True):
+            attack = str(block["attack"][0])
+            label, title = f"{name}-{attack}-{norm}", _title(attack, str(norm))
+            if block["attack"].n_unique() > 1:
+                label, title = f"{name}-{norm}", words.attack_label("each attack", str(norm))
+            csv = single.filter(norm=norm)
+            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, eps_label, csv))
+        return tables
 
     def lambda_tables(self) -> list[Table]:
         """Tabulate λ by layer, if a model has one."""
@@ -365,7 +392,9 @@ class AuditResult(Result):
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
-        title = words.attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
+        title = _title("each attack", entries[0]["norm"]) if entries else ""
+        if len({entry["attack"] for entry in entries}) == 1:
+            title = _title(entries[0]["attack"], entries[0]["norm"])
         return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
@@ -374,16 +403,15 @@ class AuditResult(Result):
         if frame.is_empty():
             return []
         frame = frame.with_columns(color=pl.col("model").replace_strict(self.colors))
-        return [tabulate(name, title, frame, ["model"], *how)]
+        return [tabulate(name, title, _by_attack(frame), ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
         broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
-        counts = (
-            broken.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
-        )
-        frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
-        title = "In the order in which the attacks run"
+        keys = ["model", "attack", "felled_by", "eps"]
+        counts = broken.group_by(keys, maintain_order=True).len("n").sort("model", "eps", maintain_order=True)
+        frame = _by_attack(counts).with_columns(model=pl.format("{}: {}", "model", "felled_by"))
+        title = "In the order of the attacks"
         table = tabulate(
             "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
         )
@@ -402,6 +430,19 @@ def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
     middle = (len(rows) - 1) // 2
     decided = [place for place, row in enumerate(rows) if row["decided"]]
     return rows[min(decided, key=lambda place: abs(place - middle), default=middle)]
+
+
+def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return rows whose models are named with the attack, if there are several."""
+    if "attack" not in frame.columns or frame["attack"].n_unique() < 2:
+        return frame
+    attack = pl.when(pl.col("attack").str.starts_with(WORST)).then(pl.lit("worst case"))
+    attack = attack.otherwise(pl.col("attack").map_elements(words.attack_name, pl.String))
+    return frame.with_columns(model=pl.format("{}, {}", "model", attack))
+
+
+def _title(attack: str, norm: str) -> str:
+    return words.attack_label("Worst case" if attack.startswith(WORST) else attack, norm)
 
 
 def _steps(settings: Mapping[str, Any], attack: str) -> int | None:

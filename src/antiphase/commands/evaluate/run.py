@@ -118,7 +118,12 @@ def evaluate(
         for name, model in features
         if protocol.space == "raw" and not image_tower(model).raw
     ]
-    said = [*doubts, *_at_chance(summary["results"], sources), *projected]
+    told = [
+        line
+        for cell in cells
+        for line in cell.task.doubts(cell.name, cell.named_rows(), cell.source, protocol)
+    ]
+    said = [*doubts, *_at_chance(summary["results"], sources), *projected, *dict.fromkeys(told)]
     settings = json.loads(json.dumps(vars(protocol))) | {
         "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
         "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),

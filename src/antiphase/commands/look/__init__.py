@@ -1,7 +1,7 @@
 """``antiphase look``: where a CLIP and its twin look in images for a text."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -55,6 +55,9 @@ class LookOptions(Options):
     (A1), negative (A2)."""
     layer: int | None = None
     """Layer of attention, positive and negative, counted from 0. If not given: the last layer, -1."""
+    scale: Literal["shared", "each"] = "shared"
+    """Colours: shared by all maps of a method, to compare models, images and texts; or each map up to its own largest
+    value, to see where it is."""
     mask: Files = ()
     """Image with the object in white, to measure the maps against; repeat, once per IMAGE."""
     prompt: Unicode = "a photo of {}"

@@ -42,14 +42,15 @@ def look_figure(
     *,
     masks: Sequence[Bool[np.ndarray, "height width"]] | None = None,
     note: str = "",
+    own_scales: bool = False,
 ) -> Figure:
     """Draw one row for each image and text: the image, then the map of each column over it.
 
     All maps of a method share one scale, whose end is the largest absolute value in any of them, so that models, images
-    and texts can be compared. Each map is enlarged bilinearly and laid over the image, more opaque the larger its
-    absolute value: where the map is 0 the image alone is visible. Maps of one sign go from yellow to red, signed
-    maps from blue (negative) to red. The largest absolute value of each map is printed below it. Masks, one per image,
-    are drawn as outlines; the note is a sentence for the footer.
+    and texts can be compared; with ``own_scales`` the scale of each map ends at its own. Each map is enlarged
+    bilinearly and laid over the image, more opaque the larger its absolute value: where the map is 0 the image alone is
+    visible. Maps of one sign go from yellow to red, signed maps from blue (negative) to red. The largest absolute value
+    of each map is printed below it. Masks, one per image, are drawn as outlines; the note is a sentence for the footer.
 
     Raises:
         UserError: there are more rows than a figure can hold.
@@ -80,10 +81,10 @@ def look_figure(
             drawn = [images[image]]
             for axes, column in zip(cells[1:], columns, strict=True):
                 values = column.maps[text, image]
-                drawn.append(paint(images[image], values, signed[column.method], largest[column.method]))
-                axes.set_xlabel(
-                    f"largest {np.abs(values).max():.2g}", fontsize=6.5, labelpad=2, color="#77797e"
-                )
+                most = float(np.abs(values).max())
+                end = most if own_scales else largest[column.method]
+                drawn.append(paint(images[image], values, signed[column.method], end))
+                axes.set_xlabel(f"largest {most:.2g}", fontsize=6.5, labelpad=2, color="#77797e")
             for axes, pixels in zip(cells, drawn, strict=True):
                 axes.imshow(pixels, interpolation="nearest", extent=(0, 1, 0, 1))
                 axes.set(xticks=[], yticks=[])
@@ -101,10 +102,14 @@ def look_figure(
             ramp = _laid_over(np.ones((1, 256, 3)), np.linspace(*ends, 256)[None], signed[method], ends[1])
             scale = ScalarMappable(Normalize(*ends), ListedColormap(ramp[0]))
             bar = figure.colorbar(scale, cax=figure.add_axes(box), orientation="horizontal", ticks=ends)
-            bar.ax.set_xticklabels([f"{end:.2g}" for end in ends], fontsize=7)
+            labels = [f"{end:.2g}" for end in ends]
+            if own_scales:
+                labels = ["-largest" if signed[method] else "0", "largest"]
+            bar.ax.set_xticklabels(labels, fontsize=7)
             if len(methods) > 1:
                 bar.ax.text(1.1, 0.5, method, transform=bar.ax.transAxes, va="center", fontsize=7, **plain)
         shared = "One scale for all maps" + (" of a method." if len(methods) > 1 else ".")
+        shared = "A scale of its own for each map." if own_scales else shared
         words = " ".join(filter(None, [f"Maps: {', '.join(methods)}.", shared, note]))
         figure.text(
             _LABEL / width,

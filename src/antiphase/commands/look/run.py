@@ -79,7 +79,8 @@ class LookResult(Result):
         ]
         blind = [METHODS[name].label for name in self.summary["methods"] if not METHODS[name].asks]
         note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
-        return look_figure(images, texts, columns, masks=masks or None, note=note)
+        own_scales = self.summary.get("scale") == "each"
+        return look_figure(images, texts, columns, masks=masks or None, note=note, own_scales=own_scales)
 
     def write(self, path: Path) -> Path:
         """Write the figure and the maps next to it, both or none, and return the path of the maps."""
@@ -183,6 +184,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
         "prompt": options.prompt,
         "methods": list(methods),
         "layer": layer,
+        "scale": options.scale,
         "left_out": left_out,
         "maps": maps,
         "metrics": metrics,

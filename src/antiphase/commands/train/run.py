@@ -22,6 +22,7 @@ from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
+from antiphase.models.clip import clip_sizes
 from antiphase.processes import this_process
 from antiphase.report.figure import new_figure
 from antiphase.report.page import Headline, Plot, Section
@@ -29,7 +30,7 @@ from antiphase.report.table import Field, Table
 from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
 from antiphase.training.loop import check_trackers
-from antiphase.training.recipe import ClipRecipe, Recipe, make_clip_recipe
+from antiphase.training.recipe import TRAINING_PRESETS, ClipRecipe, Recipe, make_clip_recipe
 
 Metrics = list[dict[str, Any]]
 """Of each epoch."""
@@ -83,11 +84,13 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
     amount = {"limit": options.limit, "samples": options.samples, "lanes": options.lanes}
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
+    preset = TRAINING_PRESETS[options.preset]["size"]
+    sizes: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
     recipe = make_clip_recipe(
         options.model,
         options.preset,
         fingerprint=pairs.fingerprint(),
-        model_fields=options.chosen("init", "lambda_init"),
+        model_fields=options.chosen("init", "lambda_init", "variant") | sizes,
         **_of_recipe(options, ClipRecipe),
     )
     return train_clip(

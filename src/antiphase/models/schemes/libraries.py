@@ -30,6 +30,9 @@ from antiphase.models.preprocessing import (
 )
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
+FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+
 
 @scheme(
     "timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", random=True
@@ -194,32 +197,62 @@ def quiet_logging(name: str | None = None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-@scheme("open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", random=True)
+@scheme(
+    "open_clip:NAME/TAG",
+    "any open_clip model, with the pretrained weights TAG, those of open_clip:NAME@FILE, or an exported directory",
+    random=True,
+)
 def _open_clip(wanted: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
-    spec, drawn = f"open_clip:{wanted.name}", wanted.random_weights
-    base, _, tag = wanted.name.partition("/")
-    check_known(base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() lists them")
-    tags = open_clip.list_pretrained_tags_by_model(base)
-    if not drawn and tag not in tags:
-        known = f"TAG one of {', '.join(tags) or 'none'}, or --random-weights"
-        raise UserError(f"{spec}: expected open_clip:{base}/TAG with {known}")
-    # some weights were trained with QuickGELU; open_clip would only warn and use GELU
-    quick = not drawn and bool(open_clip.get_pretrained_cfg(base, tag).get("quick_gelu"))
-    what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
-    fix = "use one such as open_clip:ViT-B-32" if drawn else "build the model with --random-weights"
-    lacking = downloading(f"{spec}: {what} available", f"load it once with network access, or {fix}")
+    named, file = wanted.split()
+    base, _, tag = named.partition("/")
+    spec, drawn, folder = f"open_clip:{named}", wanted.random_weights, Path(named).expanduser()
+    about: dict[str, Any] = {}  # of the weights TAG: their preprocessing and activation
+    stored, others = (folder / OPEN_CLIP_CONFIG).is_file(), False
+    if stored and (file or drawn):
+        raise UserError(f"{wanted.spec}: {folder} has its own weights; leave out @FILE and --random-weights")
+    if not stored:
+        check_known(
+            base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() has them"
+        )
+        known = {
+            name: open_clip.get_pretrained_cfg(base, name)
+            for name in open_clip.list_pretrained_tags_by_model(base)
+        }
+        if not drawn and tag not in known and (tag or not file):
+            fix = f"TAG one of {', '.join(known) or 'none'}, open_clip:{base}@FILE, or --random-weights"
+            raise UserError(f"{spec}: expected open_clip:{base}/TAG with {fix}")
+        about = {} if drawn else known.get(tag, {})
+        parts = ("mean", "std", "interpolation", "resize_mode", "quick_gelu")
+        others = not tag and len({str([one.get(part) for part in parts]) for one in known.values()}) > 1
+    what = "its text tower or tokenizer is neither cached nor" if drawn or file else "the weights are not"
+    fix = "use one such as open_clip:ViT-B-32" if drawn or file else "build the model with --random-weights"
+    lacking = downloading(
+        f"{spec}: {what} available", f"load it once with network access, or {fix}", FAILURES
+    )
+    place = f"local-dir:{folder}" if stored else base
     with drawn_from(wanted.seed), quiet_logging(), lacking:
-        pretrained = None if drawn else tag
-        model: Any = open_clip.create_model(base, pretrained=pretrained, force_quick_gelu=quick)
-        tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
+        model: Any = open_clip.create_model(
+            place,
+            pretrained=None if stored or drawn or file else tag,
+            # some weights were trained with QuickGELU; open_clip would only warn and use GELU
+            force_quick_gelu=bool(about.get("quick_gelu")),
+            force_preprocess_cfg=about,
+            pretrained_text=not file,
+        )
+        tokenizer = open_clip.get_tokenizer(place)  # some are downloaded from the hub
+    if file:
+        load_into(model, read_state(file, model.state_dict()), file)
     check_finite(model.state_dict(), spec)
     used = of_open_clip(model.visual.preprocess_cfg, spec)
-    return wanted.loaded(OpenClip(model, tokenizer, used), wanted.name, used=used, tag="" if drawn else tag)
-
-
-FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+    doubts: tuple[str, ...] = ()
+    if file and others:
+        doubt = f"a file of weights tells neither activation nor preprocessing; used are {base}'s own, {used}"
+        doubts = (f"{wanted.spec}: {doubt}; for those of other weights give {spec}/TAG@{file}",)
+    tag = "" if drawn or file or stored else tag
+    name = folder.resolve().name if stored else named
+    return wanted.loaded(OpenClip(model, tokenizer, used), name, used=used, doubts=doubts, tag=tag)
 
 
 class Logits(nn.Module):

@@ -146,6 +146,7 @@ def _content(spec: str) -> str:
         return code_content(name)
     file = name.partition("@")[2]
     places = {"diffclip": name.partition("#")[0], "hf": name, "timm": file, "torchvision": file}
+    places["open_clip"] = file or name
     named = places.get(kind, spec)
     if not named:
         return ""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from antiphase.data.shards import CC3M, CC12M, TITLES
 from antiphase.errors import UserError
+from antiphase.models.checkpoints import RECIPE_FILE, as_config, read_recipe
 from antiphase.models.clip import ClipConfig, find_clip
 from antiphase.models.schemes.diffclip import (
     config_of,
@@ -79,6 +80,8 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
     if kind == "open_clip":
         base, _, tag = name.partition("/")
         return given(spec, series or base, seed, note, trained_on=tag)
+    if kind != "diffclip":
+        return _run(Path(spec).expanduser(), spec, seed, series)
     path, _, setting = name.partition("#")
     lambda_init = read_lambda_init(spec, setting) if setting else None
     by_depth = lambda_init == "depth"
@@ -89,18 +92,40 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
         towers = tuple(attention_spec(one.attention).differential for one in (config.vision, config.text))
         depth = config.vision.depth
+    facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
+    if any(towers):
+        facts["lambda_init"] = 0.8 if by_depth else lambda_init
+        facts["lambda_schedule"] = "depth" if by_depth else "constant"
+        note = _ASSUMED
+    return given(spec, series or _series(towers, by_depth), seed, note, **facts)
+
+
+def _series(towers: tuple[bool, ...], by_depth: bool) -> str:
+    """Return what reports call a CLIP, by which of its towers have differential attention."""
     both = "diffclip-depth" if by_depth else "diffclip"
     variants: dict[tuple[bool, ...], str] = {
         (False, False): "clip",
         (True, False): "diffclip-vision",
         (False, True): "diffclip-text",
     }
-    facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
-    if any(towers):
-        facts["lambda_init"] = 0.8 if by_depth else lambda_init
-        facts["lambda_schedule"] = "depth" if by_depth else "constant"
-        note = _ASSUMED
-    return given(spec, series or find_clip(variants.get(towers, both)).label, seed, note, **facts)
+    return find_clip(variants.get(towers, both)).label
+
+
+def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
+    """Return a run of ``antiphase train-clip``, whose recipe says what it is and what it was trained on."""
+    recipe = read_recipe(folder)
+    if recipe.get("kind") != "clip":
+        raise UserError(f"models {spec}: is no CLIP; expected a directory of antiphase train-clip")
+    config = as_config(ClipConfig, recipe.get("model"), f"{folder / RECIPE_FILE}: ", ("model",))
+    both = (config.vision, config.text)
+    differential = [tower for tower in both if attention_spec(tower.attention).differential]
+    facts: dict[str, Any] = {"trained_on": str(recipe.get("data")), "depth": config.vision.depth}
+    if differential:
+        facts["lambda_init"] = differential[0].lambda_init
+        facts["lambda_schedule"] = differential[0].lambda_schedule
+    by_depth = facts.get("lambda_schedule") == "depth"
+    towers = tuple(tower in differential for tower in both)
+    return given(spec, series or _series(towers, by_depth), seed, **facts)
 
 
 @lru_cache

@@ -1,0 +1,98 @@
+"""CLIPs exported to open_clip and transformers: these libraries load them and compute the same logits."""
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from PIL import Image
+
+from antiphase.data.decoding import pil_to_tensor
+from antiphase.errors import UserError
+from antiphase.models import clip, diffclip, load_model, write_model
+
+SIZES = {
+    "vision": {"image_size": 32, "patch_size": 8, "dim": 36, "depth": 3, "num_heads": 6, "mlp_ratio": 3.0},
+    "text": {"dim": 28, "depth": 2, "num_heads": 2, "context_length": 11},
+    "embed_dim": 20,
+}
+TEXTS = ["a mug on a table", "Two dogs, running!", "x" * 300]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A CLIP whose every weight was drawn, biases and norms included."""
+    own = clip(seed=1, **SIZES).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return own
+
+
+@pytest.fixture(scope="module")
+def picture():
+    shape, generator = (48, 72, 3), torch.Generator().manual_seed(1)
+    return Image.fromarray(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).numpy())
+
+
+def logits(model, images, texts):
+    embedded = model.encode_image(images), model.encode_text(texts)
+    images, texts = (F.normalize(part, dim=-1) for part in embedded)
+    return model.logit_scale.exp() * images @ texts.T
+
+
+def pixels_of(model, picture):
+    return model.square(pil_to_tensor(picture)).float()[None] / 255
+
+
+@torch.no_grad()
+def test_open_clip_computes_the_same_logits_from_a_picture_and_words(model, picture, tmp_path):
+    write_model(model, tmp_path / "out", layout="open_clip")
+    name = f"local-dir:{tmp_path / 'out'}"
+    theirs, _, preprocess = open_clip.create_model_and_transforms(name)
+    tokens = open_clip.get_tokenizer(name)(TEXTS)
+    expected = logits(model, pixels_of(model, picture), TEXTS)
+    torch.testing.assert_close(logits(theirs.eval(), preprocess(picture)[None], tokens), expected)
+    again = load_model(f"open_clip:{tmp_path / 'out'}")
+    assert (again.card.name, again.card.image_shape, again.card.attention) == ("out", (3, 32, 32), "softmax")
+    torch.testing.assert_close(logits(again, pixels_of(again, picture), TEXTS), expected)
+    with pytest.raises(UserError, match="has its own weights; leave out @FILE and --random-weights"):
+        load_model(f"open_clip:{tmp_path / 'out'}", random_weights=True)
+
+
+@torch.no_grad()
+def test_transformers_computes_the_same_logits_from_a_picture_and_words(model, picture, tmp_path, capsys):
+    write_model(model, tmp_path, layout="transformers")
+    theirs = transformers.CLIPModel.from_pretrained(tmp_path).eval()
+    capsys.readouterr()  # its progress bar
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path)(
+        TEXTS, padding=True, truncation=True, return_tensors="pt"
+    )
+    process = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    inputs = process(picture, return_tensors="pt")["pixel_values"]
+    pixels = inputs * torch.tensor(process.image_std).view(3, 1, 1) + torch.tensor(process.image_mean).view(
+        3, 1, 1
+    )
+    expected = logits(model, pixels, TEXTS)
+    torch.testing.assert_close(
+        theirs(**tokens, pixel_values=inputs).logits_per_image, expected, rtol=1e-4, atol=1e-4
+    )
+    again = load_model(f"hf:{tmp_path}")  # compares its own preprocessing with the processor's
+    own = pixels_of(model, picture)
+    assert torch.equal(pixels_of(again, picture), own)
+    torch.testing.assert_close(logits(again, own, TEXTS), logits(model, own, TEXTS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["open_clip", "transformers"])
+def test_what_a_layout_cannot_express_is_one_line_and_nothing_is_written(tmp_path, layout):
+    for other, why in (
+        (diffclip(**SIZES), "the image tower has differential attention; expected standard attention"),
+        (diffclip(towers="text", **SIZES), "the text tower has differential attention; expected standard"),
+        (clip(logit_bias=-10.0, **SIZES), "cannot store a logit bias"),
+    ):
+        with pytest.raises(UserError, match=why):
+            write_model(other, tmp_path, layout=layout)
+    with pytest.raises(UserError, match=f"layout '{layout}': expected a CLIP, not VisionTransformer"):
+        write_model(load_model("specimen:vit-0"), tmp_path, layout=layout)
+    assert not list(tmp_path.iterdir())
