@@ -71,7 +71,9 @@ def run_foreign(
     if odd := [option for option in run if option not in _KNOWN]:
         raise UserError(f"option {odd[0]!r}: expected one of name, settings, {', '.join(_KNOWN)}")
     if (precision := run.get("precision", "float32")) == "bf16":
-        raise UserError(f"precision {precision!r}: expected 'float32' or 'auto' for attacks of other libraries")
+        raise UserError(
+            f"precision {precision!r}: expected 'float32' or 'auto' for attacks of other libraries"
+        )
     search = _Foreign(attack, name, threat)
     result = run_search(model, images, labels, threat, search, run, settings=settings)
     beyond = result.distance > threat.eps + threat.slack(result.adversarial)

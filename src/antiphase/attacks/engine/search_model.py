@@ -174,12 +174,19 @@ def _seconds(model: Any, precision: Any, given: list[Tensor], exact: Tensor, dev
 def _machine(device: torch.device) -> tuple[Any, ...]:
     if device.type == "cuda":
         return torch.__version__, torch.cuda.get_device_name(device)
-    return torch.__version__, device.type, torch.get_num_threads(), sorted(torch.cpu.get_capabilities().items())
+    return (
+        torch.__version__,
+        device.type,
+        torch.get_num_threads(),
+        sorted(torch.cpu.get_capabilities().items()),
+    )
 
 
 def _file() -> Path:
     """Return where choices are kept; raise RuntimeError without a home directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphase" / "search-models.json"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphase" / "search-models.json"
+    )
 
 
 def _remembered() -> dict[str, str]:
