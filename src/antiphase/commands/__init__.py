@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from antiphase.commands.command import Command
 
 _LINES = """\
-quickstart Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+quickstart Attack the bundled models on bundled images of Fashion-MNIST.
 audit Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 attack Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 sense Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
