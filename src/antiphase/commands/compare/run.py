@@ -4,6 +4,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,7 @@ def _compared(
         "data": records[0].get("data", "images"),
         "data_fingerprint": records[0].get("data_fingerprint", ""),
         "n": records[0]["n"] if isinstance(records[0].get("n"), list) else frame.select(pl.max("n")).item(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - began, 2),
         **environment_record(torch.device("cpu")),
         "warnings": [
