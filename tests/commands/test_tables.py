@@ -188,7 +188,7 @@ def test_tables_of_a_finished_run_are_printed_as_text(seeds, run_cli, capsys):
     for form, start in (("latex", r"\begin{table}"), ("markdown", "| model |"), ("csv", "model,")):
         assert result.table("models", form).startswith(start)
     assert result.table(form="latex").count(r"\begin{table}") == len(result.table_names)
-    with pytest.raises(UserError, match="table 'modells': expected one of models, asr-pgd-linf"):
+    with pytest.raises(UserError, match="table 'modells': expected one of asr-pgd-linf"):
         result.table("modells")
     with pytest.raises(UserError, match="table 'tex': expected one of csv, latex, markdown"):
         result.table("models", "tex")
