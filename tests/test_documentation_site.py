@@ -100,6 +100,104 @@ return {
 """
 
 
+CONTRAST = """
+const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+const over = (front, back) => [0, 1, 2].map((at) => front[at] * (front[3] ?? 1) + back[at] * (1 - (front[3] ?? 1)));
+const ground = (each) => {
+    if (!each) return [255, 255, 255];
+    const color = channels(getComputedStyle(each).backgroundColor);
+    return (color[3] ?? 1) === 1 ? color.slice(0, 3) : over(color, ground(each.parentElement));
+};
+const light = (color) => color.slice(0, 3).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+const weak = {};
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+    const each = walker.currentNode.parentElement, style = getComputedStyle(each), box = each.getBoundingClientRect();
+    const seen = each.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+    if (!seen || !walker.currentNode.data.trim() || box.width < 2 || box.height < 2) continue;
+    if (each.closest("svg, script, style, .headerlink, .md-search__output")) continue;
+    const back = ground(each), color = over(channels(style.color), back);
+    const [most, least] = [light(color), light(back)].sort((a, b) => b - a);
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    const ratio = (most + 0.05) / (least + 0.05);
+    if (ratio < (large ? 3 : 4.5)) weak[each.tagName + "." + each.className + " " + style.color] = ratio.toFixed(2);
+}
+return weak;
+"""
+
+
+@needs.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(browser, address, scheme):
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    metrics = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    weak = {}
+    for page in (
+        "index",
+        "first-audit",
+        "commands",
+        "findings",
+        "concepts/success-rate",
+        "reference/commands/audit",
+    ):
+        browser.get(f"{address}/{page}.html")
+        browser.execute_async_script(READY)
+        weak |= browser.execute_script(CONTRAST)
+    assert weak == {}
+
+
+SEARCHED = """
+const [query, done] = arguments;
+document.querySelector("[data-md-toggle=search]").checked = true;
+const field = document.querySelector(".md-search__input");
+field.focus();
+field.value = query;
+field.dispatchEvent(new Event("keyup"));
+const look = () => {
+    const links = [...document.querySelectorAll(".md-search-result__link")].map((each) => new URL(each.href).pathname);
+    links.length ? done(links) : setTimeout(look, 200);
+};
+setTimeout(look, 1000);
+"""
+
+
+@needs.browser
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [("λ", None), ("train", "commands.html"), ("resume", "resume.html"), ("SLURM", "several-processes.html")],
+)
+def test_a_search_finds_greek_letters_and_how_tos_first(browser, address, query, page):
+    browser.get(f"{address}/install.html")
+    found = browser.execute_async_script(SEARCHED, query)
+    assert found
+    assert page is None or found[0].strip("/") == page
+
+
+def test_programs_find_every_page_as_markdown():
+    lines = (SITE / "llms.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert lines[2].startswith("> ")
+    targets = [target for line in lines for target in re.findall(r"^- \[.*?\]\(([^)]+)\)", line)]
+    assert len(targets) > 50
+    assert [target for target in targets if not (SITE / target).is_file()] == []
+
+
+def test_the_home_page_has_one_claim_one_picture_and_a_report():
+    text = (SITE / "index.html").read_text(encoding="utf-8")
+    assert "Is differential attention more fragile?" in text
+    assert text.count("<picture>") == 1
+    assert '<iframe class="report"' in text
+    assert (SITE / "quickstart/report.html").is_file()
+    assert 'property="og:image"' in text
+    assert (SITE / "assets/social.png").read_bytes()[:4] == b"\x89PNG"
+    assert "https://github.com/antiphase/antiphase" in text
+
+
 @needs.browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_page_loads_fits_and_asks_no_other_host(browser, address, width):

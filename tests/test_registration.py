@@ -1,5 +1,7 @@
 """A λ, a differential attention and a data source of one's own: each is one thing and one line that registers it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -254,11 +256,12 @@ def test_its_alignment_is_measured_like_any_other(digits, tmp_path):
     assert summary["models"][0]["lambda"] == mean_lambdas(model)
 
 
-def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
+def test_a_lambda_for_each_query_weighs_a_head_by_its_mean_over_the_queries(digits):
     model = diffvit(8, parameterisation="token", **SIZES).eval()
     (layer, *_) = attention_layers(model, digits.images(range(2)))
-    with pytest.raises(UserError, match="λ differs from query to query, expected one for each head"):
-        layer.weight  # noqa: B018 (it raises)
+    assert_close(layer.weight, layer.lam.mean(-1))
+    with pytest.raises(UserError, match="λ differs from query to query; expected `lambda_of`"):
+        replace(layer, lambda_of=None).subtracted  # noqa: B018 (it raises)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 
 from links import ROOT
 
+from antiphase.studies.report.figures import for_both_schemes, text_svg
+
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -17,7 +19,7 @@ def executed(markdown: str, keep: Callable[[bytes], str]) -> str:
 
     Args:
         markdown: the page. A block that assigns ``figure`` draws; its heading becomes the picture's text.
-        keep: stores a PNG and returns its address.
+        keep: stores an SVG and returns its address.
 
     Returns:
         The page with the output of each block behind it.
@@ -34,9 +36,8 @@ def executed(markdown: str, keep: Callable[[bytes], str]) -> str:
         if printed.getvalue():
             shown += f"\n```text\n{printed.getvalue()}```\n"
         if "figure" in names:
-            picture = io.BytesIO()
-            names["figure"].savefig(picture, format="png", dpi=160, bbox_inches="tight")
-            shown += f"\n![{heading}]({keep(picture.getvalue())})\n"
+            names["figure"].set_layout_engine("tight")
+            shown += f"\n![{heading}]({keep(for_both_schemes(text_svg(names['figure'])).encode())})\n"
         return shown
 
     before = os.getcwd()

@@ -12,7 +12,7 @@ _MARKDOWN = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?(?:\s[^)]*)?\))")
 _HTML = re.compile(r"""((?:src|srcset|href)=")([^"#:]+)((?:#[^"]*)?")""")
 _CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)\s*?$|^(?: {4}).*?$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _MOVED = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "docs/notebooks/first.ipynb": "notebook.md",
     "docs/README.md": "index.md",
     "docs": "index.md",
@@ -24,9 +24,11 @@ _MOVED = {
 def of_repository(uri: str) -> str:
     """Return where a page of the site is in the repository.
 
-    >>> of_repository("index.md"), of_repository("dev/data.md"), of_repository("how-to/clip.md")
+    >>> of_repository("overview.md"), of_repository("dev/data.md"), of_repository("how-to/clip.md")
     ('README.md', 'dev/data.md', 'docs/how-to/clip.md')
     """
+    if uri == "index.md":  # made from README
+        return "README.md"
     for path, place in _MOVED.items():
         if place == uri and posixpath.splitext(path)[1]:  # a file, not the folder it stands for
             return path

@@ -88,11 +88,21 @@ CLIPS: Table = {
 }
 """CLIPs that can be trained: a ``ClipVariant`` each."""
 
+VARIANTS: Table = {
+    "v1": "antiphase.attention.variants:V1",
+    "v2": "antiphase.attention.variants:V2",
+    "grouped": "antiphase.attention.variants:GROUPED",
+    "gated": "antiphase.attention.variants:GATED",
+    "dint": "antiphase.attention.variants:DINT",
+}
+"""Variants of differential attention: a ``Variant`` each."""
+
 LAMBDAS: Table = {
     "vector": "antiphase.attention.lambdas:make_vector",
     "scalar": "antiphase.attention.lambdas:make_scalar",
     "fixed": "antiphase.attention.lambdas:make_fixed",
     "zero": "antiphase.attention.lambdas:make_zero",
+    "gate": "antiphase.attention.lambdas:make_gate",
 }
 """Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 

@@ -1,11 +1,12 @@
 """The page of all cards below a folder: its rows, and sorting in a real browser."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from antiphase.commands.audit.card import read_card, write_card
-from antiphase.commands.leaderboard.run import rate_tables, rows_of, write_leaderboard
+from antiphase.commands.leaderboard.run import rankings, rows_of, write_leaderboard
 from tests import needs
 from tests.commands.audits import audited
 from tests.commands.test_browser import browser, open_page, requested  # noqa: F401 (browser is a fixture)
@@ -58,7 +59,7 @@ def test_rows_are_those_of_the_cards_and_what_is_no_card_is_left_out(cards, run_
 
 
 @needs.browser
-def test_columns_sort_in_a_browser(cards, browser):  # noqa: F811
+def test_a_ranking_is_chosen_sorted_and_readable_on_a_phone(cards, browser):  # noqa: F811
     paths = sorted(cards.rglob("card.json"))
     page = write_leaderboard({path: read_card(path) for path in paths}, [], cards / "page.html")
     accuracy = {
@@ -67,61 +68,82 @@ def test_columns_sort_in_a_browser(cards, browser):  # noqa: F811
         for model in read_card(path).models
     }
 
-    def shown() -> list[str]:
-        return browser.execute_script(
-            "return [...document.querySelectorAll('.panel:not([hidden]) tbody th')].map(e => e.dataset.value)"
-        )
+    def shown(what: str = "tbody th") -> list[str]:
+        script = "return [...document.querySelectorAll('.ranking:not([hidden]) ' + arguments[0])]"
+        return browser.execute_script(f"{script}.map(e => e.dataset.value ?? e.textContent)", what)
+
+    def choose(name: str, value: str) -> None:
+        script = "const s = document.querySelector(`[name=${arguments[0]}]`); s.value = arguments[1];"
+        browser.execute_script(f"{script} s.dispatchEvent(new Event('change'))", name, value)
 
     for width in (390, 1280):
         open_page(browser, page, width)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        assert shown() == sorted(accuracy, key=lambda name: [-value for value in accuracy[name]])
-        heads = browser.find_elements("css selector", ".panel:not([hidden]) th button")
-        assert [head.text for head in heads] == ["Model", "Attack", "Images", "Clean", "1/255", "4/255"]
+        assert len(shown("h2")) == 1
+        choose("eps", "4/255")
+        assert shown("h2") == ["digits (test), L∞, ε = 4/255"]
+        assert shown() == sorted(accuracy, key=lambda name: -accuracy[name][1])
+        assert shown("td.rank")[0] == "1"
+        right = (
+            "return document.querySelector('.ranking:not([hidden]) td.robust').getBoundingClientRect().right"
+        )
+        assert browser.execute_script(right) <= width  # name and robust accuracy need no scrolling
+        heads = browser.find_elements("css selector", ".ranking:not([hidden]) th button")
+        assert [head.text for head in heads][:5] == ["#", "Model", "Robust", "Clean", "ASR"]
         for click, sign in ((0, -1), (1, 1)):  # largest first, then smallest
-            heads[5].click()
+            heads[2].click()
             assert shown() == sorted(accuracy, key=lambda name: sign * accuracy[name][1]), click
-        heads[0].click()
+        heads[1].click()
         assert shown() == sorted(accuracy)
-        sticky = "return getComputedStyle(document.querySelector('.panel:not([hidden]) tbody th')).position"
-        assert browser.execute_script(sticky) == "sticky"
+        links = browser.execute_script(
+            "return [...document.querySelectorAll('.ranking td:last-child a')].map(e => e.getAttribute('href'))"
+        )
+        assert set(links) == {"one/card.json", "deep/er/two/card.json"}
         assert browser.get_log("browser") == []
         assert [url for url in requested(browser) if not url.startswith("data:")] == [page.as_uri()]
 
 
-@pytest.mark.parametrize("metric", ["robust_accuracy", "asr"])
-def test_a_model_has_one_row_of_its_worst_attack_and_controls_are_below(cards, metric):
+def test_a_model_has_one_row_of_its_worst_attack_and_controls_have_no_rank(cards):
     """Noise hurts least of all, so that it would rank first; PGD is worse at one ε, Square at the other."""
     path = cards / "one" / "card.json"
     told = json.loads(path.read_text())
-    own = {}
     for model in told["models"]:
-        pgd = model["rates"]
-        own[model["name"]] = {
-            "pgd": pgd,
-            "square": [
-                {**pgd[1], "eps": pgd[0]["eps"]},
-                {**pgd[0], "eps": pgd[1]["eps"]},
-            ],  # worse at the smaller ε
-            "noise": [{**pgd[0], "eps": at["eps"]} for at in pgd],
-        }
+        small, large = model["rates"]
+        square = [{**large, "eps": small["eps"]}, {**small, "eps": large["eps"]}]  # worse at the smaller ε
+        noise = [{**small, "eps": at["eps"]} for at in (small, large)]
         model["rates"] = [
-            {**at, "attack": name} for name, rates in own[model["name"]].items() for at in rates
+            {**at, "attack": name}
+            for name, rates in (("pgd", [small, large]), ("square", square), ("noise", noise))
+            for at in rates
         ]
     path.write_text(json.dumps(told | {"differences": []}))
-    tables = {table["title"]: table for table in rate_tables(rows_of({path: read_card(path)}))}
-    lines = tables[{"robust_accuracy": "Robust accuracy", "asr": "ASR"}[metric]]["lines"]
-    worst = min if metric == "robust_accuracy" else max
-    ranked, controls = ([line for line in lines if bool(line["control"]) == side] for side in (False, True))
-    assert len(ranked) == len(own)
-    for line in ranked:
-        assert line["attack"] == "PGD (L∞), Square (L∞)"
-        (smaller, first), (larger, second) = line["cells"]
-        rates = [at[metric]["value"] for at in own[line["model"].name]["pgd"]]
-        assert (smaller.value, larger.value) == (worst(rates), worst(rates))
-        assert (first, second) == ("Square (L∞)", "PGD (L∞)")
-    assert {(line["model"].name, line["attack"]) for line in controls} == {
-        (name, "Noise (L∞)") for name in own
-    }
+    (cards / "one" / "report.html").touch()
+    smaller, larger = rankings(rows_of({path: read_card(path)}), cards)
+    assert (smaller["eps"], larger["eps"]) == (1 / 255, 4 / 255)
+    for board, worst, place in ((smaller, "Square (L∞)", 1), (larger, "PGD (L∞)", 1)):
+        *ranked, first, second = board["lines"]
+        assert {line["control"] for line in (first, second)} == {"noise"}
+        assert [line["rank"] for line in board["lines"]] == [1, 2, None, None]
+        for line in ranked:
+            rates = [at.rates[place].robust_accuracy.value for at in [line["model"]]]
+            assert (line["robust"].value, line["attack"]) == (rates[0], worst)
+            assert len(line["others"]) == 1
+            assert line["links"] == {"card": "one/card.json", "report": "one/report.html"}
+        assert ranked[0]["robust"].value >= ranked[1]["robust"].value
     page = write_leaderboard({path: read_card(path)}, [], cards / "page.html").read_text(encoding="utf-8")
-    assert page.count('<tbody class="controls">') == page.count("<table") == 3
+    assert page.count('<tbody class="controls">') == 2
+    assert "worst of 2; also PGD (L∞)" in page
+
+
+def test_equal_robust_accuracies_share_a_rank_and_a_difference_stands_in_its_row(cards):
+    path = cards / "one" / "card.json"
+    board = rankings(rows_of({path: read_card(path)}), cards)[0]
+    diffvit, vit = sorted(board["lines"], key=lambda line: line["model"].name)
+    (difference,) = [one for one in read_card(path).differences if one.eps == 1 / 255]
+    assert (diffvit["difference"], vit["difference"]) == (difference, None)
+    rows = rows_of({path: read_card(path)})
+    same = [
+        replace(row, model=row.model.model_copy(update={"weights": row.model.weights[::-1] + "0"}))
+        for row in rows
+    ]
+    assert [line["rank"] for line in rankings([*rows, *same], cards)[0]["lines"]] == [1, 1, 3, 3]

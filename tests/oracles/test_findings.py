@@ -1,4 +1,4 @@
-"""README's answers and counts against a second implementation of each number, in findings.py and claim_counts.py."""
+"""Answers and counts of README and docs/findings.md against a second implementation: findings.py, claim_counts.py."""
 
 import functools
 import re
@@ -25,17 +25,26 @@ DIFFERENCE = re.compile(
     r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\](?:, (undecided|absent|holds|contradicted))?"
 )
 # what numbers a sentence has that are no results: budgets, depths, a data set's name
-NO_RESULT = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|CIFAR-10\b|log2 depth, 1 to 12|λ frozen at 0")
+NO_RESULT = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|CIFAR-10\b|log2 depth, 1 to 12|λ frozen at 0|λ = 0")
+
+
+def _text(file):
+    return (findings.ROOT / file).read_text(encoding="utf-8").replace("−", "-")
 
 
 def _readme():
-    text = (findings.ROOT / "README.md").read_text().replace("−", "-")
-    return text.split("<!-- findings -->")[1].split("<!-- /findings -->")[0]
+    return _text("README.md").split("<!-- findings -->")[1].split("<!-- /findings -->")[0]
 
 
 def _answer(question):
-    start = _readme().index(f"- **{question}**")
-    return _readme()[start:].split("\n")[0].split("**", 2)[2]
+    """The answer of docs/findings.md, without the further claims that are listed below it."""
+    answer = _text("docs/findings.md").split(f"## {question}\n\n")[1].split("\n## ")[0]
+    return " ".join(line for line in answer.split("\n") if line and not line.startswith(("- ", "!", "*")))
+
+
+def _in_brief(question):
+    (line,) = (line for line in _readme().split("\n") if line.startswith(f"- **{question}**"))
+    return line.split("**", 2)[2]
 
 
 @functools.cache
@@ -62,15 +71,7 @@ def test_each_difference_and_interval_is_that_of_the_rows(question):
     printed = list(_printed(question))
     assert printed
     for label, *numbers, verdict in printed:
-        # intervals.md leaves open how many degrees of freedom a mean over groups has: one unit of the last digit
-        fits = [
-            row
-            for row in _recomputed()[question][0]
-            if label in LABEL.findall(row.label)
-            and _rounds_to(numbers[0], row.estimate)
-            and _rounds_to(numbers[1], row.low, row.groups)
-            and _rounds_to(numbers[2], row.high, row.groups)
-        ]
+        fits = [row for row in _fitting(question, *numbers) if label in LABEL.findall(row.label)]
         assert fits, f"{label}: {numbers}"
         assert verdict is None or verdict in {row.verdict for row in fits}, f"{label}: {verdict}"
 
@@ -84,9 +85,56 @@ def test_each_other_number_is_that_of_the_rows_or_listed(question):
         assert recomputed or number in NOT_RECOMPUTED, number
 
 
+def _fitting(question, *numbers):
+    """The rows of a question whose estimate and interval round to three numbers."""
+    # intervals.md leaves open how many degrees of freedom a mean over groups has: one unit of the last digit
+    return [
+        row
+        for row in _recomputed()[question][0]
+        if _rounds_to(numbers[0], row.estimate)
+        and _rounds_to(numbers[1], row.low, row.groups)
+        and _rounds_to(numbers[2], row.high, row.groups)
+    ]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_readme_has_estimates_of_the_rows_and_no_other_number(question):
+    text = _in_brief(question)
+    printed = [found.groups()[:3] for found in DIFFERENCE.finditer(text)]
+    assert printed
+    for numbers in printed:
+        assert _fitting(question, *numbers), numbers
+    assert not re.findall(r"\d", NO_RESULT.sub("", DIFFERENCE.sub("", text)))
+
+
+def test_the_picture_of_the_answers_shows_estimates_of_the_rows():
+    words = re.findall(r"<text[^>]*>([^<]+)</text>", _text("docs/answers.svg"))
+    question, shown = "", []
+    for word in words:
+        question = word if word in QUESTIONS else question
+        shown += [(question, *found.groups()[:3]) for found in DIFFERENCE.finditer(word)]
+    assert len(shown) == 8
+    for question, *numbers in shown:
+        assert _fitting(question, *numbers), (question, numbers)
+
+
+def test_readme_says_what_changes_the_answer():
+    for words in (
+        "means over ε",
+        "initial weights",
+        "chosen after a look at ASR",
+        "larger models",
+        "photographs",
+    ):
+        assert words in _readme()
+    assert re.search(r"Fashion-MNIST\s+and emoji", _text("README.md"))
+
+
 def test_the_table_of_counts_is_that_of_the_registers():
     head, _, *lines = (
-        line.strip("| ").split(" | ") for line in _readme().splitlines() if line.startswith("|")
+        line.strip("| ").split(" | ")
+        for line in _text("docs/findings.md").split("## How sure is that?")[1].split("\n## ")[0].splitlines()
+        if line.startswith("|")
     )
     counts = claim_counts.counts()
     assert [line[0] for line in lines] == list(counts)

@@ -51,6 +51,22 @@ class Grouped(Projected):
         return self.wo(merge(((maps[:, :, :-1] - self.lam * maps[:, :, -1:]) @ v[:, :, None]).flatten(1, 2)))
 
 
+class GatedGroups(Grouped):
+    """Motif-3's: groups, λ = σ(x·W) of each signal head, and an output gate."""
+
+    def __init__(self, ratio=3, groups=2):
+        super().__init__(ratio, groups)
+        self.to_lam = nn.Linear(DIM, groups * ratio, bias=False)
+        self.gate = nn.Linear(DIM, groups * ratio * WIDTH, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        maps = maps_of(q, k).unflatten(1, (self.groups, -1))
+        lam = self.to_lam(x).sigmoid().mT.unflatten(1, (self.groups, -1))[..., None]
+        heads = (maps[:, :, :-1] - lam * maps[:, :, -1:]) @ v[:, :, None]
+        return self.wo(merge(heads.flatten(1, 2)) * self.gate(x).sigmoid())
+
+
 class V2(Projected):
     """Diff Transformer V2: λ = σ(x·W) of each token and head; pairs of query heads share keys and values."""
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
-from antiphase.sensitivity import Branch, Layer, attention_maps, register, token_grams
+from antiphase.sensitivity import Branch, Layer, attention_layers, attention_maps, register, token_grams
 from antiphase.sensitivity.maps import attention_of
 from tests.sensitivity import attention_variants as variants
 from tests.sensitivity.own_attention import DIM, FusedHalves
@@ -123,25 +123,27 @@ DIFFERENTIAL = {
     "grouped 3:1, one group": lambda: variants.Grouped(3, groups=1),
     "grouped 4:1, fused": lambda: variants.Grouped(4, fused=True),
     "gated output": variants.OutputGated,
+    "DINT": variants.Dint,
 }
 SOFTMAX = {
     **{f"standard {how}": (lambda how=how: variants.Standard(how)) for how in STANDARD},
     "one head of keys and values": lambda: variants.Standard(queries=6, keys=1),
     "grouped queries, fused": lambda: variants.Standard("fused", queries=6, keys=2),
 }
-OF_TOKENS = "λ, the weight of the map that is subtracted, differs from token to token"
 OF_OTHERS = "its output is subtracted from that of other attention"
+OF_TOKENS = {  # and λ of each query, from the module's tokens
+    "V2": (variants.V2, lambda own, x: own.to_lam(x).sigmoid()),
+    "V2, fused": (lambda: variants.V2("fused"), lambda own, x: own.to_lam(x).sigmoid()),
+    "V2, grouped queries": (lambda: variants.V2("fused", keys=1), lambda own, x: own.to_lam(x).sigmoid()),
+    "gated groups": (variants.GatedGroups, lambda own, x: own.to_lam(x).sigmoid()),
+    "gates of both maps": (variants.Gated, lambda own, x: 1 / own.gate(x).sigmoid() - 1),
+}
 UNKNOWN = {
-    "V2": (variants.V2, OF_TOKENS),
-    "V2, fused": (lambda: variants.V2("fused"), OF_TOKENS),
-    "V2, grouped queries": (lambda: variants.V2("fused", keys=1), OF_TOKENS),
     "V2, a sum": (lambda: variants.V2("sum"), "several of its maps weigh the same values"),
-    "gates of both maps": (variants.Gated, OF_TOKENS),
     "gates of channels": (
         variants.GatedByChannel,
         "what it subtracts is not a weighted map of the same values",
     ),
-    "DINT": (variants.Dint, "its output at a token is no sum of values weighted by"),
     "talking heads": (variants.TalkingHeads, "computes softmax maps"),
     "two modules of torch": (
         lambda: variants.SubtractsModules(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True)),
@@ -241,9 +243,9 @@ def test_a_model_of_both_kinds_is_differential_with_the_lambda_of_its_differenti
 
 
 def test_a_layer_that_is_not_recognised_makes_a_standard_model_unknown():
-    net, x = made(variants.Standard(), variants.V2())
+    net, x = made(variants.Standard(), variants.GatedByChannel())
     assert attention_of(net, x) == ("unknown", ())
-    with pytest.warns(UserWarning, match=r"blocks.1.attn: .*differs from token to token.*V2 is left out"):
+    with pytest.warns(UserWarning, match=r"blocks.1.attn: .*no.* weighted map.*GatedByChannel is left out"):
         assert list(attention_maps(net, x)) == ["blocks.0.attn"]
 
 
@@ -309,3 +311,50 @@ def test_an_adapter_that_is_registered_later_is_called_first():
     assert net.blocks[0].attn.calls == ["blocks.0.attn"]
     assert list(before) == list(after) == ["blocks.0.attn", "blocks.1.attn"]
     assert_close(after["blocks.0.attn"].combined, before["blocks.0.attn"].combined)
+
+
+def tokens_of(net, x):
+    seen = []
+    handle = net.blocks[0].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    net(x)
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", OF_TOKENS)
+def test_a_lambda_of_each_query_is_found_with_its_gradient(name, dtype):
+    build, truth = OF_TOKENS[name]
+    net, x = made(build(), dtype=dtype)
+    module, seen = net.blocks[0].attn, tokens_of(net, x)
+    (layer,) = attention_layers(net, x)
+    expected = truth(module, seen).mT
+    close = {"rtol": 1e-6, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 2e-3, "atol": 2e-4}
+    assert_close(layer.lam, expected, **close)
+    assert attention_of(net, x) == ("differential", (pytest.approx(float(expected.mean()), rel=1e-3),))
+    t, v = rand(*seen.shape, seed=3, dtype=dtype), rand(*layer.maps.positive.shape, seed=4, dtype=dtype)
+    found = layer.term.jvp(t) * layer.weight[..., None, None]
+    _, moved = torch.func.jvp(lambda tokens: truth(module, tokens).mT, (seen,), (t,))
+    assert_close(found, moved[..., None] * layer.maps.negative, **close)
+    pulled = (layer.term.vjp(v) * t[:, None]).sum((2, 3)) * layer.weight
+    assert_close(pulled, (found * v).sum((2, 3)), rtol=1e-3, atol=1e-4)
+
+
+def test_maps_and_lambda_of_dint_are_those_of_the_module():
+    net, x = made(variants.Dint())
+    one, two, _ = net.blocks[0].attn.pairs(tokens_of(net, x))
+    (layer,) = attention_layers(net, x)
+    assert_close(layer.maps.positive, one)
+    assert_close(layer.maps.negative, two - one.mean(-2, keepdim=True))
+    assert_close(layer.maps.combined.sum(-1), torch.ones_like(one[..., 0]))
+
+
+def test_lambda_follows_the_tokens_and_the_weights():
+    net, x = made(variants.V2())
+    module = net.blocks[0].attn
+    for images in (x, rand(3, TOKENS, 5, seed=9)):
+        (maps,) = attention_maps(net, images).values()
+        assert_close(maps.lam, module.to_lam(tokens_of(net, images)).sigmoid().mT)
+    module.to_lam.weight.data *= 2
+    (maps,) = attention_maps(net, x).values()
+    assert_close(maps.lam, module.to_lam(tokens_of(net, x)).sigmoid().mT)

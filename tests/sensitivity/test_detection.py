@@ -97,7 +97,6 @@ LAYOUTS = {
 TRAPS = {
     "a softmax gate": lambda: other.Gate(TOKENS),
     "a sum": other.Sum,
-    "λ of each query": other.LambdaOfQuery,
     "λ of each sample": other.LambdaOfSample,
     "scores without keys": lambda: other.Synthesizer(TOKENS),
     "scores without queries": other.KeysOnly,
@@ -145,6 +144,17 @@ def test_no_lambda_of_a_sample_is_taken_for_a_constant_where_there_is_one_sample
     net = wild(Net(other.LambdaOfSample()))
     with pytest.raises(UserError, match="computes softmax maps"):
         attention_maps(net, rand(1, TOKENS, 5))
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_lambda_of_each_query_is_taken_for_no_constant(samples):
+    net, x = wild(Net(other.LambdaOfQuery())), rand(samples, TOKENS, 5)
+    (layer,) = attention_layers(net, x)
+    lam, t = layer.tokens.mean(2).sigmoid()[:, None], rand(*layer.tokens.shape, seed=5)
+    assert_close(layer.lam, lam.expand_as(layer.lam), rtol=1e-5, atol=0)
+    moved = lam * (1 - lam) * t.mean(2)[:, None]
+    found = layer.term.jvp(t) * layer.weight[..., None, None]
+    assert_close(found, moved[..., None] * layer.maps.negative, rtol=1e-4, atol=1e-8)
 
 
 def test_as_many_tokens_as_channels_confuse_nothing():

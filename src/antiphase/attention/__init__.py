@@ -1,22 +1,35 @@
 """Differential attention as functions and modules."""
 
 from antiphase.attention.functional import differential_attention
-from antiphase.attention.lambdas import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
+from antiphase.attention.lambdas import (
+    FixedLambda,
+    GateLambda,
+    ScalarLambda,
+    VectorLambda,
+    constant,
+    depth_scheduled,
+)
+from antiphase.attention.layouts import from_layout, to_layout
 from antiphase.attention.maps import combine, softmax_maps
 from antiphase.attention.modes import outputs_only
 from antiphase.attention.modules import AttentionMaps, DifferentialAttention, SoftmaxAttention
+from antiphase.attention.variants import Variant
 
 __all__ = [
     "AttentionMaps",
     "DifferentialAttention",
     "FixedLambda",
+    "GateLambda",
     "ScalarLambda",
     "SoftmaxAttention",
+    "Variant",
     "VectorLambda",
     "combine",
     "constant",
     "depth_scheduled",
     "differential_attention",
+    "from_layout",
     "outputs_only",
     "softmax_maps",
+    "to_layout",
 ]

@@ -103,6 +103,28 @@ class FixedLambda(nn.Module):
         return self.value
 
 
+class GateLambda(nn.Module):
+    """λ = σ(x·W), one number for each token and head, about ½ at the start.
+
+    Source: Diff Transformer V2 (microsoft/unilm, ``multihead_flashdiffv2.py``), whose ``lambda_proj`` is W.
+    """
+
+    reads_tokens = True
+
+    @validated
+    def __init__(self, dim: Count, num_diff_heads: Count) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, num_diff_heads, bias=False)
+
+    def draw_parameters(self, stream: Stream) -> None:
+        """Draw W as PyTorch's linear layers do, uniformly within ±1/√dim."""
+        bound = self.gate.in_features**-0.5
+        nn.init.uniform_(self.gate.weight, -bound, bound, stream("gate.weight"))
+
+    def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch heads tokens"]:
+        return self.gate(x).sigmoid().mT
+
+
 class LambdaSizes(NamedTuple):
     """Sizes of the layer that a λ module belongs to: widths of the tokens and of a head's queries, and heads."""
 
@@ -119,6 +141,11 @@ def make_vector(sizes: LambdaSizes, lambda_init: float) -> VectorLambda:
 def make_scalar(sizes: LambdaSizes, lambda_init: float) -> ScalarLambda:
     """Return a :class:`ScalarLambda` for a layer."""
     return ScalarLambda(sizes.num_diff_heads, lambda_init)
+
+
+def make_gate(sizes: LambdaSizes, lambda_init: float) -> GateLambda:
+    """Return a :class:`GateLambda` for a layer; it has no λ_init."""
+    return GateLambda(sizes.dim, sizes.num_diff_heads)
 
 
 def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:

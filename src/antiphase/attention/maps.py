@@ -82,6 +82,20 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
     return mask.masked_fill(dead, 0.0), dead
 
 
+def mean_over_queries(x: Float[Tensor, "*batch queries _"], mask: Tensor | None = None) -> Tensor:
+    """Average rows of maps, or of their products with values, over the queries, as DINT does.
+
+    With a mask the mean for a query is over the queries that attend to no key that it may not: for a causal mask, over
+    those up to itself, so that nothing later is seen.
+    """
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    shut = (~mask if mask.dtype == torch.bool else mask == -math.inf).to(x.dtype)
+    sees_more = (1 - shut) @ shut.mT > 0  # (other query, query)
+    weights = (~sees_more).mT.to(x.dtype)
+    return weights / weights.sum(-1, keepdim=True) @ x
+
+
 def per_head(lam: Tensor) -> Tensor:
     """Shape λ so that it broadcasts over ``(batch, heads, queries, keys)``."""
     if lam.ndim == 0:

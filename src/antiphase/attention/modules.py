@@ -7,13 +7,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, validated
-from antiphase.attention.backends.choice import BackendName, attend
+from antiphase.attention.backends.choice import BackendName, attend, attend_grouped
 from antiphase.attention.backends.contract import Parts
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
-from antiphase.attention.maps import combine, softmax_maps
+from antiphase.attention.maps import combine, mean_over_queries, plain_combine, softmax_maps
+from antiphase.attention.variants import Layout, Variant, layout_of
 from antiphase.errors import UserError
-from antiphase.registry import LAMBDAS, find
+from antiphase.registry import LAMBDAS, VARIANTS, find
 
 Tokens = Float[Tensor, "batch tokens dim"]
 Projection = Float[Tensor, "batch _ width"]
@@ -36,9 +37,9 @@ class AttentionMaps(NamedTuple):
 
 
 class _SelfAttention(nn.Module):
-    """Projection to queries, keys and values, maps, norm and factor behind each head, projection.
+    """Projection to queries, keys and values, maps, λ, norm and factor behind each head, gate, projection.
 
-    A head has a map for each of its ``branches``, and values as wide as these together; two maps are weighted by a λ.
+    The layout says which maps there are; two maps of a head are weighted by a λ.
     """
 
     shown: tuple[str, ...]
@@ -46,51 +47,78 @@ class _SelfAttention(nn.Module):
     def __init__(
         self,
         dim: int,
-        heads: int,
-        branches: int = 1,
+        layout: Layout,
         *,
         parameterisation: str | None = None,
         lambda_init: float = DEFAULT_LAMBDA_INIT,
+        integral: bool = False,
         head_norm: bool = False,
         scale: float = 1.0,
+        output_gate: bool = False,
         qkv_bias: bool = True,
+        proj_bias: bool = True,
         backend: BackendName = "auto",
     ) -> None:
         super().__init__()
-        if heads < 1 or dim % (heads * branches):
-            raise UserError(f"dim {dim} cannot be divided among {heads * branches} heads")
-        self.branches, self.width, self.scale = branches, dim // (heads * branches), scale
+        self.layout, self.width, self.integral, self.scale = layout, layout.width, integral, scale
         self.backend: BackendName = backend
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, sum(layout.rows), bias=qkv_bias)
         if parameterisation is not None:
             make = find(LAMBDAS, parameterisation, "parameterisation of λ")
-            self.lam = make(LambdaSizes(dim, self.width, heads), lambda_init)
-        self.norm = nn.RMSNorm(branches * self.width, eps=_EPS) if head_norm else None
-        self.proj = nn.Linear(dim, dim)
+            self.lam = make(LambdaSizes(dim, layout.width, layout.signal), lambda_init)
+        self.norm = nn.RMSNorm(layout.values, eps=_EPS) if head_norm else None
+        self.gate = nn.Linear(dim, dim, bias=proj_bias) if output_gate else None
+        self.proj = nn.Linear(dim, dim, bias=proj_bias)
 
     def parts(self, *projected: Projection) -> Parts:
-        """Return queries and keys, one of each per branch, and values, as views of their projection or of two.
+        """Return queries and keys, one of each per map of a head, and values, of their projection or of two.
 
-        With two branches, map 2i of the projection is A1 of head i and map 2i + 1 its A2.
+        They are views of it, unless several heads share keys, values or A2, which are then repeated.
         """
-        q, k, v = _thirds(*projected)
-        q, k = (x.unflatten(-1, (-1, self.branches, self.width)).permute(3, 0, 2, 1, 4) for x in (q, k))
-        return q, k, v.unflatten(-1, (-1, self.branches * self.width)).transpose(1, 2)
+        layout = self.layout
+        q, k, v = self._split(*projected)
+        branches, values = 2 if layout.paired else 1, v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
+        if not layout.shared and (layout.paired or not layout.noise):
+            q, k = (x.unflatten(-1, (-1, branches, layout.width)).permute(3, 0, 2, 1, 4) for x in (q, k))
+            return q, k, values
+        (one, two), keys = self._queries(q), self._heads(k)
+        times = layout.signal // layout.keys
+        first = keys[:, : layout.keys].repeat_interleave(times, 1)
+        values = values.repeat_interleave(times, 1)
+        if layout.shared:
+            return (one, two), (first, first), values
+        second = keys[:, layout.keys :]
+        two, second = (x.repeat_interleave(layout.signal // layout.noise, 1) for x in (two, second))
+        return (one, two), (first, second), values
 
     def forward(
         self, x: Tokens, mask: Tensor | None = None, *, queries: int | None = None
     ) -> Float[Tensor, "batch queries dim"]:
         """Return the attended tokens; if given, only the first ``queries`` attend, to all."""
+        if self.integral and queries is not None:  # the mean is over all queries
+            return self.forward(x, mask)[:, :queries]
         lam = lambda_of(self)
         value = 0.0 if lam is None else lambda_at(lam, x, queries)
-        projected = _project(self.qkv, x, queries)
-        heads = attend(self.parts, value, mask, self.backend, *projected, norm=self.head_norm())
-        return self._merge(heads)
+        projected = _project(self.qkv, self.layout.rows[0], x, queries)
+        norm, layout = self.head_norm(), self.layout
+        of_query = isinstance(value, Tensor) and value.ndim == 3
+        if layout.shared or self.integral or of_query or (layout.noise and not layout.paired):
+            one, two = self._products(mask, *projected)
+            if self.integral:
+                two = two - mean_over_queries(one, mask)
+            heads = plain_combine(one, two, value).to(one.dtype)
+            heads = heads if norm is None else norm(heads)
+        else:
+            heads = attend(self.parts, value, mask, self.backend, *projected, norm=norm)
+        return self._merge(heads, x[:, :queries])
 
-    def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Tokens:
-        """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
+    def finish(self, heads: Float[Tensor, "batch heads tokens width"], x: Tokens | None = None) -> Tokens:
+        """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection.
+
+        ``x``, the tokens, are read by an output gate alone.
+        """
         norm = self.head_norm()
-        return self._merge(heads if norm is None else norm(heads))
+        return self._merge(heads if norm is None else norm(heads), x)
 
     def extra_repr(self) -> str:
         """Say what the weights do not: part of a model's fingerprint."""
@@ -100,17 +128,72 @@ class _SelfAttention(nn.Module):
         """Return the norm behind the product, with the factor 1 − λ_init in its weight."""
         return None if self.norm is None else HeadNorm(self.norm.weight * self.scale, _EPS)
 
-    def _merge(self, heads: Tensor) -> Tensor:
-        if self.norm is None and self.scale != 1.0:
-            heads = heads * self.scale
-        return self.proj(heads.transpose(1, 2).flatten(2))
-
     def maps(self, x: Tokens, mask: Tensor | None = None) -> AttentionMaps:
-        """Return the maps and λ, differentiable in ``x``."""
+        """Return the maps and λ, differentiable in ``x``; DINT's negative map is A2 minus the mean of A1."""
         queries, keys, _ = self.parts(self.qkv(x))
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
+        if self.integral:
+            maps[1] = maps[1] - mean_over_queries(maps[0], mask)
         lam = lambda_of(self)
         return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))  # pyright: ignore
+
+    def _merge(self, heads: Tensor, x: Tensor | None) -> Tensor:
+        if self.norm is None and self.scale != 1.0:
+            heads = heads * self.scale
+        merged = heads.transpose(1, 2).flatten(2)
+        return self.proj(merged if self.gate is None else merged * self.gate(x).sigmoid())
+
+    def _products(self, mask: Tensor | None, *projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Return A1·V and A2·V of each head, one map at a time."""
+        layout, backend = self.layout, self.backend
+        of_heads = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
+        if of_heads or (layout.paired and not layout.shared):
+            queries, keys, values = self.parts(*projected)
+            one, two = (
+                attend_grouped(q, k, values, mask, backend) for q, k in zip(queries, keys, strict=True)
+            )
+            return one, two
+        *first, last = projected  # split, whose gradient is one concatenation
+        q, k, v = (*first, *last.split(layout.rows[len(first) :], -1))
+        keys, values = self._heads(k), v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
+        if layout.shared:
+            both = attend_grouped(self._heads(q), keys, values, mask, backend).unflatten(1, (-1, 2))
+            one, two = both.unbind(2)
+            return one, two
+        one, two = self._queries(q)
+        products = attend_grouped(one, keys[:, : layout.keys], values, mask, backend)
+        # A2 multiplies all values of its group at once
+        times = max(1, layout.keys // layout.noise)
+        wide = v.unflatten(-1, (-1, times * layout.values)).transpose(1, 2)
+        second = keys[:, layout.keys :]
+        if wide.shape[1] < layout.noise:
+            wide = wide.repeat_interleave(layout.noise // wide.shape[1], 1)
+        others = attend_grouped(two, second, wide, mask, backend).unflatten(-1, (times, -1))
+        others = others.transpose(2, 3).flatten(1, 2)
+        return products, others.repeat_interleave(layout.signal // others.shape[1], 1)
+
+    def _split(self, first: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the projections to queries, keys and values; slices, since what is split may not be written to."""
+        to_q, to_k, _ = self.layout.rows
+        if rest:
+            return first, rest[0][..., :to_k], rest[0][..., to_k:]
+        return first[..., :to_q], first[..., to_q : to_q + to_k], first[..., to_q + to_k :]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.layout.width)).transpose(1, 2)
+
+    def _queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries of all A1 and of all A2."""
+        heads = self._heads(q)
+        if self.layout.paired:
+            return heads[:, ::2], heads[:, 1::2]
+        return heads[:, : self.layout.signal], heads[:, self.layout.signal :]
+
+
+def _standard(dim: int, num_heads: int) -> Layout:
+    if num_heads < 1 or dim % num_heads:
+        raise UserError(f"dim {dim} cannot be divided among {num_heads} heads")
+    return Layout(num_heads, 0, num_heads, dim // num_heads, dim // num_heads)
 
 
 class SoftmaxAttention(_SelfAttention):
@@ -126,7 +209,7 @@ class SoftmaxAttention(_SelfAttention):
     def __init__(
         self, dim: Count, num_heads: Count, *, qkv_bias: bool = True, backend: BackendName = "auto"
     ) -> None:
-        super().__init__(dim, num_heads, qkv_bias=qkv_bias, backend=backend)
+        super().__init__(dim, _standard(dim, num_heads), qkv_bias=qkv_bias, backend=backend)
         self.num_heads = num_heads
 
 
@@ -141,31 +224,35 @@ class NormedAttention(_SelfAttention):
     def __init__(
         self, dim: int, num_heads: int, *, scale: float = 1.0 - DEFAULT_LAMBDA_INIT, **options: Any
     ) -> None:
-        super().__init__(dim, num_heads, head_norm=True, scale=scale, **options)
+        super().__init__(dim, _standard(dim, num_heads), head_norm=True, scale=scale, **options)
         self.num_heads = num_heads
 
 
 class DifferentialAttention(_SelfAttention):
-    """Multi-head differential self-attention: (A1 − λ·A2)·V in each head.
+    """Multi-head differential self-attention: (A1 − λ·A2)·V in each head, in one of the registered variants.
 
-    The head count is the standard twin's: ``num_heads`` heads of width d become ``num_heads // 2`` differential heads
-    with queries and keys of width d in each branch and values of width 2d, so both modules have projections of the same
-    size (DiffCLIP's convention). The released DiffCLIP follows the product by an RMSNorm over each head's 2d values and
-    a factor 1 − λ_init; the papers' formula has neither. ``self.norm`` only stores the weight; its ``forward`` is never
-    called. To read the normed heads, hook the input of ``proj``.
+    The head count is the standard twin's. In V1 ``num_heads`` heads of width d become ``num_heads // 2`` differential
+    heads with queries and keys of width d in each branch and values of width 2d, so both modules have projections of
+    the same size (DiffCLIP's convention). The released DiffCLIP follows the product by an RMSNorm over each head's 2d
+    values and a factor 1 − λ_init; the papers' formula has neither. The other variants keep ``num_heads`` heads of
+    width d, each with a second map; docs/variants.md has their equations. ``self.norm`` only stores the weight; its
+    ``forward`` is never called. To read the normed heads, hook the input of ``proj``.
 
     Args:
         dim: width of the tokens.
-        num_heads: number of heads of the standard twin; even, divides ``dim``.
+        num_heads: number of heads of the standard twin; divides ``dim``, even for V1 and DINT.
+        variant: a name in :data:`antiphase.registry.VARIANTS`, which gives what is None below its value.
         lambda_init: λ_init (0.8: robustness paper, Section 5.1).
         parameterisation: how λ is learned, a name in :data:`antiphase.registry.LAMBDAS`.
         head_norm: whether each head's output passes an RMSNorm (affine, shared by heads, eps 1e-5).
         rescale: whether the output is multiplied by 1 − λ_init.
         qkv_bias: whether the query, key and value projections have biases.
+        bias: whether any projection has biases.
+        ratio: grouped variants: heads that share one A2, a divisor of ``num_heads``; None: the largest up to 4.
+        kv_heads: all but V1 and DINT: heads of values, and of the keys of A1; None: ``num_heads``.
+        output_gate: whether the heads are multiplied by σ(x·W_g) before the output projection.
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
     """
-
-    shown = ("num_diff_heads", "lambda_init", "scale")
 
     @validated
     def __init__(
@@ -173,48 +260,55 @@ class DifferentialAttention(_SelfAttention):
         dim: Count,
         num_heads: int,
         *,
+        variant: str = "v1",
         lambda_init: float = DEFAULT_LAMBDA_INIT,
-        parameterisation: str = "vector",
-        head_norm: bool = True,
-        rescale: bool = True,
+        parameterisation: str | None = None,
+        head_norm: bool | None = None,
+        rescale: bool | None = None,
         qkv_bias: bool = True,
+        bias: bool | None = None,
+        ratio: int | None = None,
+        kv_heads: int | None = None,
+        output_gate: bool = False,
         backend: BackendName = "auto",
     ) -> None:
-        if num_heads < 2 or num_heads % 2:
-            reason = "which is even (two of its heads make one differential head)"
-            raise UserError(f"num_heads {num_heads}: expected the standard twin's head count, {reason}")
+        form: Variant = find(VARIANTS, variant, "variant")
+        given = {
+            "parameterisation": parameterisation,
+            "head_norm": head_norm,
+            "rescale": rescale,
+            "bias": bias,
+        }
+        own = form.defaults | {name: value for name, value in given.items() if value is not None}
         super().__init__(
             dim,
-            num_heads // 2,
-            branches=2,
-            parameterisation=parameterisation,
+            layout_of(form, dim, num_heads, ratio, kv_heads),
+            parameterisation=own["parameterisation"],
             lambda_init=lambda_init,
-            head_norm=head_norm,
-            scale=1.0 - lambda_init if rescale else 1.0,
-            qkv_bias=qkv_bias,
+            integral=form.combined == "integral",
+            head_norm=own["head_norm"],
+            scale=1.0 - lambda_init if own["rescale"] else 1.0,
+            output_gate=output_gate,
+            qkv_bias=qkv_bias and own["bias"],
+            proj_bias=own["bias"],
             backend=backend,
         )
-        self.num_diff_heads, self.lambda_init = num_heads // 2, lambda_init
+        self.num_diff_heads, self.lambda_init, self.variant = self.layout.signal, lambda_init, variant
+        self.shown = (
+            "num_diff_heads",
+            "lambda_init",
+            "scale",
+            *(("variant", "layout") if variant != "v1" else ()),
+        )
 
 
-def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
-    """Return the projection of all tokens, or that of the first to queries and of all to keys and values."""
+def _project(qkv: nn.Linear, rows: int, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
+    """Return the projection of all tokens, or that of the first to queries, its first rows, and of all to the rest."""
     if queries is None:
         return (qkv(x),)
     if type(qkv) is not nn.Linear or "forward" in vars(qkv):  # another layer in its place: ask for all
         projected = qkv(x)
-        dim = projected.shape[-1] // 3
-        return projected[:, :queries, :dim], projected[..., dim:]
-    dim = qkv.out_features // 3
-    weights = qkv.weight[:dim], qkv.weight[dim:]
-    biases = (None, None) if qkv.bias is None else (qkv.bias[:dim], qkv.bias[dim:])
+        return projected[:, :queries, :rows], projected[..., rows:]
+    weights = qkv.weight[:rows], qkv.weight[rows:]
+    biases = (None, None) if qkv.bias is None else (qkv.bias[:rows], qkv.bias[rows:])
     return F.linear(x[:, :queries], weights[0], biases[0]), F.linear(x, weights[1], biases[1])
-
-
-def _thirds(first: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the projections to queries, keys and values; slices, since what is split may not be written to."""
-    if rest:
-        (second,), dim = rest, first.shape[-1]
-        return first, second[..., :dim], second[..., dim:]
-    dim = first.shape[-1] // 3
-    return first[..., :dim], first[..., dim : 2 * dim], first[..., 2 * dim :]

@@ -23,6 +23,7 @@ from antiphase.models.transformer import (
     Size,
     TextConfig,
     TextTransformer,
+    attention_named,
     attention_slot,
     check_memory,
 )
@@ -254,7 +255,8 @@ def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
 
     ``fields`` also take ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"`` for the paper's DiffCLIP*),
-    ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and ``attention``, another registered one.
+    ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†), ``variant`` (as of
+    :func:`~antiphase.models.diffvit`) and ``attention``, another registered one.
     """
     return clip(preset, seed=seed, **{"towers": "both"} | fields)
 
@@ -309,6 +311,7 @@ def configure_clip(
     lambda_init: float = 0.8,
     schedule: ScheduleName = "constant",
     attention: str = "differential",
+    variant: str | None = None,
     init: Init = "matched",
     vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
@@ -318,7 +321,7 @@ def configure_clip(
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
-    sizes = PRESETS[preset]
+    sizes, attention = PRESETS[preset], attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}
     in_vision, in_text = (lam if towers in ("both", tower) else standard for tower in ("vision", "text"))

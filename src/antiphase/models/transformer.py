@@ -1,14 +1,15 @@
 """The transformers' block, with attention as a slot, and what a tower is told: its sizes and what attends in it."""
 
 import os
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import AfterValidator, Field, PositiveFloat
+from pydantic import AfterValidator, Field, PositiveFloat, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
@@ -19,7 +20,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.modes import is_outputs_only
 from antiphase.attention.modules import NormedAttention
 from antiphase.errors import UserError
-from antiphase.registry import ATTENTION, LAMBDAS, SCHEDULES, VITS, find
+from antiphase.registry import ATTENTION, LAMBDAS, SCHEDULES, VARIANTS, VITS, find
 
 AttentionFactory = Callable[[int], nn.Module]  # from the index of a layer
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -134,11 +135,12 @@ ScheduleName = Annotated[str, _registered(SCHEDULES)]
 class TowerConfig(Fields):
     """Sizes and attention of a tower.
 
-    ``num_heads`` counts the heads of the standard twin. The fields from ``lambda_init`` to ``rescale`` are for
-    differential attention; ``normed`` attention has its factor 1 − λ_init.
+    ``num_heads`` counts the heads of the standard twin. The fields from ``lambda_init`` to ``output_gate`` are for
+    differential attention, see :class:`~antiphase.attention.DifferentialAttention`; ``normed`` attention has its factor
+    1 − λ_init. If ``attention`` is a variant, its description has the settings that are not given.
     """
 
-    attention: Annotated[str, _registered(ATTENTION)]
+    attention: Annotated[str, _registered(ChainMap(ATTENTION, VARIANTS))]
     dim: Size
     depth: Annotated[int, Field(ge=1, le=10_000)]
     num_heads: Size
@@ -148,7 +150,34 @@ class TowerConfig(Fields):
     parameterisation: Annotated[str, _registered(LAMBDAS)] = "vector"
     head_norm: bool = True
     rescale: bool = True
+    bias: bool = True
+    ratio: Size | None = None
+    kv_heads: Size | None = None
+    output_gate: bool = False
     norm_eps: PositiveFloat
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_variant(cls, data: Any) -> Any:
+        name = data.get("attention") if isinstance(data, Mapping) else None
+        return find(VARIANTS, name, "variant").defaults | dict(data) if name in VARIANTS else data
+
+    @model_validator(mode="after")
+    def _check_lambda(self) -> Self:
+        given = self.lambda_init != 0.8 or self.lambda_schedule != "constant"
+        if self.parameterisation == "gate" and given and not self.rescale:
+            words = (
+                "lambda_init has no effect on λ = σ(x·W); leave it and its schedule out, or take another λ"
+            )
+            raise PydanticCustomError("no_effect", words)  # type: ignore[arg-type]
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_later_fields(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        # keeps the identity of recipes written before these fields existed
+        fields, kinds = dump(self), type(self).model_fields
+        usual = {name for name in _LATER if name in kinds and getattr(self, name) == kinds[name].default}
+        return {name: value for name, value in fields.items() if name not in usual}
 
 
 @dataclass(frozen=True)
@@ -165,13 +194,28 @@ class AttentionSpec:
         return "differential" if self.differential else "softmax"
 
 
+# fields that were added to those of a tower since recipes were first written
+_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate")
+
+
 def _lambda_init(config: TowerConfig, layer: int) -> float:
     return find(SCHEDULES, config.lambda_schedule, "schedule of λ_init")(config.lambda_init)(layer)
 
 
-def _differential(config: TowerConfig, layer: int) -> nn.Module:
-    options = config.model_dump(include={"dim", "num_heads", "parameterisation", "head_norm", "rescale"})
-    return DifferentialAttention(lambda_init=_lambda_init(config, layer), **options)
+def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Module:
+    names = (
+        "dim",
+        "num_heads",
+        "parameterisation",
+        "head_norm",
+        "rescale",
+        "bias",
+        "ratio",
+        "kv_heads",
+        "output_gate",
+    )
+    options = {name: getattr(config, name) for name in names}
+    return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 
 def _normed(config: TowerConfig, layer: int) -> nn.Module:
@@ -184,8 +228,22 @@ NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 
 
 def attention_spec(name: str) -> AttentionSpec:
-    """Return the registered kind of attention of a name, such as ``"differential"``."""
+    """Return the registered kind of attention of a name, such as ``"differential"``, or of a variant, ``"v2"``."""
+    if name in VARIANTS and name not in ATTENTION:
+        return AttentionSpec(
+            find(VARIANTS, name, "variant").label, True, partial(_differential, variant=name)
+        )
     return find(ATTENTION, name, "attention")
+
+
+def attention_named(attention: str, variant: str | None) -> str:
+    """Return the kind of attention of a differential model's ``variant``; ``"v1"`` is ``"differential"``."""
+    if variant is None:
+        return attention
+    find(VARIANTS, variant, "variant")
+    if attention != "differential":
+        raise UserError(f"variant {variant!r}: expected none, as {attention} attention subtracts no map")
+    return attention if variant == "v1" else variant
 
 
 def attention_slot(config: TowerConfig) -> AttentionFactory:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import BaseModel, Field, PositiveFloat, ValidationError, model_serializer
+from pydantic import BaseModel, Field, PositiveFloat, ValidationError
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, at_least, validated
@@ -17,6 +17,7 @@ from antiphase.models.transformer import (
     Block,
     Size,
     TowerConfig,
+    attention_named,
     attention_slot,
     check_memory,
     first_token,
@@ -141,14 +142,6 @@ class VitConfig(TowerConfig):
     std: tuple[float, ...] | None = None
     initial_weights: InitialWeights = "uniform"
 
-    @model_serializer(mode="wrap")
-    def _leave_out_the_usual_weights(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        # keeps the identity of recipes written before there was another scheme
-        fields = dump(self)
-        if self.initial_weights == "uniform":
-            fields.pop("initial_weights", None)
-        return fields
-
 
 # 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
 # The robustness paper takes timm's architecture at depths 1 to 12 and names no width (Appendix C.1):
@@ -183,8 +176,12 @@ def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransf
 def diffvit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
     """Build a DiffViT: the same class as :func:`vit` with differential attention in the slot.
 
-    ``sizes`` also take ``lambda_init`` (0.8), ``lambda_schedule`` (``"constant"`` or ``"depth"``),
-    ``parameterisation``, ``head_norm`` and ``rescale`` of :class:`~antiphase.attention.DifferentialAttention`.
+    ``sizes`` also take ``variant`` (``"v1"``, ``"v2"``, ``"grouped"``, ``"gated"`` or ``"dint"``), ``lambda_init``
+    (0.8), ``lambda_schedule`` (``"constant"`` or ``"depth"``), and ``parameterisation``, ``head_norm``, ``rescale``,
+    ``bias``, ``ratio``, ``kv_heads`` and ``output_gate`` of :class:`~antiphase.attention.DifferentialAttention`.
+
+    >>> diffvit(28, variant="v2").blocks[0].attn.num_diff_heads
+    6
     """
     return build(configure("differential", image_size, sizes), seed)
 
@@ -193,6 +190,8 @@ def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConf
     """Return a validated configuration; sizes that are not given come from the image size's preset."""
     if "attention" in sizes:
         raise UserError(f"attention {sizes['attention']!r}: not an option here; call vit or diffvit")
+    sizes = dict(sizes)
+    attention = attention_named(attention, sizes.pop("variant", None))
     values = {"attention": attention, "image_size": image_size, **PRESETS.get(image_size, {}), **sizes}
     try:
         return VitConfig.model_validate(values)

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Batch, validated
 from antiphase.errors import UserError
-from antiphase.sensitivity.layers import AnyBranch, Branch, Layer, TracedBranch, gradients, leaf
+from antiphase.sensitivity.layers import AnyBranch, Branch, Layer, WeightedBranch, gradients, leaf
 from antiphase.sensitivity.maps import Inputs, attention_layers, default_call, record, take_apart
 from antiphase.streams import normal
 
 AnyShape = Float[Tensor, "*shape"]
+Subtracted = AnyBranch | WeightedBranch
 Probes = Int64[Tensor, "batch probes"]
 Forward = Callable[..., Any] | None
 
@@ -93,7 +94,7 @@ def align(gram: Gram, probes: bool) -> Alignment:
 
 
 def _gram(
-    positive: AnyBranch, negative: AnyBranch | None, lam: Tensor, gradient: Callable[[AnyBranch], Tensor]
+    positive: AnyBranch, negative: Subtracted | None, lam: Tensor, gradient: Callable[[Subtracted], Tensor]
 ) -> Gram:
     """Return the inner products of gradients (batch, heads, …) of A1 and A2 for each sample and head."""
 
@@ -105,12 +106,12 @@ def _gram(
     if negative is None:
         return Gram(first, torch.zeros_like(first), torch.zeros_like(first), first)
     two = gradient(negative)
-    difference = one - lam.view(-1, *[1] * (one.ndim - 2)) * two
+    difference = one - lam.view(*lam.shape, *[1] * (one.ndim - 2)) * two
     return Gram(first, inner(two, two), inner(one, two), inner(difference, difference))
 
 
-def _layer_gram(layer: Layer, gradient: Callable[[AnyBranch], Tensor]) -> Gram:
-    return _gram(layer.positive, layer.negative, layer.weight, gradient)
+def _layer_gram(layer: Layer, gradient: Callable[[Subtracted], Tensor]) -> Gram:
+    return _gram(layer.positive, layer.subtracted, layer.weight, gradient)
 
 
 @validated
@@ -165,7 +166,7 @@ def _crossed(one: Branch, two: Branch, both: Tensor, mean_two: Tensor) -> Tensor
 
 @validated
 def cotangent_gram(
-    positive: AnyBranch, negative: AnyBranch | None, lam: Float[Tensor, " heads"], keys: Probes
+    positive: AnyBranch, negative: Subtracted | None, lam: Float[Tensor, "*batch heads"], keys: Probes
 ) -> Gram:
     """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v shared by both maps.
 
@@ -173,8 +174,8 @@ def cotangent_gram(
     unbiased estimate of the Frobenius inner product. Lemma 1 holds exactly for each v.
     """
     maps = positive.attention
-    if len(lam) != maps.shape[1]:
-        raise UserError(f"lam of {len(lam)} heads: expected {maps.shape[1]}, as in the map")
+    if lam.shape[-1] != maps.shape[1]:
+        raise UserError(f"lam of {lam.shape[-1]} heads: expected {maps.shape[1]}, as in the map")
     probes = _cotangents(maps, keys)
     return Gram.stack([_gram(positive, negative, lam, lambda branch, v=v: branch.vjp(v)) for v in probes])
 
@@ -196,8 +197,8 @@ def token_grams(
     """
     for layer in attention_layers(model, inputs, call=call):
         with gradients(enabled=False):  # else parameters would keep an unused graph alive
-            one, two = layer.positive, layer.negative
-            if exact and isinstance(one, Branch) and one.plain and not isinstance(two, TracedBranch):
+            one, two = layer.positive, layer.subtracted
+            if exact and isinstance(one, Branch) and one.plain and isinstance(two, Branch | None):
                 gram, probes = exact_gram(one, two), 0
             else:
                 gram, probes = cotangent_gram(one, two, layer.weight, keys), keys.shape[1]
@@ -228,6 +229,54 @@ def direction_grams(
 
 
 @validated
+@dataclass(frozen=True)
+class LambdaShare:
+    """What λ's own gradient adds to a layer's: ‖J_DA·u‖² in three parts, (batch, heads, probes) each.
+
+    J_DA = J1 − λ·J2 − A2 ⊗ ∇λ. The parts ⟨J1·u, J_DA·u⟩, −⟨λ·J2·u, J_DA·u⟩ and −⟨(A2 ⊗ ∇λ)·u, J_DA·u⟩ add up to
+    ``whole``; a part below 0 makes the layer less sensitive.
+    """
+
+    whole: AnyShape  # ‖J_DA·u‖²
+    first: AnyShape  # ⟨J1·u, J_DA·u⟩
+    second: AnyShape  # −⟨λ·J2·u, J_DA·u⟩
+    third: AnyShape  # −⟨(A2 ⊗ ∇λ)·u, J_DA·u⟩
+
+    @property
+    def share(self) -> AnyShape:
+        """Part of the third term, from means over the probes: (batch, heads)."""
+        return self.third.mean(-1) / self.whole.mean(-1)
+
+
+@validated
+def lambda_shares(
+    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
+) -> Iterator[tuple[Layer, LambdaShare]]:
+    """Yield each layer whose λ depends on the tokens, and how much λ's gradient counts at the pixels.
+
+    ``directions`` as for :func:`direction_grams`, from :func:`random_directions` for the Frobenius norm of J_DA.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    layers: dict[str, Layer] = {}
+    for u in directions:
+        for layer in attention_layers(model, images, call=call, tangent=u):
+            if layer.term is None or layer.subtracted is None or layer.tangent is None:
+                continue
+            with gradients(enabled=False):
+                mean = layer.weight[..., None, None]
+                one, two, three = (
+                    branch.jvp(layer.tangent) for branch in (layer.positive, layer.subtracted, layer.term)
+                )
+                whole, third = one - mean * two, -mean * three
+                terms = whole, one, whole - one - third, third
+                products = [(term * whole).flatten(2).sum(-1) for term in terms]
+            parts.setdefault(layer.name, []).append(torch.stack(products))
+            layers[layer.name] = layer
+    for name, layer in layers.items():
+        yield layer, LambdaShare(*torch.stack(parts[name], -1))
+
+
+@validated
 def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batch *shape"]:
     """Draw a standard normal direction for each image and probe."""
     probes = keys.to(images.device).unbind(1)
@@ -246,7 +295,7 @@ def cotangent_grams(
     """
     images = leaf(images)
 
-    def pulled(branch: AnyBranch, layer: Layer, v: Tensor) -> Tensor:
+    def pulled(branch: Subtracted, layer: Layer, v: Tensor) -> Tensor:
         heads = branch.vjp(v).unbind(1)
         slopes = [torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads]
         return torch.stack(slopes, 1)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 
 from antiphase.arguments import validated
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
-from antiphase.attention.lambdas import lambda_at, lambda_of
+from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
 from antiphase.errors import UserError
 from antiphase.sensitivity.detection import DETECTIONS, detected_layer
-from antiphase.sensitivity.layers import Branch, Call, Layer, Turn, is_cross
+from antiphase.sensitivity.layers import Branch, Call, CentredBranch, Layer, Turn, is_cross
 
 Adapter = Callable[[Any, Call], Layer]
 
@@ -151,11 +152,17 @@ def _by_parts(module: Any, call: Call) -> Layer:
     queries, keys, v = module.parts(module.qkv(x))
     to_queries, to_keys, _ = module.parts(module.qkv.weight.mT[None])  # rows of the matrix, as tokens
     mask = _additive(call.given(0, "mask"), x)
-    branches = [
+    branches: list[Any] = [
         Branch(q, k, to_q[0].mT, to_k[0].mT, mask=mask)
         for q, k, to_q, to_k in zip(queries, keys, to_queries, to_keys, strict=True)
     ]
-    return _layer(call, branches, v, module.finish, None if lam is None else lambda_at(lam, x))
+    if getattr(module, "integral", False):
+        branches[1] = CentredBranch(branches[0], branches[1], mask)
+    finish = module.finish if getattr(module, "gate", None) is None else partial(module.finish, x=x)
+    if lam is None:
+        return _layer(call, branches, v, finish)
+    layer = _layer(call, branches, v, finish, lambda_at(lam, x))
+    return replace(layer, lambda_of=partial(lambda_at, lam)) if reads_tokens(lam) else layer
 
 
 def _timm(module: Any, call: Call) -> Layer:

@@ -8,8 +8,10 @@ A module counts as attention if it computes softmax rows A and, whatever its lay
 - output i depends on row i of A only.
 
 Softmax calls with equal maps are one map. The attention is differential if each of its maps is a minuend or a
-subtrahend, and each minuend A1 has one subtrahend A2 with ∂y/∂A2 = −Σ λ·∂y/∂A1 over the minuends of A2, with the same λ
-for all samples, tokens and a second input. Several minuends may share one subtrahend. It is standard if nothing is
+subtrahend, and each minuend A1 has one subtrahend A2 with ∂y/∂A2 = −Σ λ·∂y/∂A1 over the minuends of A2. Either one λ
+serves all samples, tokens and a second input, or there is one for each query, which is then a function of the tokens.
+Several minuends may share one subtrahend. DINT adds λ times the mean of A1 over the queries; then output i depends on
+every row of A1, and ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2 over the queries). Attention is standard if nothing is
 subtracted and the slopes ∂y/∂A of all maps are linearly independent; any other module is not recognised.
 """
 
@@ -27,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from antiphase.errors import first_line
 from antiphase.sensitivity.layers import (
     Call,
+    CentredBranch,
     Layer,
     Maps,
     TracedBranch,
@@ -51,9 +54,10 @@ class Detection:
 
     positive: tuple[int, ...]  # numbers of the maps that are A1, by head
     negative: tuple[int, ...]  # of those that are A2, by head; empty for standard attention
-    lam: Tensor | None  # of each head; None for standard attention
+    lam: Tensor | None  # of each head; None for standard attention, and if it differs from query to query
     groups: tuple[int, ...]  # see Replay
     stamp: Any  # state of the parameters
+    integral: bool = False  # whether λ times the mean of A1 over the queries is added (DINT)
 
 
 DETECTIONS: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDictionary()
@@ -78,6 +82,8 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
     back = [order.index(number) for number in range(len(order))]
 
     def finish(combined: Tensor) -> Tensor:
+        if detection.integral:
+            combined = _without_mean(combined, lam)
         zeros = combined.new_zeros(len(combined), len(order) - len(positive), *combined.shape[2:])
         return run(call.tokens, torch.cat([combined, zeros], 1)[:, back]).output
 
@@ -85,8 +91,51 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
         TracedBranch(lambda x, numbers=numbers: run(x).maps[:, numbers], call.tokens)
         for numbers in (positive, negative)
     )
-    lam = None if detection.lam is None else detection.lam.to(call.tokens)
-    return Layer(call.name, call.tokens, one, two if negative else None, lam, finish, call.tangent)
+    if not negative:
+        return Layer(call.name, call.tokens, one, None, None, finish, call.tangent)
+    if detection.lam is None:
+        function = _LambdaOfTokens(call, detection, Replay(call)(call.tokens).maps.detach())
+        layer = Layer(call.name, call.tokens, one, two, function(call.tokens), finish, call.tangent)
+        return replace(layer, lambda_of=function)
+    lam = detection.lam.to(call.tokens)
+    negatives = CentredBranch(one, two) if detection.integral else two
+    return Layer(call.name, call.tokens, one, negatives, lam, finish, call.tangent)
+
+
+@dataclass(frozen=True)
+class _LambdaOfTokens:
+    """λ of each query as a function of the tokens, with derivatives: what solves for the slopes at fixed maps."""
+
+    call: Call
+    detection: Detection
+    maps: Maps  # any, in which the output is linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        run, (positive, negative) = Replay(self.call), (self.detection.positive, self.detection.negative)
+        numbers = torch.tensor(self.detection.groups, device=x.device)
+        used, subtrahends = numbers >= 0, sorted(set(negative))
+        output, pull, *_ = torch.func.vjp(lambda maps: run(x, maps).output, self.maps)
+        generator = torch.Generator().manual_seed(2)
+        shape = len(x), max(self.detection.groups) + 1, *self.maps.shape[2:]
+        squares = products = 0.0
+        for _ in range(_PROBES):
+            (slopes,) = pull(torch.randn(output.shape, generator=generator).to(output.dtype).to(x.device))
+            zeros = torch.zeros(shape, dtype=torch.float64, device=x.device)
+            joined = zeros.index_add(1, numbers[used], slopes[:, used].double())
+            one, two = joined[:, positive], joined[:, subtrahends]
+            squares = squares + torch.einsum("bgij,bhij->bigh", one, one)
+            products = products + torch.einsum("bgij,bhij->bigh", one, two)
+        size = squares.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].detach()  # pyright: ignore
+        ridge = (1e-13 * size + 1e-300) * torch.eye(len(positive), dtype=torch.float64, device=x.device)
+        weights = -torch.linalg.solve(squares + ridge, products)
+        heads = [weights[..., at, subtrahends.index(other)] for at, other in enumerate(negative)]
+        return torch.stack(heads, 1).to(x.dtype)
+
+
+def _without_mean(combined: Maps, lam: Tensor | None) -> Maps:
+    """Return the maps A with A + λ·(mean of A over the queries) = ``combined``."""
+    assert lam is not None
+    return combined - (lam / (1 + lam))[:, None, None] * combined.mean(-2, keepdim=True)
 
 
 class TorchCalls(TorchFunctionMode):
@@ -234,6 +283,8 @@ def _examined(call: Call) -> Detection:
     run = Replay(call, groups)
     plain = run(x)
     if not _values_are_of_tokens(run, x, plain.maps, step):
+        if (detection := _integral(run, x, plain, step, generator)) is not None:
+            return detection
         raise NotAttention("its output at a token is no sum of values weighted by its row of the maps")
     grams, sides = _slopes(call, groups, x)
     total = grams.sum((0, 1))
@@ -252,23 +303,100 @@ def _examined(call: Call) -> Detection:
         raise NotAttention("it subtracts only some of its maps")
     if _lowest(total[positive][:, positive]) <= small**2:
         raise NotAttention("several of its maps weigh the same values")
-    weights = _weights(total, positive, negative, small)
-    if weights is None:
-        if _dependent(grams, small):
-            raise NotAttention("λ, the weight of the map that is subtracted, differs from token to token")
-        raise NotAttention("what it subtracts is not a weighted map of the same values")
-    shares = weights.abs() > _SHARE * weights.abs().amax(0)
-    if (shares.sum(1) != 1).any():
-        raise NotAttention("it subtracts several maps from one")
     other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
-    again = _weights(_slopes(call, groups, other)[0].sum((0, 1)), positive, negative, small)
-    if again is None or not ((weights - again).abs() <= _LAMBDA * weights.abs())[shares].all():
-        raise NotAttention("λ, the weight of the map that is subtracted, differs from input to input")
-    lam = weights[shares].to(x.dtype)
+    others = _slopes(call, groups, other)[0]
+    same, shares = False, torch.empty(0)
+    weights: Tensor | None = _weights(total, positive, negative, small)
+    again = None if weights is None else _weights(others.sum((0, 1)), positive, negative, small)
+    if weights is not None and again is not None:
+        shares = _shares(weights)
+        same = bool(((weights - again).abs() <= _LAMBDA * weights.abs())[shares].all())
+    if not same:  # one λ for each query, not one for all
+        weights, again = (_weights(one, positive, negative, small) for one in (grams, others))
+        if weights is None or again is None:
+            raise NotAttention("what it subtracts is not a weighted map of the same values")
+        shares = _shares(weights.abs().mean((0, 1)))
+        if not torch.equal(shares, _shares(again.abs().mean((0, 1)))):
+            raise NotAttention("what it subtracts from a map differs from input to input")
+    assert weights is not None
+    lam = weights[..., shares].to(x.dtype)
+    lam = lam.mT if lam.ndim > 1 else lam
     subtrahends = [negative[number] for number in shares.int().argmax(1).tolist()]
     if not _only_difference_counts(run, x, plain, positive, subtrahends, lam):
         raise NotAttention("its output depends on more than the difference of its maps")
-    return Detection(tuple(positive), tuple(subtrahends), lam, groups, stamp)
+    return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp)
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Return which subtrahend each minuend has, as booleans of shape (minuends, subtrahends)."""
+    shares = weights.abs() > _SHARE * weights.abs().amax(0)
+    if (shares.sum(1) != 1).any():
+        raise NotAttention("it subtracts several maps from one")
+    return shares
+
+
+def _integral(
+    run: "Replay", x: Tensor, plain: "_Run", step: Tensor, generator: torch.Generator
+) -> Detection | None:
+    """Return what the maps are if output i is a weighted row of A1 − λ·A2 + λ·(mean of A1 over the queries)."""
+    call, groups = run.call, run.groups
+    assert groups is not None
+    small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
+    grams, sides = _slopes(call, groups, x, means=True)
+    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
+    totals = [one.sum((0, 1)) for one in (grams, _slopes(call, groups, other, means=True)[0])]
+    signs = _signs(sides, groups)
+    for positive, negative in (signs, signs[::-1]):
+        if not positive or len(positive) != len(negative) or len(positive) + len(negative) <= max(groups):
+            continue
+        (pairs, lam), (same, again) = (
+            _integral_weights(total, positive, negative, small) for total in totals
+        )
+        if sorted(pairs) != negative or pairs != same or ((lam - again).abs() > _LAMBDA * lam.abs()).any():
+            continue
+        lam = lam.to(x.dtype)
+        if ((1 + lam).abs() < small).any():
+            continue
+
+        def of_difference(x: Tensor, maps: Maps, positive: list[int] = positive, lam: Tensor = lam) -> "_Run":
+            moved = torch.zeros_like(maps)
+            moved[:, positive] = _without_mean(maps[:, positive], lam)
+            return run(x, moved)
+
+        minus, factor = plain.maps[:, pairs], lam[:, None, None]
+        both = plain.maps.clone()
+        both[:, positive] -= factor * (minus - plain.maps[:, positive].mean(-2, keepdim=True))
+        error = _uniform(plain.maps, seed=4) / plain.maps.shape[-1]
+        moved, apart = plain.maps.clone(), both.clone()
+        moved[:, pairs] += error[:, pairs]
+        apart[:, positive] -= factor * error[:, pairs]
+        if (
+            _agree(of_difference(x, both).output, plain.output)
+            and _agree(of_difference(x, apart).output, run(x, moved).output)
+            and _values_are_of_tokens(of_difference, x, plain.maps, step)
+        ):
+            return Detection(tuple(positive), tuple(pairs), lam, groups, _stamp(call.module), integral=True)
+    return None
+
+
+def _integral_weights(
+    gram: Tensor, positive: list[int], negative: list[int], small: float
+) -> tuple[list[int], Tensor]:
+    """Solve ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2) for each A1; return its A2, −1 if there is none, and λ.
+
+    The second half of ``gram`` are the means over the queries.
+    """
+    count, pairs, lambdas = len(gram) // 2, list[int](), list[Tensor]()
+    for one in positive:
+        chosen, lam = -1, gram.new_zeros(())
+        for two in negative:
+            parts = [one, count + two]
+            square, along = gram[parts][:, parts].sum(), gram[two, parts].sum()
+            if gram[two, two] - along.square() / square <= small**2 * gram[two, two]:
+                chosen, lam = two, -along / square
+        pairs.append(chosen)
+        lambdas.append(lam)
+    return pairs, torch.stack(lambdas)
 
 
 def _stamp(module: nn.Module) -> Any:
@@ -313,7 +441,7 @@ def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> Tensor:
     return (elsewhere <= small) & (to_key > 10 * elsewhere + rounding) & (of_query > rounding)
 
 
-def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> bool:
+def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: Maps, step: Tensor) -> bool:
     """Fix maps in which one other token alone attends to token k, and change token k, then that row of the maps."""
     token = x.shape[1] // 2
     reader = (token + 1) % x.shape[1]
@@ -355,7 +483,7 @@ def _only_difference_counts(
     """Add E to A2 and λ·E to A1, which leaves A1 − λ·A2 as it is."""
     error = _uniform(plain.maps, seed=4) / plain.maps.shape[-1]
     moved = plain.maps.clone()
-    moved[:, positive] += lam[:, None, None] * error[:, negative]
+    moved[:, positive] += (lam[:, None, None] if lam.ndim == 1 else lam[..., None]) * error[:, negative]
     alone = run(x, moved).output
     for number in set(negative):
         moved[:, number] += error[:, number]
@@ -377,12 +505,14 @@ def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _slopes(call: Call, groups: tuple[int, ...], x: Tensor) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
+def _slopes(
+    call: Call, groups: tuple[int, ...], x: Tensor, means: bool = False
+) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
     """Return Σ_u ⟨∂(u·y)/∂A_g, ∂(u·y)/∂A_h⟩ of the rows of all maps, over random u, and what is subtracted from what.
 
     The former has the shape (batch, queries, maps, maps). The latter are pairs of the numbers of maps before equal ones
     are joined: those that the minuend depends on, and those that the subtrahend does. Where no subtraction is written,
-    weights below zero are.
+    weights below zero are. ``means``: the slopes' means over the queries count as further maps.
     """
     single = Replay(call)
     numbers = torch.tensor(groups, device=x.device)
@@ -391,12 +521,15 @@ def _slopes(call: Call, groups: tuple[int, ...], x: Tensor) -> tuple[Tensor, lis
         maps = leaf(single(x).maps)
         run = single(x, maps)
         generator = torch.Generator().manual_seed(2)
-        grams = x.new_zeros(*x.shape[:2], count, count, dtype=torch.float64)
+        size = 2 * count if means else count
+        grams = x.new_zeros(*x.shape[:2], size, size, dtype=torch.float64)
         for _ in range(_PROBES):
             u = torch.randn(run.output.shape, generator=generator).to(run.output)
             (slopes,) = torch.autograd.grad(run.output, maps, u, retain_graph=True)
             joined = slopes.new_zeros(len(x), count, *maps.shape[2:]).double()
             joined.index_add_(1, numbers[used], slopes[:, used].double())
+            if means:
+                joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
             grams += torch.einsum("bgij,bhij->bigh", joined, joined)
         sides = [(_read(one, maps), _read(two, maps)) for one, two in run.differences]
         written = [(left, right) for left, right in sides if left - right and right - left]
@@ -457,8 +590,11 @@ def _dependent(grams: Tensor, small: float) -> bool:
 
 
 def _weights(gram: Tensor, positive: list[int], negative: list[int], small: float) -> Tensor | None:
-    """Solve ∂y/∂A2 = −Σ λ·∂y/∂A1 for λ, of shape (minuends, subtrahends); None if it has no solution."""
-    both = gram[positive][:, negative]
-    weights = -torch.linalg.solve(gram[positive][:, positive], both)
-    square = gram.diagonal()[negative]
-    return weights if (square + (weights * both).sum(0) <= small**2 * square).all() else None
+    """Solve ∂y/∂A2 = −Σ λ·∂y/∂A1 for λ, of shape (…, minuends, subtrahends); None if it has no solution."""
+    both, squares = gram[..., positive, :][..., negative], gram[..., positive, :][..., positive]
+    if gram.ndim > 2:  # of each query: some may count for nothing
+        weights = -torch.linalg.pinv(squares, hermitian=True) @ both
+    else:
+        weights = -torch.linalg.solve(squares, both)
+    square = gram.diagonal(dim1=-2, dim2=-1)[..., negative]
+    return weights if (square + (weights * both).sum(-2) <= small**2 * square).all() else None

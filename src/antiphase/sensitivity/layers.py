@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphase.arguments import validated
-from antiphase.attention.maps import masked_softmax
+from antiphase.attention.maps import masked_softmax, mean_over_queries
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 
@@ -24,6 +24,8 @@ Turn = Callable[[Tensor], Tensor]
 TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
 PerToken = Float[Tensor, "batch heads tokens width"]
 Maps = Float[Tensor, "batch heads tokens tokens"]
+
+_LEAST = 1e-6  # size of a mean λ
 
 # arguments that are keys or values in torch and transformers
 _KEYS = ("key", "value", "encoder_hidden_states", "key_value_states", "context", "memory")
@@ -188,7 +190,91 @@ class TracedBranch:
         return torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
 
 
-AnyBranch = Branch | TracedBranch
+@dataclass(frozen=True)
+class CentredBranch:
+    """A2 − Ā1 with Ā1 the mean of A1 over the queries: what DINT subtracts, weighted by λ."""
+
+    positive: "Branch | TracedBranch"
+    negative: "Branch | TracedBranch"
+    mask: Tensor | None = None  # as in mean_over_queries
+
+    @property
+    def heads(self) -> int:
+        return self.negative.heads
+
+    def _mean(self, maps: Maps) -> Maps:
+        return mean_over_queries(maps, self.mask).expand_as(maps)
+
+    @cached_property
+    def attention(self) -> Maps:
+        """A2 − Ā1, whose rows sum to 0."""
+        return self.negative.attention - self._mean(self.positive.attention)
+
+    def vjp(self, cotangent: Maps) -> TokensOfHeads:
+        """Return Jᵀv as :meth:`Branch.vjp`."""
+        pull = torch.func.vjp(self._mean, cotangent)[1]
+        return self.negative.vjp(cotangent) - self.positive.vjp(pull(cotangent)[0])
+
+    def jvp(self, direction: Tokens) -> Maps:
+        """Return J·t as :meth:`Branch.jvp`."""
+        return self.negative.jvp(direction) - self._mean(self.positive.jvp(direction))
+
+
+AnyBranch = Branch | TracedBranch | CentredBranch
+
+
+@dataclass(frozen=True)
+class LambdaTerm:
+    """A2 ⊗ ∇λ / λ̄: how the subtracted map changes because λ does, with λ̄ as :attr:`Layer.weight`."""
+
+    maps: Maps  # A2
+    function: Callable[[Tensor], Tensor]  # from tokens to λ of each query, (batch, heads, queries)
+    tokens: Tokens
+    mean: Float[Tensor, "batch heads"]  # λ̄
+
+    def vjp(self, cotangent: Maps) -> TokensOfHeads:
+        """Return the gradient of Σ λ_i·A2_ij·v_ij / λ̄ through λ alone, separately for each head."""
+        to_lambda = (self.maps * cotangent).sum(-1) / self.mean[..., None]
+        with gradients(enabled=True):
+            x = leaf(self.tokens)
+            pairs = list(zip(self.function(x).unbind(1), to_lambda.unbind(1), strict=True))
+            slopes = [torch.autograd.grad(one, x, v, retain_graph=True)[0] for one, v in pairs]
+        return torch.stack(slopes, 1)
+
+    def jvp(self, direction: Tokens) -> Maps:
+        """Return the change of the map as λ changes along ``direction``."""
+        prepare_forward_mode()
+        moved = torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
+        return (moved / self.mean[..., None])[..., None] * self.maps
+
+
+@dataclass(frozen=True)
+class WeightedBranch:
+    """N / λ̄ with N_i = λ_i·A2_i: the subtracted map where λ differs from query to query.
+
+    J_N = λ·J2 + A2 ⊗ ∇λ, so that J_DA = J1 − λ̄·(J_N / λ̄), and Lemma 1 and Theorems 1 to 3 hold with J_N / λ̄ as J2.
+    """
+
+    branch: AnyBranch  # of A2
+    ratio: Float[Tensor, "batch heads queries"]  # λ_i / λ̄
+    term: LambdaTerm
+
+    @property
+    def heads(self) -> int:
+        return self.branch.heads
+
+    @cached_property
+    def attention(self) -> Maps:
+        """N / λ̄."""
+        return self.ratio[..., None] * self.branch.attention
+
+    def vjp(self, cotangent: Maps) -> TokensOfHeads:
+        """Return Jᵀv as :meth:`Branch.vjp`."""
+        return self.branch.vjp(self.ratio[..., None] * cotangent) + self.term.vjp(cotangent)
+
+    def jvp(self, direction: Tokens) -> Maps:
+        """Return J·t as :meth:`Branch.jvp`."""
+        return self.ratio[..., None] * self.branch.jvp(direction) + self.term.jvp(direction)
 
 
 @dataclass(frozen=True)
@@ -219,11 +305,12 @@ class Layer:
     name: str  # of the module in the model
     tokens: Tokens  # its input, by which sensitivity "at the tokens" is measured
     positive: AnyBranch  # of A1; the only branch of standard attention
-    negative: AnyBranch | None  # of A2
+    negative: AnyBranch | None  # of A2, or of what takes its place (DINT)
     lam: Tensor | None  # λ: (), (heads,) or (batch, heads, queries); None for standard attention
     finish: Callable[[Tensor], Tensor]  # from the combined map to the layer's output
     tangent: Tokens | None = None  # as in Call
     values: PerToken | None = None  # V, which the map multiplies; None if the adapter does not give it
+    lambda_of: Callable[[Tensor], Tensor] | None = None  # from tokens to ``lam``, where it depends on them
 
     @property
     def maps(self) -> AttentionMaps:
@@ -238,12 +325,31 @@ class Layer:
 
     @property
     def weight(self) -> Tensor:
-        """λ of each head; zeros for standard attention."""
+        """λ of each head; zeros for standard attention. Where λ differs by query, λ̄, its mean: (batch, heads)."""
         if self.lam is None:
             return self.tokens.new_zeros(self.heads)
-        if self.lam.ndim > 1:
-            raise UserError(f"{self.name}: λ differs from query to query, expected one for each head")
-        return self.lam.detach().expand(self.heads)
+        if self.lam.ndim < 3:
+            return self.lam.detach().expand(self.heads)
+        mean = self.lam.detach().mean(-1)
+        return torch.where(mean.abs() > _LEAST, mean, _LEAST)  # it is divided by
+
+    @cached_property
+    def term(self) -> LambdaTerm | None:
+        """A2 ⊗ ∇λ / λ̄; None if λ does not depend on the tokens."""
+        if self.negative is None or self.lam is None or self.lam.ndim < 3:
+            return None
+        if self.lambda_of is None:
+            raise UserError(
+                f"{self.name}: λ differs from query to query; expected `lambda_of`, from tokens to λ, in its Layer"
+            )
+        return LambdaTerm(self.negative.attention.detach(), self.lambda_of, self.tokens.detach(), self.weight)
+
+    @cached_property
+    def subtracted(self) -> AnyBranch | WeightedBranch | None:
+        """What :attr:`weight` multiplies in A1 − λ·A2: the negative map, row by row times λ/λ̄ where λ differs."""
+        if self.negative is None or self.lam is None or self.term is None:
+            return self.negative
+        return WeightedBranch(self.negative, self.lam.detach() / self.weight[..., None], self.term)
 
 
 def first_of(output: Any) -> Any:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, UNIT_RANGE, validated
+from antiphase.attention.maps import per_head
 from antiphase.errors import UserError
 from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
 from antiphase.sensitivity.layers import Call, Layer, gradients, leaf
@@ -150,9 +151,9 @@ def _layer(number: int, count: int) -> int:
 def _part(layer: Layer, part: Part) -> tuple[Tensor, Tensor | float]:
     """Return the map and its derivative's factor relative to the derivative with respect to the combined map."""
     if part == "negative":
-        if layer.maps.negative is None:
+        if layer.maps.negative is None or layer.lam is None:
             raise NoSecondMap(f"{layer.name}: standard attention has no A2; expected differential attention")
-        return layer.maps.negative, -layer.weight[:, None, None]
+        return layer.maps.negative, -per_head(layer.lam.detach())
     return (layer.maps.combined if part == "combined" else layer.maps.positive), 1.0
 
 

@@ -1,6 +1,7 @@
 """What a reader sees first: the picture of all claims, the paragraphs above the tables, and the block of a README."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from antiphase.errors import UserError
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.register import RIGHT, UNTESTED, WRONG, entries
 from antiphase.studies.report.findings import QUESTIONS, replace_findings, summary, write_findings
-from antiphase.studies.report.forest import LOOKS, forest_figure, forest_lines, forest_svg
+from antiphase.studies.report.forest import LOOKS, answer_lines, forest_figure, forest_lines, forest_svg
 from antiphase.studies.report.tables import counts_sheet
 from antiphase.studies.report.words import TESTED, deciding, tally
 from tests.studies.report import made_up_studies as made_up
@@ -121,9 +122,27 @@ def test_the_questions_are_answered_with_numbers_and_prices():
     assert "16 training seeds and " in told
     assert "(113 seeds, 2.8 core-hours)" in told
     assert "## Is" not in page(made_up.empty())
-    block = summary(results(), "readme.md", prefix="docs/")
-    assert f"- **Is differential attention more fragile?** {first}\n- **Why?** {second}\n" in block
-    assert f"\n| DiffCLIP | {len(entries('diffclip'))} |" in block
+    assert f"\n| DiffCLIP | {len(entries('diffclip'))} |" in told
+
+
+def test_readme_has_the_answers_in_brief_with_what_decides_them():
+    over = replace(HEADLINE, checks=[*HEADLINE.checks[:1], replace(HEADLINE.checks[1], decides=False)])
+    block = summary([replace(results()[-2], claims=[over]), results()[-1]], "readme.md", prefix="docs/")
+    assert (
+        "- **Is differential attention more fragile?** Yes, in small models of one layer, under PGD (+5.0 [4.0, 6.0])."
+    ) in block
+    assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it is open" in block
+    assert "chosen after a look at ASR" in block
+    assert 'src="docs/answers.svg"' in block
+    assert "| claims of |" not in block
+    (depth, angle) = answer_lines([replace(results()[-2], claims=[over]), results()[-1]], QUESTIONS)
+    assert depth.numbers == ("+5.0 points [4.0, 6.0]",)
+    assert depth.beside == pytest.approx((3.0,))
+    assert (depth.section, angle.section) == ("Is differential attention more fragile?", "Why?")
+    axes = forest_figure([depth]).axes[0]
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."] == [
+        pytest.approx([3.0])
+    ]
 
 
 def test_further_claims_of_a_question_follow_its_answer():
@@ -178,11 +197,33 @@ def test_the_plain_answer_follows_from_the_verdict(ends, told):
 
 def test_every_answer_has_words_for_every_verdict():
     for question in QUESTIONS:
-        for phrases in question["answers"]:
-            assert set(phrases) - {"claim"} <= set(LOOKS)
-            assert {"holds", "contradicted", "undecided"} <= set(
-                phrases
-            )  # the last stands for what is left out
+        for words in question["answers"]:
+            for phrases in (set(words) - {"claim", "row", "brief"}, set(words.get("brief", LOOKS))):
+                assert (
+                    {"holds", "contradicted", "undecided"} <= phrases <= set(LOOKS)
+                )  # the last for what is left out
+    assert sum("row" in words for question in QUESTIONS for words in question["answers"]) == 8
+
+
+def test_each_study_has_a_page_with_its_figures_for_light_and_dark(tmp_path):
+    file = tmp_path / "findings.md"
+    write_findings(results(), file)
+    text = file.read_text(encoding="utf-8")
+    pages = re.findall(r"^- \[.*?\]\((findings/.*?\.md)\)$", text, re.MULTILINE)
+    assert len(pages) == len(set(pages)) == text.partition("## Studies")[2].count("](findings/")
+    for page in (tmp_path / name for name in pages):
+        shown = page.read_text(encoding="utf-8")
+        assert re.match(r"# .+\n", shown)
+        for target in re.findall(r"\]\(([^)#\s]+\.(?:svg|md))", shown):
+            assert (page.parent / target).exists(), target
+        for anchor in re.findall(r"\]\(#(claim-\d+)\)", shown):
+            assert f'<a id="{anchor}">' in shown
+    for claim in re.findall(r"\(findings/([^)#]+)#(claim-\d+)\)", text):
+        assert f'id="{claim[1]}"' in (tmp_path / "findings" / claim[0]).read_text(encoding="utf-8")
+    pictures = sorted((tmp_path / "findings").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        assert "prefers-color-scheme:dark" in picture.read_text(encoding="utf-8")
 
 
 def test_the_first_note_of_a_study_follows_the_answer_once_it_is_judged():
@@ -198,7 +239,7 @@ def test_an_unfinished_study_is_a_line_of_a_list():
         made_up.table_1(), done=3, total=248, claims=[replace(HEADLINE, checks=[Check("", None)])]
     )
     text = page(begun, made_up.table_1())
-    assert text.count("## Table 1") == 1
+    assert text.partition("## Studies")[2].count("- Table 1: ") == 2  # finished, and not
     assert "## Not finished\n\n- Table 1: " in text
     assert text.endswith("(3 of 248 cells)\n")
 
@@ -210,7 +251,7 @@ def test_findings_and_readme_are_written_and_a_picture_is_kept_while_its_data_st
     write_findings(results(), file)
     text = file.read_text(encoding="utf-8")
     assert (
-        text.index("<picture>") < text.index("## Claims") < text.index("| claim |") < text.index("## Table 1")
+        text.index("<picture>") < text.index("## Claims") < text.index("| claim |") < text.index("## Studies")
     )
     assert 'srcset="claims-narrow.svg"' in text
     elsewhere = picture.read_text(encoding="utf-8").replace(
@@ -228,7 +269,7 @@ def test_findings_and_readme_are_written_and_a_picture_is_kept_while_its_data_st
         shown = readme.read_text(encoding="utf-8")
         assert shown.startswith("before\n<!-- findings -->\n<picture>")
         assert shown.endswith("<!-- /findings -->\nafter\n")
-        assert 'src="docs/claims.svg"' in shown
+        assert 'src="docs/answers.svg"' in shown
         assert "former" not in shown
     readme.write_text("no marks", encoding="utf-8")
     with pytest.raises(UserError, match="expected a line <!-- findings -->"):

@@ -88,14 +88,11 @@ def run_search(
         warnings = inspect_model(oracle, images, run.context)
         work = _Work(oracle, images, labels, threat, budgets, search, run, ids)
         with status_bar(title, len(images), bool(run.progress)) as bar:
-            shown = -1
             while lane := work.next_lane():
                 if len(lane.batch):  # none if all that is left waits to be confirmed
                     search.step(lane.batch, lane.oracle)
                 work.collect()
-                if work.resolved != shown:
-                    shown = work.resolved
-                    bar.show(shown, f"ASR {work.broken / max(1, shown):.3f}")
+                bar.show(work.resolved, f"{work.broken:,} broken")  # no rate: what is decided early is broken
         warnings += inspect_search(oracle, work.failed, work.stuck)
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
     settings |= {"precision": run.precision} if run.precision != "float32" else {}

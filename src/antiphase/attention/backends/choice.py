@@ -84,6 +84,21 @@ def attend(
     return BACKENDS[name](call)
 
 
+def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, backend: BackendName) -> Tensor:
+    """Return A v of heads of one map each; if there are fewer heads of keys and values, several share one.
+
+    To every backend these are more queries of one head. The mask is the same for all heads then.
+    """
+    heads, keys, tokens = q.shape[1], k.shape[1], q.shape[2]
+    group = heads // keys
+    if group > 1:
+        q = q.unflatten(1, (keys, group)).flatten(2, 3)
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            mask = torch.cat([mask] * group, -2)
+    out = attend(lambda q, k, v: ((q,), (k,), v), 0.0, mask, backend, q, k, v)
+    return out.unflatten(2, (group, tokens)).flatten(1, 2) if group > 1 else out
+
+
 def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
     """Return the backend that was the fastest on a CPU among those that can compute the call."""
     v = call.parts[2]

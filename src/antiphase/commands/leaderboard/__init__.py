@@ -10,9 +10,10 @@ from antiphase.commands.options import Directory, Options, Typed
 
 
 class LeaderboardOptions(Options):
-    """Draw all robustness cards below a folder as one page, a table for each data set and norm.
+    """Rank the models of all robustness cards below a folder on one page, for each data set, norm and ε.
 
-    The page is one file that needs no network. Every column sorts. What is no valid card is left out and named.
+    The page is one file that needs no network; it links to the cards and reports. Every column sorts. What is no valid
+    card is left out and named.
 
     **Examples**
 

@@ -1,16 +1,18 @@
-"""All cards below a folder as one page: a table for each data set and norm, sortable by every column.
+"""All cards below a folder as one page: a ranking for each data set, norm and ε, sortable by every column.
 
-A model has one row, with its worst rate over all attacks at each ε. A control, such as noise, is no attack: its
-rows are below the ranking.
+A model has one row, with its worst case over all attacks. A control, such as noise, is no attack: its rows are below
+the ranking.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from antiphase.commands.audit.card import CARD, Model, Rates, RobustnessCard, read_card
+from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
 from antiphase.commands.command import Answer
 from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.errors import UserError, shown
@@ -20,13 +22,6 @@ from antiphase.report.page import environment
 from antiphase.report.words import attack_label
 from antiphase.terminal import say
 
-# metric: (title, definition, sign that makes the worst rate the largest)
-_METRICS = {
-    "robust_accuracy": ("Robust accuracy", "correctly classified and not broken / all", -1),
-    "asr": ("ASR", "broken / all", 1),
-    "asr_correct": ("ASR, correct only", "correctly classified and broken / correctly classified", 1),
-}
-_DIFFERENCE = ("Difference from the twin", "ASR of the model minus ASR of its twin, same images, in points")
 _NORMS = {"linf": "L∞", "l2": "L2"}
 
 
@@ -85,14 +80,13 @@ def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
 def _entry(row: Row) -> dict[str, Any]:
     """Return a row for JSON."""
     card, model, rates = row.card, row.model, row.rates
-    cell = (model.name, rates.attack, rates.norm, rates.eps)
-    differences = (one for one in card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
-    difference = next(differences, None)
+    difference = _difference(row)
     return {
         **model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
         **card.data.model_dump(include={"dataset", "split", "n"}),
         **rates.model_dump(include={"attack", "norm", "eps"}),
-        "autoattack": card.attack.autoattack and rates.attack == card.attack.name,
+        "autoattack": rates.attack == "autoattack",
+        "date": card.date,
         "control": _is_control(rates.attack),
         "clean_accuracy": model.clean_accuracy.value,
         "asr": rates.asr.value,
@@ -106,61 +100,88 @@ def _entry(row: Row) -> dict[str, Any]:
 
 def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
     """Write the page, which is self-contained, and return its path."""
-    rows, by_title = rows_of(cards), {}
-    for row in rows:
-        title = f"{row.card.data.dataset} ({row.card.data.split}), {_NORMS[row.rates.norm]}"
-        by_title.setdefault(title, []).append(row)
-    sections = [
-        {"title": title, "tables": [*rate_tables(same), *difference_tables(same)]}
-        for title, same in by_title.items()
-    ]
+    rows = rows_of(cards)
+    boards = rankings(rows, out.parent)
     about = {"cards": len(cards), "models": len({row.model.weights for row in rows}), "left_out": left_out}
-    write_text(out, environment().get_template("leaderboard.html").render(sections=sections, **about))
+    write_text(out, environment().get_template("leaderboard.html").render(boards=boards, **about))
     return out
 
 
-def rate_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return for every rate the lines of the models on one data set under one norm, the most robust first."""
-    budgets = sorted({row.rates.eps for row in rows})
-    by_model: dict[Any, list[Row]] = {}
+def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
+    """Return a ranking for each data set, norm and ε, by robust accuracy, the most robust first.
+
+    Args:
+        rows: of the cards.
+        folder: of the page, which links to cards and reports.
+    """
+    boards: dict[tuple[str, str, float], dict[Any, list[Row]]] = {}
     for row in rows:
-        control = row.rates.attack if _is_control(row.rates.attack) else ""
-        by_model.setdefault((row.model.weights, row.card.data.fingerprint, control), []).append(row)
-    tables = []
-    for metric, (title, formula, sign) in _METRICS.items():
-        lines = []
-        for (*_, control), same in by_model.items():
-            labels = [attack_label(row.rates.attack, row.rates.norm) for row in same]
-            attacks, cells = list(dict.fromkeys(labels)), []
-            for eps in budgets:
-                rates = [
-                    (rate, label if len(attacks) > 1 else "")
-                    for row, label in zip(same, labels, strict=True)
-                    if row.rates.eps == eps and (rate := getattr(row.rates, metric))
-                ]
-                cells.append(max(rates, key=lambda cell: sign * cell[0].value, default=None))
-            line = {"control": control, "attack": ", ".join(attacks), "cells": cells}
-            lines.append(line | {"model": same[0].model, "n": same[0].card.data.n})
-        lines.sort(key=lambda line: [sign * cell[0].value if cell else 2 for cell in line["cells"]])
-        tables.append({"title": title, "formula": formula, "budgets": budgets, "lines": lines})
-    return tables
+        data, control = row.card.data, row.rates.attack if _is_control(row.rates.attack) else ""
+        board = boards.setdefault(
+            (f"{data.dataset} ({data.split})", _NORMS[row.rates.norm], row.rates.eps), {}
+        )
+        board.setdefault((row.model.weights, data.fingerprint, control), []).append(row)
+    return [
+        {
+            **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
+            "lines": _ranked([_line(same, control, folder) for (*_, control), same in models.items()]),
+        }
+        for (data, norm, eps), models in sorted(boards.items())
+    ]
 
 
-def difference_tables(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the lines of the differences from twins, if there are any."""
-    budgets, norms = sorted({row.rates.eps for row in rows}), {row.rates.norm for row in rows}
-    lines: dict[Any, dict[str, Any]] = {}
-    for path, card in {row.path: row.card for row in rows}.items():
-        named = [(f"{row.family} − {row.against_family}", row) for row in card.mean_differences]
-        named += [(f"{row.model} − {row.against}", row) for row in card.differences]
-        for pair, row in named:
-            if row.norm in norms and row.eps in budgets:  # a card may have means at other ε than rates
-                attack = attack_label(row.attack, row.norm)
-                line = {"pair": pair, "attack": attack, "control": _is_control(row.attack), "n": card.data.n}
-                line |= {"seeds": getattr(row, "seeds", 0), "cells": [None] * len(budgets)}
-                lines.setdefault((path, pair, attack), line)["cells"][budgets.index(row.eps)] = row
-    table = {"title": _DIFFERENCE[0], "formula": _DIFFERENCE[1], "budgets": budgets}
-    return [table | {"lines": list(lines.values())}] if lines else []
+def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:
+    """Return what the ranking says of one model: its worst case over the attacks of its cards."""
+    worst = min(same, key=lambda row: row.rates.robust_accuracy.value)
+    asr = max((row.rates.asr for row in same), key=lambda rate: rate.value)
+    report, tried = worst.path.parent / "report.html", {_label(row) for row in same}
+    files = {"card": worst.path} | ({"report": report} if report.is_file() else {})
+    return {
+        "model": worst.model,
+        "control": control,
+        "robust": worst.rates.robust_accuracy,
+        "asr": asr,
+        "attack": _label(worst),
+        "others": sorted(tried - {_label(worst)}),
+        "difference": _difference(worst),
+        "n": worst.card.data.n,
+        "date": (getattr(worst.card, "date", None) or "")[:10],
+        "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
+    }
+
+
+def _ranked(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the lines; equal robust accuracies share a rank, and controls have none."""
+    lines.sort(key=lambda line: (bool(line["control"]), -line["robust"].value))
+    values = [line["robust"].value for line in lines if not line["control"]]
+    return [
+        line | {"rank": None if line["control"] else 1 + values.index(line["robust"].value)} for line in lines
+    ]
+
+
+def _mean_differences(models: Mapping[Any, Sequence[Row]], eps: float) -> list[dict[str, Any]]:
+    """Return the differences of families of models over training seeds."""
+    cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
+    return [
+        {
+            "pair": f"{one.family} − {one.against_family}",
+            "attack": attack_label(one.attack, one.norm),
+            "row": one,
+        }
+        for card, norm in cards.values()
+        for one in card.mean_differences
+        if (one.norm, one.eps) == (norm, eps)
+    ]
+
+
+def _difference(row: Row) -> Difference | None:
+    cell = (row.model.name, row.rates.attack, row.rates.norm, row.rates.eps)
+    same = (one for one in row.card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
+    return next(same, None)
+
+
+def _label(row: Row) -> str:
+    return attack_label(row.rates.attack, row.rates.norm)
 
 
 def _is_control(attack: str) -> bool:

@@ -18,7 +18,7 @@ from antiphase.commands.options import (
     Words,
 )
 from antiphase.errors import UserError
-from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VITS
+from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {
@@ -75,6 +75,8 @@ class TrainOptions(TrainingOptions):
 
     antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
 
+    antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
+
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
 
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
@@ -83,6 +85,11 @@ class TrainOptions(TrainingOptions):
     model: Annotated[str, Typed(choices=VITS)]
     """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
     head (vit-norm)."""
+    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    """DiffViT: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
+    ratio: int | None = Field(None, ge=1)
+    """DiffViT, grouped and gated: heads that share one subtracted map. If not given: the largest divisor of the heads
+    up to 4."""
     data: str
     """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
     all."""
@@ -102,7 +109,7 @@ class TrainOptions(TrainingOptions):
     """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
-    λ_init alone (fixed) or 0 (zero). If not given: vector."""
+    λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
     image_size: int | None = Field(None, ge=1)
     """Side in pixels that image files are resized to. If not given: the source's own."""
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
@@ -138,7 +145,7 @@ class TrainOptions(TrainingOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
-        if of_lambda := list(self.chosen(*_OF_LAMBDA)):
+        if of_lambda := list(self.chosen("variant", "ratio", *_OF_LAMBDA)):
             from antiphase.models.transformer import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
@@ -156,7 +163,7 @@ class TrainOptions(TrainingOptions):
     @property
     def model_part(self) -> dict[str, Any]:
         """The fields of the model that were given."""
-        sizes = self.chosen("depth", "dim", "patch_size", *_OF_LAMBDA)
+        sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
 
     @property
@@ -187,6 +194,8 @@ class TrainClipOptions(PresetOptions):
     model: Annotated[str, Typed(choices=CLIPS)]
     """Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is DiffCLIP† (differential
     attention in the image tower only), diffclip-text has it in the text tower only."""
+    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    """DiffCLIP: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     data: str
     """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
     docs/data.md."""
@@ -225,11 +234,13 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        if self.lambda_init is not None:
+        if self.variant is not None or self.lambda_init is not None:
             from antiphase.models.clip import find_clip
 
             schedule = find_clip(self.model).schedule
-            if schedule != "constant":
+            if schedule is None and self.variant is not None:
+                raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
+            if self.lambda_init is not None and schedule != "constant":
                 why = "has no λ" if schedule is None else "has λ_init by depth"
                 raise UserError(
                     f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "

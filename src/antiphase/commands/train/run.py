@@ -90,7 +90,7 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
         options.model,
         options.preset,
         fingerprint=pairs.fingerprint(),
-        model_fields=options.chosen("init", "lambda_init") | sizes,
+        model_fields=options.chosen("init", "lambda_init", "variant") | sizes,
         **_of_recipe(options, ClipRecipe),
     )
     return train_clip(

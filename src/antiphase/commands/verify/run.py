@@ -18,7 +18,8 @@ from antiphase.errors import UserError, shown
 from antiphase.report.table import Field, Table
 from antiphase.terminal import console, say
 
-_ELSEWHERE = ("versions", "hardware", "warnings", "options", "command")  # of the machine, not of the models
+# of the machine and the day, not of the models
+_ELSEWHERE = ("versions", "hardware", "date", "warnings", "options", "command")
 _RATES = ("value", "low", "high", "difference")  # in shares, so that a tolerance in points applies
 _ROUNDING = 1e-9
 

@@ -20,7 +20,7 @@ from antiphase.errors import UserError, invalid
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.clip import PRESETS as CLIP_PRESETS
 from antiphase.models.clip import ClipConfig, bare_clip, build_clip, find_clip
-from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
+from antiphase.models.transformer import AttentionSpec, attention_named, attention_of, attention_spec
 from antiphase.models.vit import PRESETS as VIT_PRESETS
 from antiphase.models.vit import VitConfig, build_vision, configure
 from antiphase.models.zoo import load_model
@@ -93,7 +93,7 @@ class TrainVit(Training):
 
     @property
     def _attention(self) -> AttentionSpec:
-        return attention_spec(attention_of(self.model))
+        return attention_spec(attention_named(attention_of(self.model), self.sizes.get("variant")))
 
     @property
     def series(self) -> str:

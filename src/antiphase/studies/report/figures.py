@@ -20,7 +20,8 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from antiphase.commands.look.figure import paint
-from antiphase.report.figure import STYLE, draw_radar, dress
+from antiphase.report.figure import STYLE, as_svg, draw_radar, dress
+from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
 
@@ -107,6 +108,23 @@ def plot_figure(plot: Plot) -> Figure:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # compute the layout once for all formats
     return figure
+
+
+def text_svg(figure: Figure) -> str:
+    """Return a figure as an SVG document whose text is text: small, and searchable in a page."""
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        svg = as_svg(figure)
+    return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+
+
+def for_both_schemes(svg: str) -> str:
+    """Return an SVG document without a background, whose colours are lighter where the reader's page is dark.
+
+    >>> for_both_schemes('<svg width="9"><path/></svg>')[:22]
+    '<svg width="9"><style>'
+    """
+    style = environment().get_template("figures.css").render()
+    return re.sub(r"<svg[^>]*>", rf"\g<0><style>{style}</style>", svg, count=1)
 
 
 def _scaled(panel: Panel) -> Panel:

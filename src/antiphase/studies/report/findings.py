@@ -1,6 +1,8 @@
-"""What the studies found, in Markdown: the page of findings, the block of a README, and the picture of all claims."""
+"""What the studies found, in Markdown: findings, a page for each study, the block of a README, and their pictures."""
 
+import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -11,13 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jinja2 import Environment
+from matplotlib.figure import Figure
+
 from antiphase.errors import UserError
 from antiphase.files import write_text
-from antiphase.report.figure import as_svg
 from antiphase.report.page import environment
 from antiphase.studies.claims import RULE
+from antiphase.studies.figures import Artefact, Plot
 from antiphase.studies.report import figures, forest
 from antiphase.studies.report.tables import (
+    check_sheet,
     claims_sheets,
     counts_sheet,
     escaped,
@@ -28,21 +34,82 @@ from antiphase.studies.report.tables import (
     table_note,
     table_sheet,
 )
-from antiphase.studies.report.words import FEW, SHORT, by_source, estimates_line, is_tested, price
+from antiphase.studies.report.words import (
+    FEW,
+    SHORT,
+    brief_numbers,
+    by_source,
+    estimates_line,
+    is_tested,
+    page_name,
+    part_name,
+    price,
+)
 from antiphase.studies.results import Result
 from antiphase.studies.scale import IN_SHORT
+from antiphase.terminal import duration
 
 QUESTIONS: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
 )["questions"]
 _BY_DEPTH = "asr-by-depth"
-_PICTURES = {"claims.svg": False, "claims-narrow.svg": True}
+_WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
 
-def summary(results: Sequence[Result], template: str, **values: Any) -> str:
-    """Fill in one of the templates in Markdown: the questions with their answers, counts, claims and tables."""
+def summary(results: Sequence[Result], template: str, folder: str = "", **values: Any) -> str:
+    """Fill in one of the templates in Markdown: the questions with their answers, counts, claims and studies.
+
+    Args:
+        results: the results.
+        template: its name.
+        folder: of the studies' pages, relative to the text; empty for a text without links to them.
+        values: what else the template asks for.
+    """
+    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
+    begun = [result for result in results if result.done]
+    judged = {key.partition("/")[0] for key in tested}
+    pages = [
+        f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun
+    ]
+    text = (
+        _templates()
+        .get_template(template)
+        .render(
+            claims=tested,
+            claims_sheets=claims_sheets(begun, pages),
+            pages=[pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])],
+            counts=counts_sheet(begun) if claims else None,
+            few=FEW,
+            models=models_tested(begun, IN_SHORT),
+            notes={
+                result.name: result.artefact.notes
+                for result in results
+                if result.artefact and result.name in judged
+            },
+            questions=QUESTIONS,
+            rule=RULE,
+            short=SHORT,
+            open=[result for result in results if not result.done or unfinished(result)],
+            vits=next((one.settings for one in begun if one.name == "figure-2a"), {}),
+            clips=next((one.settings for one in begun if one.name == "figure-2b"), {}),
+            tested_by_paper={
+                SHORT.get(paper, paper): count
+                for paper, pairs in by_source(begun).items()
+                if (count := sum(is_tested(claim) for _, claim in pairs))
+            },
+            unfinished=[result for result in begun if unfinished(result)],
+            **values,
+        )
+    )
+    return _tidy(text)
+
+
+def _templates() -> Environment:
     templates = environment().overlay(autoescape=False)
     templates.filters |= {
+        "brief": brief_numbers,
+        "duration": duration,
         "escaped": escaped,
         "estimates": estimates_line,
         "markdown": markdown,
@@ -51,35 +118,10 @@ def summary(results: Sequence[Result], template: str, **values: Any) -> str:
         "price": price,
         "sheet": table_sheet,
     }
-    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
-    tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
-    begun = [result for result in results if result.done]
-    judged = {key.partition("/")[0] for key in tested}
-    text = templates.get_template(template).render(
-        claims=tested,
-        claims_sheets=claims_sheets(begun, [""] * len(begun)),
-        counts=counts_sheet(begun) if claims else None,
-        few=FEW,
-        models=models_tested(begun, IN_SHORT),
-        notes={
-            result.name: result.artefact.notes
-            for result in results
-            if result.artefact and result.name in judged
-        },
-        questions=QUESTIONS,
-        results=[result for result in begun if not unfinished(result)],
-        rule=RULE,
-        open=[result for result in results if not result.done or unfinished(result)],
-        vits=next((one.settings for one in begun if one.name == "figure-2a"), {}),
-        clips=next((one.settings for one in begun if one.name == "figure-2b"), {}),
-        tested_by_paper={
-            SHORT.get(paper, paper): count
-            for paper, pairs in by_source(begun).items()
-            if (count := sum(is_tested(claim) for _, claim in pairs))
-        },
-        unfinished=[result for result in begun if unfinished(result)],
-        **values,
-    )
+    return templates
+
+
+def _tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -90,27 +132,54 @@ def unfinished(result: Result) -> bool:
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
-    """Write what the studies found as one Markdown page: a few questions, a picture of all claims, then the tables.
+    """Write what the studies found as Markdown: a few questions and all claims, and a page for each study.
 
-    The picture is written next to the page, once for wide and once for narrow screens.
+    The studies' pages and their figures are in a folder named like the page. The pictures of the claims and of the
+    answers are next to it, once for wide and once for narrow screens.
     """
-    lines = forest.forest_lines(results)
-    data = json.dumps([asdict(line) for line in lines], ensure_ascii=False)
-    for name, narrow in _PICTURES.items() if lines else ():
-        _draw(path.parent / name, data, forest, lambda narrow=narrow: forest.forest_svg(lines, narrow=narrow))
-    plots = [plot for one in results if one.artefact for plot in one.artefact.plots if plot.name == _BY_DEPTH]
-    for plot in plots:
-        _draw(
-            path.parent / f"{_BY_DEPTH}.svg",
-            plot_csv(plot),
-            figures,
-            lambda plot=plot: as_svg(figures.plot_figure(plot)),
-        )
-    words = {"picture": bool(lines), "depths": plots[0].caption if plots else ""}
+    pictures = {"claims": forest.forest_lines(results), "answers": forest.answer_lines(results, QUESTIONS)}
+    for (name, lines), (ending, narrow) in itertools.product(pictures.items(), _WIDE_AND_NARROW):
+        if lines:
+            data = json.dumps([asdict(line) for line in lines], ensure_ascii=False)
+            figure = functools.partial(forest.forest_figure, lines, narrow=narrow)
+            _draw(path.parent / f"{name}{ending}.svg", data, forest, figure)
+    by_depth = ""
+    for result in results:
+        if result.done and not unfinished(result):
+            drawn = _write_study(result, path)
+            by_depth = next(
+                (f"![{plot.caption}]({path.stem}/{file})" for plot, file in drawn if plot.name == _BY_DEPTH),
+                by_depth,
+            )
+    words = {"picture": bool(pictures["claims"]), "by_depth": by_depth, "folder": path.stem}
     write_text(path, summary(results, "findings.md", **words))
 
 
-def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], str]) -> None:
+def _write_study(result: Result, findings: Path) -> list[tuple[Plot, str]]:
+    """Write the page of a study with its figures, and return the plots and the names of their files."""
+    folder, artefact, name = findings.parent / findings.stem, result.artefact or Artefact(), page_name(result)
+    plots = [(plot, f"{part_name(result, plot.name)}.svg") for plot in artefact.plots if plot.panels]
+    galleries = [(gallery, f"{part_name(result, gallery.name)}.svg") for gallery in artefact.galleries]
+    for plot, file in plots:
+        _draw(
+            folder / file,
+            plot_csv(plot) + plot.caption,
+            figures,
+            functools.partial(figures.plot_figure, plot),
+        )
+    for gallery, file in galleries:
+        pixels = figures.PIXELS // len(galleries)
+        _draw(
+            folder / file, repr(gallery), figures, functools.partial(figures.gallery_figure, gallery, pixels)
+        )
+    values = {"result": result, "plots": plots, "galleries": galleries, "findings": findings.name}
+    sheets = [(claim, check_sheet(result, claim, "")) for claim in result.claims]
+    text = _templates().get_template("findings_study.md").render(**values, claims=sheets, rule=RULE)
+    write_text(folder / f"{name}.md", _tidy(text))
+    return plots
+
+
+def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -> None:
     """Draw a picture, unless the one there shows the same data.
 
     It ends with a digest of what it shows and of the code that drew it. So its bytes, which may depend on the processor
@@ -119,7 +188,7 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], str]) -> N
     text = Path(str(code.__file__)).read_text(encoding="utf-8")
     mark = f"<!-- {hashlib.sha256((data + text).encode()).hexdigest()[:16]} -->"
     if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
-        write_text(path, f"{draw()}{mark}\n")
+        write_text(path, f"{figures.for_both_schemes(figures.text_svg(draw()))}{mark}\n")
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:
@@ -132,7 +201,7 @@ def replace_claims(results: Sequence[Result], into: Path) -> None:
 
 
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
-    """Put the picture of the claims and the answers into a Markdown file between two marks.
+    """Put the picture of the answers and the answers in short into a Markdown file between two marks.
 
     Args:
         results: the results.

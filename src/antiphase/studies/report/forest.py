@@ -2,8 +2,8 @@
 
 import itertools
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
-from antiphase.report.figure import STYLE, as_svg
+from antiphase.report.figure import STYLE
 from antiphase.studies.claims import OWN, Claim, Verdict
+from antiphase.studies.report.figures import text_svg
 from antiphase.studies.report.words import SHORT, by_source, deciding, estimate_text, is_tested, price
 from antiphase.studies.results import Result
 
@@ -44,6 +45,7 @@ class Line:
         numbers: the estimate and its interval in words; of how many it is one, and what a verdict would take.
         value, low, high: the estimate and its interval in units of the axis.
         margin: the margin in units of the axis, or None.
+        beside: further estimates that do not decide, such as those of single ε, in units of the axis.
     """
 
     unit: str
@@ -55,6 +57,7 @@ class Line:
     low: float
     high: float
     margin: float | None
+    beside: tuple[float, ...] = ()
 
 
 def forest_lines(results: Sequence[Result]) -> list[Line]:
@@ -67,6 +70,20 @@ def forest_lines(results: Sequence[Result]) -> list[Line]:
     ]
     order = list(dict.fromkeys(line.section for line in lines))
     return sorted(lines, key=lambda line: (line.unit != "points", order.index(line.section)))
+
+
+def answer_lines(results: Sequence[Result], questions: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Return a line for each answer that has a row in the picture of the answers, under its question."""
+    claims = {
+        f"{result.name}/{claim.name}": (result.paper, claim) for result in results for claim in result.claims
+    }
+    return [
+        replace(line, section=question["title"], statement=words["row"])
+        for question in questions
+        for words in question["answers"]
+        if "row" in words and words["claim"] in claims and is_tested(claims[words["claim"]][1])
+        if (line := _line(*claims[words["claim"]]))
+    ]
 
 
 def _line(source: str, claim: Claim) -> Line | None:
@@ -83,6 +100,7 @@ def _line(source: str, claim: Claim) -> Line | None:
         scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
     )
     margin = claim.margin_of(check) if claim.effect is None else None
+    beside = [each.estimate.value for each in claim.checks if not each.decides and each.estimate]
     return Line(
         check.unit,
         section,
@@ -93,14 +111,13 @@ def _line(source: str, claim: Claim) -> Line | None:
         low,
         high,
         None if margin is None else scale * margin,
+        tuple(scale * each for each in beside if each is not None),
     )
 
 
 def forest_svg(lines: Sequence[Line], *, narrow: bool = False) -> str:
     """Return the picture as an SVG document whose text is text: small, and searchable in a page."""
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        svg = as_svg(forest_figure(lines, narrow=narrow))
-    return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    return text_svg(forest_figure(lines, narrow=narrow))
 
 
 def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
@@ -177,6 +194,8 @@ def _draw(axes: Any, block: Sequence[Line], letters: int, narrow: bool) -> None:
             axes.plot(
                 np.clip([line.low, line.high], -most, most), [bottom + 0.5] * 2, color=look["color"], lw=1.8
             )
+            dots = np.clip(line.beside, -most, most)
+            axes.plot(dots, [bottom + 0.5] * len(dots), ".", color=look["color"], ms=6, alpha=0.5, mew=0)
             axes.plot(np.clip(line.value, -most, most), bottom + 0.5, clip_on=False, zorder=3, **look)
             rows = len(words) + 1 + len(line.numbers) if narrow else max(len(words), len(line.numbers))
             y += 0.7 + rows

@@ -1,7 +1,7 @@
 """The site of studies: an overview with the claims, and a page for each study."""
 
+import functools
 import html
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from antiphase.studies.report.tables import (
     table_note,
     table_sheet,
 )
-from antiphase.studies.report.words import PAPERS
+from antiphase.studies.report.words import PAPERS, page_name, part_name
 from antiphase.studies.results import Result
 from antiphase.terminal import duration
 
@@ -56,7 +56,7 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     """
     papers = list(dict.fromkeys(result.paper for result in results))
     ordered = sorted(results, key=lambda result: papers.index(result.paper))
-    pages = [f"{_file(result)}.html" for result in ordered]
+    pages = [f"{page_name(result)}.html" for result in ordered]
     templates = environment()
     templates.filters |= {"duration": duration, "prose": prose}
     links = [None, *((page, result.label) for page, result in zip(pages, ordered, strict=True)), None]
@@ -80,22 +80,10 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     return out / "index.html"
 
 
-def _file(result: Result) -> str:
-    return _plain(f"{result.paper}-{result.name.removeprefix(f'{result.paper}-')}")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^\w-]+", "-", name).strip("-")
-
-
 def _study_page(templates: Environment, result: Result, before: Any, after: Any) -> str:
     """Return the page of a study; the studies before and after it are pairs of page and label, or None."""
-    artefact, file = result.artefact or Artefact(), _file(result)
+    artefact, name = result.artefact or Artefact(), functools.partial(part_name, result)
     lead, _, text = result.text.strip().partition("\n\n")
-
-    def name(part: str) -> str:
-        return file if part == result.name else f"{file}-{_plain(part)}"
-
     plots = []
     for place, plot in enumerate(artefact.plots):
         if not plot.panels:

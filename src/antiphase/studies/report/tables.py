@@ -162,7 +162,9 @@ def _claim_row(result: Result, claim: Claim, page: str) -> tuple[StudyField, ...
         StudyField(claim.statement, (f"({claim.source})",), kind="name"),
         _verdict(claim.verdict, *([f"({notes})"] if notes else [])),
         StudyField(estimates_line(claim), kind="estimates", value=values[0] if values else None),
-        StudyField(result.label, kind="link", href=f"{page}#claim-{result.claims.index(claim) + 1}"),
+        StudyField(
+            result.label, kind="link", href=f"{page}#claim-{result.claims.index(claim) + 1}" if page else ""
+        ),
     )
 
 
@@ -218,8 +220,13 @@ def console_claims(results: Sequence[Result]) -> Group:
 def markdown(sheet: Sheet) -> str:
     """Return a table in Markdown, notes after the values; columns of numbers are aligned to the right."""
     numeric = all(field.kind == "" for row in sheet.rows for field in row[1:])
-    rows = [[escaped(" ".join((field.text, *field.notes))) for field in row] for row in sheet.rows]
+    rows = [[_in_markdown(field) for field in row] for row in sheet.rows]
     return markdown_table([escaped(name) for name in sheet.columns], rows, numeric=numeric)
+
+
+def _in_markdown(field: Field) -> str:
+    text, href = escaped(" ".join((field.text, *field.notes))), getattr(field, "href", "")
+    return f"[{text}]({href})" if href else text
 
 
 def escaped(text: str) -> str:

@@ -31,6 +31,20 @@ def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]
     return dict(sorted(sources.items(), key=lambda item: item[0] == OWN))
 
 
+def page_name(result: Result) -> str:
+    """Return the name of a study's page, without an ending."""
+    return _plain(f"{result.paper}-{result.name.removeprefix(f'{result.paper}-')}")
+
+
+def part_name(result: Result, part: str) -> str:
+    """Return the name of a file with a part of a study's page, such as a figure, without an ending."""
+    return page_name(result) if part == result.name else f"{page_name(result)}-{_plain(part)}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w-]+", "-", name).strip("-")
+
+
 def counts(claims: Sequence[Claim]) -> Mapping[str, int]:
     """Count the verdicts, in the order of ``VERDICTS``."""
     found = Counter(FEW if claim.lacks_seeds else claim.verdict for claim in claims)
@@ -89,6 +103,28 @@ def estimates_line(claim: Claim) -> str:
     ]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
     return "; ".join(told[:_SHOWN] + more) or "–"
+
+
+def brief_numbers(claim: Claim) -> dict[str, str]:
+    """Return what decides a claim's verdict, for a sentence: the estimates, and the smallest of several by its name.
+
+    The unit is left out.
+
+    >>> from antiphase.statistics.intervals import Estimate
+    >>> estimates = {"x": Estimate(0.2, 0.19, 0.21, 300), "y": Estimate(0.1, 0.09, 0.11, 300)}
+    >>> checks = [Check(f"a − b in {task}", estimate) for task, estimate in estimates.items()]
+    >>> brief_numbers(Claim("", "", "", checks))["least"]
+    'y, +10.0 [9.0, 11.0]'
+    """
+    deciding = [check for check in claim.deciding if check.estimate]
+    names = told_apart([check.what for check in deciding])
+    numbers = [estimate_text(check).replace(" points", "") for check in deciding]
+    texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
+    values = [check.estimate.value for check in deciding if check.estimate]
+    return {
+        "estimate": numbers[0] if len(deciding) == 1 else "; ".join(texts),
+        "least": texts[values.index(min(values))] if texts else "–",
+    }
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
