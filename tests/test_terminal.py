@@ -106,3 +106,16 @@ def test_elsewhere_nothing_is_written_but_to_a_terminal(shown, capsys):
     with progress_bar("maps", 3, shown) as advance:
         advance(3)
     assert "".join(capsys.readouterr()) == ""
+
+
+def test_without_a_terminal_a_line_says_how_far_the_work_is(monkeypatch, capsys):
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr("antiphase.terminal.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("antiphase.terminal._last_line", {})
+    with status_bar("vit pgd", 200, shown=True) as bar:
+        bar.show(50, "9 broken")
+        bar.show(100, "19 broken")
+    assert capsys.readouterr().err == "vit pgd: 100 of 200, 19 broken, about 1 min 20 s left\n"
+    with status_bar("vit pgd", 200, shown=False) as bar:
+        bar.show(200, "19 broken")
+    assert capsys.readouterr().err == ""

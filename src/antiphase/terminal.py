@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # control characters but tab and newline, line separators, marks of direction, halves of characters
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_LINE_SECONDS = 30.0  # between lines in place of a progress bar
+_last_line: dict[str, float] = {}
 _LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{postfix}"
 
 
@@ -84,17 +87,33 @@ class StatusBar:
 def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
     """Show a progress bar on stderr, on a terminal or in a notebook; in the end it is gone.
 
+    Elsewhere, a line every 30 s says how far the work has come, whichever bar it belongs to.
+
     ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
     """
     from tqdm.auto import tqdm  # takes a while
 
     hidden = not shown or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
     settings = {"initial": min(done, total), "leave": False, "disable": hidden, "bar_format": _LAYOUT}
+    began = time.monotonic()
+    _last_line.setdefault("time", began)
     with tqdm(desc=safe(title), total=total, **settings) as bar:
 
         def show(completed: float, note: str) -> None:
             bar.set_postfix_str(safe(note), refresh=False)
             bar.update(min(completed, total) - bar.n)  # tqdm knows no total beyond its end
+            if (
+                shown
+                and hidden
+                and completed < total
+                and time.monotonic() > _last_line["time"] + _LINE_SECONDS
+            ):
+                _last_line["time"] = time.monotonic()
+                words = [f"{title}: {completed:,.0f} of {total:,}", note]
+                if completed - done > total / 10:  # before that the guess is far off
+                    left = (time.monotonic() - began) / (completed - done) * (total - completed)
+                    words.append(f"about {duration(left)} left")
+                say(", ".join(filter(None, words)), err=True)
 
         yield StatusBar(show, lambda line: bar.write(safe(line), file=sys.stderr))
 

@@ -20,6 +20,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
+from antiphase.report.page import TITLE
 from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, YesNo, image_tokens, save_vlm
 from antiphase.vlm.pope import ALL, answer_rates, asked_images, emoji_pope, summarise_answers
 from tests.commands.audits import attack_options, report
@@ -88,15 +89,8 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
     def refuse(*some, **more):
         raise AssertionError("attacked again")
 
-    monkeypatch.setattr(answers, "_gallery", lambda rows, *rest: _stored(out))
     monkeypatch.setattr(import_module("antiphase.attacks.apgd"), "run_search", refuse)
     assert asked([one], [two], pope, PLAN, out) == summary
-
-
-def _stored(out):
-    from antiphase.report.gallery import read_gallery
-
-    return read_gallery(out / "gallery.safetensors"), json.loads((out / "questions.json").read_text())
 
 
 @pytest.mark.thorough
@@ -144,7 +138,7 @@ def test_the_gallery_begins_with_absent_objects_whose_right_answer_changed():
         for model in ("a", "b")
         for eps in PLAN.eps
     ]
-    found = answers.gallery_samples(pl.DataFrame(rows), ["a"], PLAN)
+    found = answers.gallery_samples(pl.DataFrame(rows).filter(model="a", eps=PLAN.eps[0]))
     assert found == [4, 1, 2, 3, 5]
 
 
@@ -173,10 +167,7 @@ def test_rates_by_hand():
 
 @pytest.mark.parametrize(
     ("pairs", "answer"),
-    [
-        (2, "Whether an attack makes d say yes to absent objects more often than s is not decided"),
-        (8, "An attack raises the share of yes to absent objects more for d than for s"),
-    ],
+    [(2, "Undecided between d and s on false yes: +"), (8, "False yes rises more for d than for s: +")],
 )
 def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     draw = np.random.default_rng(0)
@@ -211,7 +202,8 @@ def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     assert 0 < move["low"] < move["value"] < move["high"]
     headline = answers_headline(told)
     title, lead = headline.title, headline.lead
-    assert title == answer
+    assert title.startswith(answer)
+    assert len(title) <= TITLE
     assert f"{pairs} pairs of models and 60 images" in lead
     assert ("fewer than 8 training seeds decide nothing" in lead) == (pairs < 8)
 
@@ -233,10 +225,8 @@ def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():
     assert at_largest["value"] == pytest.approx(-0.15)
     headline = answers_headline(told)
     title, lead = headline.title, headline.lead
-    assert title.startswith(
-        "Whether an attack makes d say yes to absent objects more often than s is not decided"
-    )
-    assert lead.startswith("Difference of the two rises at ε = 0.1: 0.0 points")
+    assert title.startswith("Undecided between d and s on false yes: 0.0 points")
+    assert "difference of the two rises at ε = 0.1," in lead
 
 
 def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pope, tmp_path):
@@ -277,11 +267,10 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
 
 def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, monkeypatch):
     out, (model, _), pope, _ = attacked
-    monkeypatch.setattr(answers, "_gallery", lambda rows, *rest: _stored(out))
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
-        "<antiphase audit: Whether an attack makes differential-0 say yes to absent"
+        "<antiphase audit: Undecided between differential-0 and softmax-0 on false yes"
     )
     assert "2 images" in repr(result)
     assert "False yes, rise, APGD-CE" in result._repr_html_()

@@ -4,6 +4,7 @@ import importlib
 import json
 import time
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -98,7 +99,6 @@ def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
         return run_search(*given)
 
     monkeypatch.setattr(importlib.import_module("antiphase.attacks.pgd"), "run_search", counted)
-    monkeypatch.setattr("antiphase.commands.audit.run._gallery", lambda *given: None)
     again = audit(models, [], data, attack_options((0.01, 0.02), batch_size=3), tmp_path)
     assert again == first
     assert calls == []
@@ -115,20 +115,28 @@ def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
     assert calls == [(0.01, 13)]  # other images: another cell
 
 
-def test_the_gallery_shows_images_that_all_models_get_right_under_the_same_attack(tmp_path):
+def test_the_gallery_shows_broken_images_that_all_models_get_right_under_the_same_attack(tmp_path):
     models = [load_model("specimen:diffvit-0"), load_model("specimen:vit-0")]
     data = load_data("specimen-fashion-mnist", limit=40, seed=1)
     plan = attack_options((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3})
     audit(models[:1], models[1:], data, plan, tmp_path)
     gallery = read_gallery(tmp_path / "gallery.safetensors")
     assert gallery.eps == 4 / 255
-    assert len(set(gallery.label.tolist())) == len(gallery.label) == 6
+    assert len(gallery.label) == 6
+    assert gallery.label[0] != gallery.label[1]
+    broken = np.any([one != gallery.label for one in gallery.prediction], axis=0)
+    assert broken.tolist() == sorted(broken, reverse=True)
+    assert broken.any()
     rows = pl.read_parquet(tmp_path / "rows.parquet").filter(eps=4 / 255)
     for name, before, after in zip(gallery.models, gallery.clean_prediction, gallery.prediction, strict=True):
         assert (before == gallery.label).all()
         own = rows.filter(model=name)
         stored = dict(zip(own["sample"], own["prediction"], strict=True))
         assert [stored[int(sample)] for sample in gallery.sample] == after.tolist()
+    for model, adversarial, after in zip(models, gallery.adversarial, gallery.prediction, strict=True):
+        assert model(torch.from_numpy(adversarial)).argmax(1).tolist() == after.tolist()
+        assert np.abs(adversarial - gallery.clean).max() <= 4 / 255 + 1e-6
+        assert np.abs(adversarial - gallery.clean).max((1, 2, 3)).min() > 0
 
 
 def test_a_skipped_image_is_named_and_counted(tmp_path, run_cli):

@@ -48,7 +48,7 @@ def test_a_call_without_out_leaves_nothing_on_disk(tmp_path, monkeypatch):
 
 
 def test_an_audit_in_one_line_a_picture_and_tables(audited):
-    assert repr(audited) == f"<antiphase audit: {audited.headlines()[0].title}>"
+    assert repr(audited) == f"<antiphase audit: {audited.headlines()[0].line}>"
     assert repr(audited).endswith("at ε = 4/255 (5 images, L∞ FGSM)>")
     assert audited.plot().axes[0].get_ylabel() == "Attack success rate (%)"
     assert audited.plot()._repr_png_().startswith(b"\x89PNG")
@@ -154,7 +154,7 @@ def test_differences_of_alignment_are_over_the_samples():
     apart = by_sample[0] - by_sample[1]
     half = stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart))
     assert (row["low"], row["high"]) == pytest.approx((apart.mean() - half, apart.mean() + half))
-    assert "gradients of A1 and A2" in repr(one)
+    assert "Undecided whether A1 and A2 oppose in" in repr(one)
     assert one.plot().axes
     assert "Alignment at the pixels" in one._repr_html_()
 
@@ -254,7 +254,7 @@ def test_a_module_without_a_card_is_left_as_it_was():
         ),
         (nn.Flatten(0), {"data": "digits"}, "model Flatten: returns (64,) for one image; expected logits"),
         (3, {}, "model: got a int; expected a specification or a torch.nn.Module"),
-        ("specimen:vit-0", {"epsilon": 1}, "option 'epsilon': expected one of model, against, data"),
+        ("specimen:vit-0", {"epsilon": 1}, "option 'epsilon': expected one of model, against, seeds, data"),
         ("given:Net", {"data": "digits"}, "given:Net: was an object of another Python session"),
     ],
 )

@@ -1,6 +1,7 @@
 """Attacks by name, with what the command line, the studies and the reports need to know besides the function."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -101,6 +102,27 @@ def settings_of(stage: Stage) -> dict[str, Any]:
     settings = keywords(stage.attack) | stage.settings
     meant = find_spec(stage.name).unset(settings)
     return {name: _plain(meant.get(name) if value is None else value) for name, value in settings.items()}
+
+
+def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
+    """Return how many forward and backward passes a stage takes at most to search for one sample.
+
+    None for an attack that is not one of the package's, whose settings may have other meanings.
+
+    >>> most_passes(find_attack("apgd-t", steps=100).stages[0], 10), most_passes(find_attack("square").stages[0], 10)
+    ((900, 900), (5000, 0))
+    """
+    if not isinstance(ATTACKS.get(stage.name), str):
+        return None
+    settings = keywords(stage.attack) | stage.settings
+    count = math.prod(
+        settings.get(name) or 1
+        for name in ("steps", "search_steps", "queries", "draws", "restarts", "passes")
+    )
+    targets = settings.get("targets")
+    count *= min(targets, classes - 1) if targets else 1
+    each = classes - 1 if stage.name == "fab" else 1  # untargeted, FAB needs the gradient of every class
+    return count, 0 if stage.black_box else count * each
 
 
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:

@@ -68,8 +68,8 @@ class Ensemble:
             raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
         least, most = self.least_classes, self.most_classes
         targets = [count for stage in self.stages if (count := stage.settings.get("targets"))]
-        if not (least > 1 or targets) or not images[0].numel():
-            return  # images without pixels: the stages load their own, and check them
+        if not (least > 1 or targets):
+            return
         classes = logits_of(model, images[:1], None if context is None else context[:1]).shape[1]
         for count in targets:
             check_targets(count, classes)

@@ -53,9 +53,9 @@ class Command:
 
     def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the work is done: the directory of a run, if there is one."""
-        return (
-            run_folder(options.out, self.name) if self.result and self.in_folder else contextlib.nullcontext()
-        )
+        if not self.result or not self.in_folder:
+            return contextlib.nullcontext()
+        return run_folder(options.out, self.name, options)
 
     def told(self, answer: Answer, options: Any, began: float) -> Answer:
         """Print what the result of the work says and return its summary; an answer without a directory as it is.
@@ -76,7 +76,11 @@ class Command:
         for warning in result.warnings:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-        return result.summary | {"out": str(options.out), "report": str(report)}
+        content = result.summary | {"out": str(options.out), "report": str(report)}
+        if not (unmet := result.unmet()):
+            return content
+        say(f"antiphase: {'; '.join(unmet)}", err=True)
+        return Refusal(content | {"unmet": unmet})
 
     def answer(self, options: Any, typed: str) -> Answer:
         """Do the work in the directory of a run, print what the result says, and return its summary."""
@@ -88,7 +92,7 @@ class Command:
         """Do the work in the directory of a run and return the result; its page is written if the directory stays."""
         from antiphase.commands.result import read_result
 
-        with run_folder(Path(options.out), self.name):
+        with run_folder(Path(options.out), self.name, options):
             self.function()(options, typed)
             process = this_process()
             process.wait()

@@ -67,6 +67,10 @@ class Result(ABC):
     keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
     settings_title: ClassVar[str] = "Measurement"
 
+    def unmet(self) -> list[str]:
+        """Return what the run was asked to reach and did not, such as ``fail_under`` of an audit."""
+        return []
+
     @property
     def reading(self) -> str:
         """Markup on how to read the page."""
@@ -93,7 +97,7 @@ class Result(ABC):
         """Return what the command prints of its result."""
         from rich.text import Text
 
-        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
         return [*titles, *(table.console() for section in self.drawn for table in section.tables)]
 
     def write_report(self, folder: Path) -> Path:
@@ -200,7 +204,7 @@ class Result(ABC):
 
     def line(self) -> str:
         """Return the result in a few words."""
-        return self.headlines()[0].title
+        return self.headlines()[0].line
 
     def __repr__(self) -> str:
         return f"<antiphase {self.kind}: {self.line()}>"

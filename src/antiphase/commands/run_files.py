@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
 from torch import nn
 
 from antiphase.commands.lineup import Lineup
+from antiphase.commands.run_folder import seconds_before
 from antiphase.data import ImageSet
-from antiphase.files import write_json
+from antiphase.files import printable, write_json
 from antiphase.models.card import card_of
 from antiphase.processes import this_process
 from antiphase.store import write_frame
@@ -46,8 +48,9 @@ def write_run(
 ) -> None:
     """Write the tables of a finished run, ``run.json`` and ``summary.json`` into ``options.out``, in one process.
 
-    A table that is None may lie there from an earlier run, and is removed. ``began`` is of ``time.monotonic``;
-    ``record`` replaces what ``run.json`` would say.
+    A table that is None may lie there from an earlier run, and is removed. Rows of samples that are files have the
+    name of the file, relative to the folder of the data. ``began`` is of ``time.monotonic``, to which the time of the
+    same run before it was killed is added; ``record`` replaces what ``run.json`` would say.
     """
     if not this_process().first:
         return
@@ -56,7 +59,20 @@ def write_run(
         if frame is None:
             (out / f"{name}.parquet").unlink(missing_ok=True)
         else:
-            write_frame(out / f"{name}.parquet", frame)
-    seconds = time.monotonic() - began
+            write_frame(out / f"{name}.parquet", _with_files(frame, lineup.data))
+    seconds = seconds_before(out) + time.monotonic() - began
+    record = {"date": datetime.now(UTC).isoformat(timespec="seconds")} | record
     write_json(out / "run.json", lineup.record(options, settings, warnings, command, seconds) | record)
     write_json(out / "summary.json", summary)
+
+
+def _with_files(frame: pl.DataFrame, data: Any) -> pl.DataFrame:
+    """Return rows with the column ``file`` behind ``sample``, if the samples are files."""
+    files = getattr(data, "files", None)
+    if files is None or "sample" not in frame.columns:
+        return frame
+    named = pl.DataFrame({"sample": data.ids.numpy(), "file": list(map(printable, files))})
+    before = frame.columns[: frame.columns.index("sample") + 1]
+    return frame.join(named, on="sample", how="left", maintain_order="left").select(
+        *before, "file", pl.exclude(*before, "file")
+    )

@@ -3,19 +3,24 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from antiphase.errors import UserError, shown
-from antiphase.files import read_bytes, read_json, room, write_text
+from antiphase.files import digest, read_bytes, read_json, room, write_json, write_text
 
 MARKER = ".antiphase"  # holds the name of the command
 LOCK = ".lock"  # holds the process that writes; the system releases it however the process ends
-_BEGINNING = (MARKER, "recipe.json")  # what is written before a training saves anything
+CLOCK = ".began"  # holds when a run that has not ended began, and for how long it had run before
+_BEGINNING = (MARKER, CLOCK, "recipe.json")  # what is written before a training saves anything
+_NO_NUMBER = {"out", "quiet", "batch_size", "device", "fail_under"}  # options that leave a run the same
+_before: dict[Path, float] = {}  # seconds of runs that go on
 
 
 @contextlib.contextmanager
-def run_folder(out: Path, command: str) -> Iterator[None]:
+def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
     """Make the directory of a run, or take that of an earlier run of the same command, and lock it.
 
     A run that fails before it has written anything leaves no directory behind. Of the processes of torchrun the first
@@ -24,6 +29,7 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
     Args:
         out: the directory.
         command: which command writes it, such as ``"audit"``.
+        options: of the command, if its time counts: a run with the same options that was killed is resumed.
     """
     missing: list[Path] = []
     with contextlib.ExitStack() as held:
@@ -34,6 +40,8 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
             if os.environ.get("RANK", "0") == "0":
                 held.enter_context(_locked(out))
             write_text(out / MARKER, f"{command}\n")
+            if options is not None and os.environ.get("RANK", "0") == "0":
+                _start_clock(out, options)
         except OSError as error:
             held.close()
             _remove(missing)
@@ -43,6 +51,7 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
         try:
             with room(out):
                 yield
+            (out / CLOCK).unlink(missing_ok=True)
         except BaseException:
             with contextlib.suppress(OSError):  # under torchrun another process may have cleaned up already
                 if set(os.listdir(out)) <= {*before, *_BEGINNING, LOCK}:
@@ -52,6 +61,25 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
                     held.close()
                     _remove(missing)
             raise
+        finally:
+            _before.pop(out, None)
+
+
+def _start_clock(out: Path, options: Any) -> None:
+    """Note when a run begins, and for how long a killed one with the same options had run until it last wrote."""
+    same, now, before = digest(options.model_dump_json(exclude=_NO_NUMBER)), time.time(), 0.0
+    with contextlib.suppress(UserError, KeyError, TypeError):  # there is none, or it is damaged
+        left = read_json(out / CLOCK)
+        if left["options"] == same:
+            ours = (path for path in out.rglob("*") if path.name not in (MARKER, LOCK) and path.is_file())
+            before = left["before"] + max(0.0, max(path.stat().st_mtime for path in ours) - left["began"])
+    _before[out] = before
+    write_json(out / CLOCK, {"options": same, "began": now, "before": before})
+
+
+def seconds_before(out: Path) -> float:
+    """Return for how long the run in a directory had gone on before it was killed; 0 if it was not."""
+    return _before.get(out, 0.0)
 
 
 @contextlib.contextmanager

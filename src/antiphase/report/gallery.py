@@ -24,7 +24,8 @@ from antiphase.report.page import environment
 class AttackGallery:
     """The same samples under the attack of each model, at one ε; images in [0, 1].
 
-    ``adversarial``, ``clean_prediction`` and ``prediction`` hold one array for each of ``models``.
+    ``adversarial``, ``clean_prediction`` and ``prediction`` hold one array for each of ``models``; ``files`` are the
+    names of the clean images, if they are files.
     """
 
     eps: float
@@ -36,6 +37,7 @@ class AttackGallery:
     adversarial: tuple[Float[np.ndarray, "samples channels height width"], ...]
     clean_prediction: tuple[Int[np.ndarray, " samples"], ...]
     prediction: tuple[Int[np.ndarray, " samples"], ...]
+    files: tuple[str, ...] = ()
 
 
 _SHARED = ("sample", "label", "clean")
@@ -46,11 +48,12 @@ def write_gallery(path: Path, gallery: AttackGallery) -> None:
     """Write a gallery as safetensors.
 
     Tensors ``sample``, ``label``, ``clean`` and, for model m, ``m{m}.adversarial``, ``m{m}.clean_prediction`` and
-    ``m{m}.prediction``; in the header ``eps``, ``models`` and ``class_names``, each as JSON.
+    ``m{m}.prediction``; in the header ``eps``, ``models``, ``class_names`` and ``files``, each as JSON.
     """
     tensors = {name: getattr(gallery, name) for name in _SHARED}
     tensors |= {f"m{m}.{name}": array for name in _BY_MODEL for m, array in enumerate(getattr(gallery, name))}
-    header = {name: json.dumps(getattr(gallery, name)) for name in ("eps", "models", "class_names")}
+    names = ("eps", "models", "class_names", "files")
+    header = {name: json.dumps(getattr(gallery, name)) for name in names}
     with replacing(path) as temporary:
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary, header)
 
@@ -69,7 +72,8 @@ def read_gallery(path: Path) -> AttackGallery:
             for name in _BY_MODEL:
                 arrays[name] = tuple(file.get_tensor(f"m{m}.{name}") for m in count)
             models, class_names = tuple(header["models"]), tuple(header["class_names"])
-            return AttackGallery(header["eps"], models, class_names, **arrays)
+            files = tuple(header.get("files", ()))
+            return AttackGallery(header["eps"], models, class_names, **arrays, files=files)
     except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): expected a run's gallery; delete it or run again"

@@ -21,7 +21,13 @@ def attack_label(attack: str, norm: str) -> str:
 
 
 def attack_name(attack: str) -> str:
-    """Return the label of a registered attack; stored rows may have been made by one that is not."""
+    """Return the label of a registered attack; stored rows may have been made by one that is not.
+
+    >>> attack_name("worst of pgd, apgd-ce")
+    'worst of PGD, APGD-CE'
+    """
+    if attack.startswith("worst of "):  # as audits of several attacks name the worst case
+        return f"worst of {', '.join(map(attack_name, attack.removeprefix('worst of ').split(', ')))}"
     return find(ATTACKS, attack, "attack").label if attack in ATTACKS else attack
 
 

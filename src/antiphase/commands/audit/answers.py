@@ -10,7 +10,7 @@ first, and report POPE on clean images only.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.commands.audit.cells import measure
+from antiphase.commands.audit.cells import KeptImages, measure, with_worst_case
+from antiphase.commands.audit.gallery import draw_gallery, keep_some, with_images
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_gallery, attack_settings, attacks_of
+from antiphase.commands.audit.run import attack_settings, attacks_of
+from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.loading import check_twins, find_device, load_models
@@ -33,7 +35,7 @@ from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.report.figure import colors_of, families, rate_figure
-from antiphase.report.gallery import AttackGallery, gallery_markup, read_gallery, write_gallery
+from antiphase.report.gallery import gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
@@ -41,7 +43,7 @@ from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.terminal import eps_label
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
-from antiphase.vlm.pope import ALL, ASKED_SCHEMA, PopeSet, asked_images, summarise_answers
+from antiphase.vlm.pope import ALL, ASKED_SCHEMA, AskedImages, PopeSet, asked_images, summarise_answers
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
@@ -75,24 +77,33 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
     parts, warnings = [], []
+    models: dict[str, Any] = dict(lineup.by_name)
+    asked = {name: asked_images(pope, model.square) for name, model in models.items()}
+    first = asked[lineup.names[0]]
+    absent = (first.labels == 0).nonzero().flatten().tolist()
+    kept = keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else ())
+    works = (
+        (name, YesNo(models[name], asked[name].questions), _by_few(attacks), asked[name])
+        for name, _, attacks in attacks_of(lineup, options)
+    )
+    say_time(works, out, context=lambda data: data.which)
     for name, model, attacks in attacks_of(lineup, options):
-        part, told = attack_answers(name, model, pope, attacks, out)
+        part, told = attack_answers(name, model, pope, attacks, out, kept)
         parts.append(part)
         warnings += [f"{name}: {note}" for note in told]
     rows = pl.concat(parts)
+    if options.worst_case:
+        rows = with_worst_case(rows, options.worst_case)
     about = lineup.about()
     # none of an audit's rates: the questions about one image are no independent draws
     answers = summarise_answers(rows, by_seed(about), lineup.pairs)
     summary = {"version": 1, "models": described_models(rows, about), "pope": answers}
     if this_process().first:
-        models: dict[str, Any] = dict(lineup.by_name)
-        first = lineup.pairs[0] if lineup.twins else lineup.names
-        squares = {name: repr(models[name].square) for name in first}
+        names = lineup.pairs[0] if lineup.twins else lineup.names
         # pictures can be shared by models that see the same pixels
-        shown = {name: models[name] for name in first if squares[name] == squares[first[0]]}
-        gallery, words = _gallery(rows, shown, pope, options)
-        write_gallery(out / "gallery.safetensors", gallery)
-        write_json(out / "questions.json", words)
+        shown = {name: models[name] for name in names if asked[name].square == asked[names[0]].square}
+        pictures = with_images(rows, list(shown), (options.worst_case or options.names)[0], kept)
+        _write_gallery(pictures, shown, asked[names[0]], kept.eps, out)
     settings = attack_settings(options) | {
         "objective": "cross-entropy between no and yes as the first token",
         "attacked label": "the answer without an attack",
@@ -115,7 +126,7 @@ def _load(options: AuditOptions) -> Lineup:
 
 
 def attack_answers(
-    name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path
+    name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path, kept: KeptImages | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA``, and the warnings.
 
@@ -123,8 +134,8 @@ def attack_answers(
     the questions. What several samplings ask is attacked once.
     """
     asked = asked_images(pope, model.square)
-    batch = options.model_copy(update={"batch_size": options.batch_size or _TOGETHER})
-    rows, warnings = measure(name, YesNo(model, asked.questions), asked, batch, out, context=asked.which)
+    yes_no, few = YesNo(model, asked.questions), _by_few(options)
+    rows, warnings = measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
     about = {
         "sample": asked.ids.numpy(),
         "samplings": list(map(list, asked.samplings)),
@@ -135,40 +146,42 @@ def attack_answers(
     return rows.join(frame, on="sample", maintain_order="left").select(*ASKED_SCHEMA), warnings
 
 
-def gallery_samples(rows: pl.DataFrame, models: Sequence[str], options: AuditOptions) -> list[int]:
+def _by_few(options: AuditOptions) -> AuditOptions:
+    return options.model_copy(update={"batch_size": options.batch_size or _TOGETHER})
+
+
+def gallery_samples(rows: pl.DataFrame) -> list[int]:
     """Return the samples of ten questions: first those about absent objects whose right answer changed.
 
     Args:
-        rows: of the attack.
-        models: shown models; a question counts as changed if it is for one of them, at the largest ε.
-        options: of the attack.
+        rows: of the shown models at one ε; a question counts as changed if it is for one of them.
     """
     changed = pl.col("success") & (pl.col("clean_prediction") == pl.col("label"))
-    questions = (
-        rows.filter(pl.col("model").is_in(list(models)), eps=max(options.eps), attack=options.attack)
-        .group_by("sample", maintain_order=True)
-        .agg(changed=changed.any(), label=pl.col("label").first())
+    questions = rows.group_by("sample", maintain_order=True).agg(
+        changed=changed.any(), label=pl.col("label").first()
     )
     order = questions.sort("changed", "label", "sample", descending=[True, False, False])
     return order["sample"][:GALLERY_SIZE].to_list()
 
 
-def _gallery(
-    rows: pl.DataFrame, models: Mapping[str, Any], pope: PopeSet, options: AuditOptions
-) -> tuple[AttackGallery, dict[str, Any]]:
-    """Attack ten questions again at the largest ε."""
-    asked = asked_images(pope, next(iter(models.values())).square)
-    ids = asked.ids.tolist()
-    some = asked.take([ids.index(sample) for sample in gallery_samples(rows, list(models), options)])
-    together = options.model_copy(update={"batch_size": options.batch_size or _TOGETHER})
-    classifiers = {name: YesNo(model, some.questions) for name, model in models.items()}
-    gallery = attack_gallery(classifiers, some, together, sorted(options.eps), context=some.which)
+def _write_gallery(
+    rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path
+) -> None:
+    """Write ten attacked questions, and what the models answer in words without and with the perturbation."""
+    gallery = draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
+    if gallery is None:
+        (out / "gallery.safetensors").unlink(missing_ok=True)  # of an earlier run
+        write_json(out / "questions.json", {"questions": [], "answers": {}})
+        return
+    ids = asked.ids.tolist()
+    questions = asked.take([ids.index(sample) for sample in gallery.sample.tolist()]).asked()
     for (name, model), adversarial in zip(models.items(), gallery.adversarial, strict=True):
         images = (torch.from_numpy(pixels).to(device_of(model)) for pixels in (gallery.clean, adversarial))
-        words = (model.generate(pixels, some.asked(), max_new_tokens=_LONGEST) for pixels in images)
+        words = (model.generate(pixels, questions, max_new_tokens=_LONGEST) for pixels in images)
         answers[name] = [list(both) for both in zip(*words, strict=True)]
-    return gallery, {"questions": some.asked(), "answers": answers}
+    write_gallery(out / "gallery.safetensors", gallery)
+    write_json(out / "questions.json", {"questions": questions, "answers": answers})
 
 
 class AnswersResult(Result):
@@ -179,11 +192,8 @@ class AnswersResult(Result):
     settings_title = "Attack"
 
     def headlines(self) -> list[Headline]:
-        return [answers_headline(self.summary["pope"])]
-
-    def line(self) -> str:
-        (headline,) = self.headlines()
-        return f"{headline.title}. {headline.lead}".rstrip(".")
+        headline = answers_headline(self.summary["pope"])
+        return [replace(headline, plot=lambda: answer_plot(self.summary))]
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -258,11 +268,45 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
     moves = _only(answers["differences"], first | {"what": "move", "eps": eps})
     if not moves:
         shown = _only(answers["results"], first)
-        return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
+        return Headline(_words("title_alone", rows=shown), _words("lead_alone", rows=shown))
     row = moves[0]
     (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
-    return Headline(_words("title", **values), _words("lead", **values))
+    names = {side: row[side] for side in ("model", "twin")}
+    title = answer("answers.txt", "title", names, **values)
+    return Headline(title, _words("lead", **values), _words("condition", **values))
+
+
+def answer_plot(summary: Mapping[str, Any]) -> Plot:
+    """Draw the differences of the rises of false yes by ε, or the rates of one model, above the accuracies."""
+    answers, colors = summary["pope"], colors_of(families(summary["models"]))
+    first = {"attack": answers["results"][0]["attack"], "sampling": ALL}
+    rows = _only(answers["differences"], first | {"metric": "false yes", "what": "move"})
+    sides = (rows[0]["model"], rows[0]["twin"]) if rows else (answers["results"][0]["family"],)
+    rows = [row for row in rows if (row["model"], row["twin"]) == sides]
+    shown = rows or _only(answers["results"], first | {"metric": "false yes", "family": sides[0]})
+    quoted = min(row["eps"] for row in shown if row["eps"])
+    signs = [decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1 for row in shown]
+    lines = [
+        ForestLine(
+            f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack",
+            estimate_of(row),
+            (UNDECIDED, colors[sides[0]], colors[sides[-1]])[sign],
+            marked=row["eps"] == quoted,
+        )
+        for row, sign in zip(shown, signs, strict=True)
+    ]
+    title = f"Rise of false yes, {shortened(sides[0], 18)} minus {shortened(sides[-1], 18)}, points"
+    limits = None if rows else (0, 1)
+    forest = Forest(title if rows else "False yes, %", lines, 0.0 if rows else None, "", limits, bool(rows))
+    accuracies = [
+        ForestLine(row["family"], estimate_of(row), colors[row["family"]])
+        for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
+        if row["family"] in sides
+    ]
+    accuracy = accuracy_forest("Right answers without an attack, %", accuracies, [{"num_classes": 2}])
+    words = _words("answer", compared=bool(rows), seeds=shown[0]["seeds"])
+    return Plot("answer", forest_figure([forest, accuracy]), words)
 
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

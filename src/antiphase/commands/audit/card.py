@@ -152,6 +152,7 @@ class DataSet(Part):
     dataset: Annotated[str, Field(description="Source of images, as --data takes it.")]
     split: str
     n: Count
+    images: Annotated[str | None, Field(description="Size, and how files were resized and cropped.")] = None
     fingerprint: Annotated[Digest, Field(description="SHA-256 of images, labels and ids.")]
 
 
@@ -186,6 +187,7 @@ class RobustnessCard(Part):
     mean_differences: list[MeanDifference]
     versions: Annotated[dict[str, str], Field(description="Of antiphase, torch and others.")]
     hardware: str
+    date: Annotated[str | None, Field(description="When the audit ended, ISO 8601 in UTC.")] = None
     warnings: Annotated[list[str], Field(description="Reasons to doubt the numbers.")]
 
     @model_validator(mode="after")
@@ -241,7 +243,7 @@ def read_card(path: str | Path) -> RobustnessCard:
         raise invalid(error, name) from None
 
 
-_NOT_THE_AUDIT = ("out", "quiet", "batch_size", "independent")  # options that affect no number
+_NOT_THE_AUDIT = ("out", "quiet", "batch_size", "fail_under", "independent")  # options that affect no number
 
 
 def write_card(result: Any, directory: Path) -> Path | None:
@@ -271,7 +273,7 @@ def card_of_run(result: Any) -> RobustnessCard | None:
     if not options or "fingerprints" not in run:
         return None
     settings = run["settings"]
-    twins = {against for _, against in result.pairs} - {model for model, _ in result.pairs}
+    twins = result.twins
     sides: list[list[str]] = [[], []]
     for family in result.families:
         members = set(family.models)
@@ -286,6 +288,7 @@ def card_of_run(result: Any) -> RobustnessCard | None:
             "dataset": run["data"],
             "split": options["split"],
             "n": run["n"],
+            "images": run.get("images"),
             "fingerprint": run["data_fingerprint"],
         },
         "attack": {
@@ -300,6 +303,7 @@ def card_of_run(result: Any) -> RobustnessCard | None:
         "differences": result.comparisons.drop("n", "decided").to_dicts(),
         "mean_differences": means.select(*MeanDifference.model_fields).to_dicts(),
         **{name: run[name] for name in ("versions", "hardware", "warnings")},
+        "date": run.get("date"),
     }
     return RobustnessCard.model_validate(content)
 

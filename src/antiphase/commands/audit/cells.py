@@ -7,22 +7,26 @@ read their rows from disk and attack only what is missing. So runs that differ i
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor, nn
 
 from antiphase.arguments import unchecked
+from antiphase.attacks.catalogue import most_passes
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit.options import WORST, AuditOptions
 from antiphase.commands.run_files import described
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import ROW_SCHEMA
+from antiphase.files import replacing
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.store import Cache, Journal, slice_size
@@ -36,6 +40,18 @@ _CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
 _CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
 
 
+@dataclass(frozen=True)
+class KeptImages:
+    """Adversarial images of a few samples at one ε, kept next to their rows for a gallery.
+
+    ``files`` has their places by model, attack and sample, once they are attacked.
+    """
+
+    eps: float
+    samples: frozenset[int]
+    files: dict[tuple[str, str, int], Path] = field(default_factory=dict)
+
+
 def measure(
     name: str,
     model: nn.Module,
@@ -45,6 +61,7 @@ def measure(
     *,
     process: Process | None = None,
     context: Tensor | None = None,
+    kept: KeptImages | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
@@ -52,24 +69,69 @@ def measure(
         name: of the model in the rows.
         model: a loaded model, with its card.
         data: images and labels.
-        options: attack, budgets and how they are run; see :class:`AuditOptions`.
+        options: one attack, budgets and how they are run; see :class:`AuditOptions`.
         out: run directory; cells lie under ``cells/``.
         process: which share of the images is attacked, this process's where not given; every process returns all rows.
         context: what the model is given with each image, if anything; the fingerprint of ``data`` has to depend on it.
+        kept: which adversarial images to keep; their places are added to it.
     """
-    ensemble = options.ensemble
-    ensemble.check(model, data.images(range(1)), context)
-    cells = _Cells(name, model, data, options, out, process or this_process(), context)
-    stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
-    no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
-    threat = Threat(options.norm)
-    results = unchecked(sweep)(
-        stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids
-    )
+    options.ensemble.check(model, data.images(range(1)), context)
+    cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
+    results = cells.sweep(cells.attack, options.nested)
+    if kept is not None:
+        (at,) = (result for result in results if result.threat.eps == kept.eps)
+        for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
+            file = cells.places[int(number)] / f"{sample}.npy" if number >= 0 else None
+            if sample in kept.samples and file is not None and file.exists():
+                kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
     rows = described(_rows(results), ROW_SCHEMA, name, model, data, **how)
     return rows, list(dict.fromkeys(warnings))
+
+
+def passes_left(
+    name: str, model: nn.Module, data: ImageSet, options: AuditOptions, out: Path, classes: int
+) -> tuple[int, int] | None:
+    """Return how many forward and backward passes are left at most, if no image is broken; None if not known.
+
+    Rows on disk count; the others count as robust. The passes are of single images.
+    """
+    cells = _Cells(name, model, data, options, out, Process(), None, None)
+    counts: list[tuple[int, int] | None] = []
+
+    def count(
+        stage: Stage, _: Any, images: Tensor, labels: Any, threat: Threat, *, ids: Tensor, **run: Any
+    ) -> AttackResult:
+        cache = cells.cache(stage, threat.eps, ids)
+        each = most_passes(stage, classes)
+        counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
+        rows = cache.journals[stage.name].rows()
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="left")
+        robust = rows.with_columns(pl.col("success").fill_null(value=False)).fill_null(0)
+        return cells.result(stage, threat, ids, robust)
+
+    # going down, only what is broken is attacked again: then every ε counts whole
+    cells.sweep(count, "off" if options.nested == "down" else options.nested)
+    known = [passes for passes in counts if passes is not None]
+    return None if len(known) < len(counts) else (sum(f for f, _ in known), sum(b for _, b in known))
+
+
+def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
+    """Put before the rows those of the worst case of several attacks, as of an ensemble of which each is a part.
+
+    An image's row is that of the first attack that broke it, else of the first attack; passes are added up.
+    """
+    keys, passes = ["model", "eps", "sample"], pl.col("forwards", "backwards")
+    parts = rows.filter(pl.col("attack").is_in(attacks)).with_columns(passes.sum().over(keys))
+    order = pl.col("attack").cast(pl.Enum(attacks))
+    first = parts.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
+    first = first.with_columns(pl.when("success").then("attack").alias("felled_by"))
+    places = parts.filter(attack=attacks[0]).select(keys)
+    worst = places.join(first, on=keys, maintain_order="left").with_columns(
+        attack=pl.lit(f"{WORST}{', '.join(attacks)}")
+    )
+    return pl.concat([worst.select(rows.columns), rows])
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
@@ -98,6 +160,8 @@ class _Cells:
     out: Path
     process: Process
     context: Tensor | None
+    kept: KeptImages | None
+    places: list[Path] = field(default_factory=list)  # of the cells, in the order in which they are attacked
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
     @functools.cached_property
@@ -105,8 +169,8 @@ class _Cells:
         """What identifies every cell."""
         prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
         what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
-        bf16 = self.options.precision != "float32"
-        what |= {"precision": self.options.precision + AGAIN} if bf16 else {}
+        # auto shares the rows of float32: verdicts do not depend on the search's precision
+        what |= {"precision": f"bf16{AGAIN}"} if self.options.precision == "bf16" else {}
         return what | ({"compile": True} if self.options.compile else {})
 
     @functools.cached_property
@@ -114,10 +178,27 @@ class _Cells:
         """Where each sample is in the data."""
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
-    def stored(self, stage: Stage) -> Stage:
-        """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
+    def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> list[AttackResult]:
+        """Call ``attack`` with each stage and the samples that it is given in place of the stage's own attack."""
         # settings are checked with the images that are attacked
-        return replace(stage, attack=functools.partial(self.attack, stage), settings={})
+        stages = (
+            replace(stage, attack=functools.partial(attack, stage), settings={})
+            for stage in self.options.ensemble.stages
+        )
+        # the stages load their images; in place of pixels, a sample has the number of the cell that has them
+        unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
+        stored = Ensemble(self.options.ensemble.name, tuple(stages))
+        threat = Threat(self.options.norm)
+        how = {"nested": nested, "ids": self.data.ids}
+        return unchecked(sweep)(stored, self.model, unknown, None, threat, self.options.eps, **how)
+
+    def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
+        """Open the cell of a stage at one ε."""
+        what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
+        if stage.name == "square":  # searches in float32 in any case
+            what.pop("precision", None)
+        asked = [(stage.name, sample) for sample in ids.tolist()]
+        return Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
 
     def attack(
         self,
@@ -131,11 +212,7 @@ class _Cells:
         **run: Any,
     ) -> AttackResult:
         """Attack the samples that are not on disk, and return the rows of all."""
-        what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(threat.eps)}
-        if stage.name == "square":  # searches in float32 in any case
-            what.pop("precision", None)
-        asked = [(stage.name, sample) for sample in ids.tolist()]
-        cache = Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
+        cache = self.cache(stage, threat.eps, ids)
         journal = cache.journals[stage.name]
         with cache.filling(slice_size(self.data.image_shape)) as parts:
             for part in parts:
@@ -148,21 +225,35 @@ class _Cells:
                 del result  # its images leave memory before the next are read
         found = cache.collect()[stage.name]
         self.warnings.update(cache.warnings)
+        self.places.append(journal.directory)
+        return self.result(stage, threat, ids, found)
+
+    def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
+        """Return the result of the samples from the rows of the cell."""
         found = found.unique("sample", keep="first")  # two runs at once may both write a sample
         rows = pl.DataFrame({"sample": ids.numpy()}).join(
             found, on="sample", how="left", maintain_order="left"
         )
         arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
-        about = {"label": arrays["clean_prediction"], "adversarial": images}
+        place = torch.full((len(ids), 1), len(self.places) - 1.0, dtype=torch.float64)
+        about = {"label": arrays["clean_prediction"], "adversarial": place}
         return AttackResult(stage.name, threat, stage.settings, ids, **about, **arrays)
 
     def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
         """Return how to attack some samples so that their rows are kept as they come."""
-        options = self.options
+        options, kept = self.options, self.kept or KeptImages(0.0, frozenset())
+        last = stage.name == options.ensemble.stages[-1].name and eps in (kept.eps, math.inf)
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
             columns = {"sample": ids[positions].numpy()}
             columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
+            for position in positions.tolist():
+                # a nearest example that is too far at this ε may serve a larger one
+                found = results["prediction"][position] != results["label"][position]
+                if int(ids[position]) in kept.samples and (last or found):
+                    path = journal.directory / f"{ids[position]}.npy"
+                    with replacing(path) as temporary, temporary.open("wb") as file:
+                        np.save(file, results["adversarial"][position].numpy())
             journal.append(pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA))
 
         up_to = "" if math.isinf(eps) else f" ε={eps_label(eps)}"

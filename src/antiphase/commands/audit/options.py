@@ -1,14 +1,17 @@
 """The options of ``antiphase audit``, ``attack`` and ``quickstart``: the only description of an attack that is run."""
 
 import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from antiphase.commands import options as fields
-from antiphase.commands.options import Options, Typed, read_settings
-from antiphase.errors import UserError
+from antiphase.commands.options import Options, Typed, as_tuple, read_settings, read_words
+from antiphase.errors import UserError, shown
 from antiphase.registry import ATTACKS, QUESTIONS
 from antiphase.terminal import eps_label
 
@@ -22,8 +25,76 @@ Eps = Annotated[
         "as 1/255 are accepted."
     ),
 ]
-AttackName = Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")]
-_NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights")
+WORST = "worst of "  # begins the name of the worst case of several attacks
+
+
+def _each_known(names: str) -> str:
+    words = read_words(names)
+    for name in words or [names]:
+        if name not in ATTACKS or words.count(name) > 1:
+            wanted = f"expected one of {', '.join(ATTACKS)}, or several, each once"
+            raise UserError(f"attack {shown(name)}: {wanted}")
+    return ",".join(words)
+
+
+AttackNames = Annotated[
+    str,
+    BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value),
+    AfterValidator(_each_known),
+    Typed(metavar="ATTACK,…"),
+    Field(
+        description=f"Attack to run: {', '.join(ATTACKS)}. Several, separated by commas, each attack every image; "
+        "the worst case of an image is that any of them breaks it. --steps and other settings go to those that have "
+        "them."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A least robust accuracy: ``robust 40% @ 1/255``, or ``robust low 40% @ 1/255`` for its interval's lower end."""
+
+    text: str
+    share: float
+    eps: float
+    low: bool
+
+
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
+_GATE = re.compile(
+    rf"robust(?P<low>\s+low)?\s+(?P<percent>{_NUMBER})\s*%(\s*@\s*(?P<above>{_NUMBER})(/(?P<below>{_NUMBER}))?)?"
+)
+
+
+def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
+    """Read the conditions of ``fail_under``, whose ε are among those that are attacked.
+
+    Raises:
+        UserError: a condition is not understood, or names an ε that is not attacked.
+
+    >>> read_gates(["robust low 40% @ 1/255"], [1 / 255])
+    [Gate(text='robust low 40% @ 1/255', share=0.4, eps=0.00392156862745098, low=True)]
+    """
+    gates, attacked = [], ", ".join(map(eps_label, eps))
+    for text in texts:
+        named, match = f"fail-under {shown(text)}", _GATE.fullmatch(text.strip())
+        if match is None or float(match["percent"]) > 100:
+            raise UserError(
+                f"{named}: expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%"
+            )
+        if match["above"] is None and len(eps) > 1:
+            raise UserError(f"{named}: does not say at which ε; expected @ and one of {attacked}")
+        below = float(match["below"] or 1) or math.nan
+        wanted = eps[0] if match["above"] is None else float(match["above"]) / below
+        near = [one for one in eps if math.isclose(one, wanted, rel_tol=1e-9)]
+        if not near:
+            raise UserError(f"{named}: this ε is not attacked; expected one of {attacked}")
+        gates.append(Gate(text.strip(), float(match["percent"]) / 100, near[0], match["low"] is not None))
+    return gates
+
+
+_NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights", "fail_under")
+_NOT_OF_QUESTIONS += ("image_size", "resize", "seeds")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 
@@ -45,6 +116,8 @@ class AuditOptions(Options):
 
     antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
 
+    antiphase audit runs/vit --attack pgd,square --fail-under "robust 40% @ 1/255" --fail-under "robust 20% @ 4/255"
+
     antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
 
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
@@ -52,13 +125,16 @@ class AuditOptions(Options):
 
     model: fields.Model
     against: fields.Against = ()
+    seeds: fields.Seeds = ()
     data: fields.Data = None
     classes: fields.Classes = None
     split: fields.Split = "test"
+    image_size: fields.ImageSize = None
+    resize: fields.Resize = None
     limit: fields.Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
     norm: fields.Norm = "linf"
-    attack: AttackName = "pgd"
+    attack: AttackNames = "pgd"
     version: Literal["standard", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
     all six, with restarts. rand: for randomised models. If not given: standard."""
@@ -86,7 +162,11 @@ class AuditOptions(Options):
     """Also add random noise of the same ε, to compare with the attack."""
     sense_limit: int = Field(32, ge=0)
     """Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none."""
-    precision: fields.SearchPrecision = "float32"
+    fail_under: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Typed(metavar="CONDITION")] = ()
+    """End with exit code 1 if the robust accuracy of a model is lower, such as 'robust 40% @ 1/255'; 'robust low 40% @
+    1/255' asks for the lower end of its 95 % interval. Repeat for several. Of several attacks, the worst case counts;
+    twins do not."""
+    precision: fields.SearchPrecision = "auto"
     compile: fields.Compile = False
     seed: fields.Seed = 0
     out: fields.Out = Path("antiphase-audit")
@@ -107,6 +187,7 @@ class AuditOptions(Options):
                 raise UserError(
                     f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
                 )
+        read_gates(self.fail_under, self.eps)
         if not self.questions:
             if self.suffix:
                 raise UserError(
@@ -128,6 +209,11 @@ class AuditOptions(Options):
         return name if name in QUESTIONS else ""
 
     @property
+    def names(self) -> list[str]:
+        """The attacks by name."""
+        return self.attack.split(",")
+
+    @property
     def ensemble(self) -> "Ensemble":
         """The attack with its settings; those of the command line, which are text, get the types of its signature.
 
@@ -147,18 +233,50 @@ class AuditOptions(Options):
         return self.nested != "off" and self.ensemble.minimal
 
     @property
-    def control_attack(self) -> str | None:
-        """The attack that shows what this one adds to it; None for a control itself."""
+    def controls(self) -> list[str]:
+        """The attacks that show what these add to them; none for one that is a control itself."""
         from antiphase.attacks.catalogue import find_spec
 
-        return find_spec(self.attack).control
+        return list(dict.fromkeys(control for name in self.names if (control := find_spec(name).control)))
+
+    @property
+    def worst_case(self) -> list[str]:
+        """The attacks of which every image has a worst case: several that are no controls, or none."""
+        from antiphase.attacks.catalogue import find_spec
+
+        attacks = [name for name in self.names if find_spec(name).control is not None]
+        return attacks if len(attacks) > 1 else []
+
+    def each_attack(self) -> list[Self]:
+        """Return the options of each attack, with those of the settings that it has.
+
+        Raises:
+            UserError: none of several attacks has a setting.
+        """
+        from antiphase.attacks.catalogue import find_spec, keywords
+
+        if len(self.names) == 1:
+            return [self]
+        known = {name: keywords(find_spec(name).attack) for name in self.names}
+        for setting in (*self.chosen(*_SETTINGS), *self.settings):
+            if not any(setting in settings for settings in known.values()):
+                raise UserError(
+                    f"attack {self.attack!r}: none of them has a setting {setting!r}; leave it out"
+                )
+        return [
+            self.model_copy(
+                update={"attack": name}
+                | {setting: None for setting in _SETTINGS if setting not in settings}
+                | {"settings": {key: value for key, value in self.settings.items() if key in settings}}
+            )
+            for name, settings in known.items()
+        ]
 
     def with_control(self) -> list[Self]:
-        """Return these options, and those of the control if it is wanted."""
-        if not self.control:
-            return [self]
+        """Return the options of each attack, and those of the controls if they are wanted."""
         plain = dict.fromkeys(_SETTINGS) | {"settings": {}}
-        return [self, self.model_copy(update={"attack": self.control_attack, **plain})]
+        controls = [name for name in self.controls if self.control and name not in self.names]
+        return [*self.each_attack(), *(self.model_copy(update={"attack": one, **plain}) for one in controls)]
 
 
 class AttackOptions(AuditOptions):
@@ -179,7 +297,7 @@ class AttackOptions(AuditOptions):
 
     left_out: ClassVar = ("against", "sense_limit")
 
-    attack: AttackName = "autoattack"
+    attack: AttackNames = "autoattack"
     eps: Eps = (8 / 255,)
     sense_limit: int = Field(0, ge=0)
     out: fields.Out = Path("antiphase-attack")
@@ -189,7 +307,7 @@ _ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
 
 
 class QuickstartOptions(Options):
-    """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+    """Attack the bundled models on bundled images of Fashion-MNIST.
 
     No download, no training: eight ViTs and their differential twins under PGD at four budgets.
 

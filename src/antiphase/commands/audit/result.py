@@ -9,17 +9,18 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 from rich.text import Text
 
 from antiphase.commands.audit.card import write_card
+from antiphase.commands.audit.options import WORST, read_gates
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
@@ -37,12 +38,25 @@ from antiphase.evaluation.rates import (
 )
 from antiphase.registry import QUESTIONS, find
 from antiphase.report import words
-from antiphase.report.figure import Family, colors_of, families, rate_figure, seed_counts
+from antiphase.report.figure import (
+    UNDECIDED,
+    Family,
+    Forest,
+    ForestLine,
+    accuracy_forest,
+    colors_of,
+    families,
+    forest_figure,
+    mean_line,
+    rate_figure,
+    seed_counts,
+    shortened,
+)
 from antiphase.report.gallery import gallery_markup, read_gallery
-from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
+from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.statistics.intervals import as_share, mean_over_seeds
+from antiphase.statistics.intervals import as_share
 from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
@@ -52,7 +66,6 @@ _RATES = {
     "asr_correct": (_CORRECT, "ASR, correct only", "correct and broken / correct"),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
-_WHAT = "attack success rate at ε = "
 _PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
 _words = partial(text, "audit.txt")
 
@@ -146,6 +159,24 @@ class AuditResult(Result):
         sides = self.mean_comparisons.select(_FAMILIES).unique().rows()
         return {pair for side in sides for pair in self._members(*side)}
 
+    @cached_property
+    def twins(self) -> set[str]:
+        """The models that others are compared with."""
+        return {against for _, against in self.pairs} - {model for model, _ in self.pairs}
+
+    def unmet(self) -> list[str]:
+        """Return which models are less robust than ``fail_under`` asks."""
+        options, lines = self.record.get("options", {}), []
+        for gate in read_gates(options.get("fail_under", ()), options.get("eps", ())):
+            rates = _of(self.rates, self._attack).filter(metric="robust_accuracy", eps=gate.eps)
+            for row in rates.filter(~pl.col("model").is_in(self.twins)).iter_rows(named=True):
+                if row["low" if gate.low else "value"] < gate.share - 1e-9:
+                    interval = words.percent_range(row["low"], row["high"])
+                    lines.append(
+                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % [{interval}]"
+                    )
+        return lines
+
     # what is shown
 
     def headlines(self) -> list[Headline]:
@@ -167,13 +198,10 @@ class AuditResult(Result):
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
         quoted = _quoted(_of(frame, self._attack))
         sides = list(zip(*pairs, strict=True))
-        accuracy = dict(self.accuracy.select("model", "value").iter_rows())
-        shown = tuple(self._rate(*side, quoted["eps"]) for side in zip(names, sides, strict=True))
+        named: dict[str, str] = dict(zip(("model", "against"), names, strict=True))
+        rates = _of(self.rates.filter(metric="asr", eps=quoted["eps"]), self._attack)
         values = quoted | {
-            "model": names[0],
-            "against": names[1],
-            "rates": shown,
-            "clean": [fmean(accuracy[model] for model in models) for models in sides],
+            "rates": [rates.filter(pl.col("model").is_in(models))["value"].mean() for models in sides],
             "signs": [(*attack, len(rows), *_decided(rows)) for attack, rows in _attacks(frame)],
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
@@ -183,26 +211,68 @@ class AuditResult(Result):
             ),
         }
         return Headline(
-            _words("title", **values), _words("lead", **values), shown, _WHAT + eps_label(quoted["eps"])
+            answer("audit.txt", "title", named, **values),
+            _words("lead", **values | named),
+            _words("condition", **values),
+            lambda: self._difference_plot(names, pairs, frame, quoted["eps"]),
         )
 
     def _headline_alone(self) -> Headline:
         model = self.models[0]["name"]
         frame = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
         middle = frame.row((len(frame) - 1) // 2, named=True)
-        rate = self._rate(model, (model,), middle["eps"])
-        title, lead = (_words(part, **middle, rate=rate) for part in ("title_alone", "lead_alone"))
-        return Headline(title, lead, (rate,), _WHAT + eps_label(middle["eps"]))
+        title = answer("audit.txt", "title_alone", {"model": model}, **middle)
+        return Headline(
+            title, _words("lead_alone", **middle), plot=lambda: self._rate_plot(model, frame, middle["eps"])
+        )
 
-    def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
-        """Return the attack success rate of a model, or its mean over the models of a family."""
-        frame = _of(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps), self._attack)
-        if len(models) > 1:
-            mean = as_share(mean_over_seeds(frame["value"].to_list()))
-            value, low, high = mean.value, mean.low, mean.high
-        else:
-            value, low, high = frame.select("value", "low", "high").row(0)
-        return Rate(name, self.colors[name], words.percent(value), words.percent_range(low, high))
+    def _plot(self, names: Sequence[str], sides: Sequence[Sequence[str]], forest: Forest) -> Plot:
+        """Draw a forest above the accuracies of models or families."""
+        lines = [
+            mean_line(
+                name,
+                list(map(words.estimate_of, self.accuracy.filter(pl.col("model").is_in(models)).to_dicts())),
+                as_share,
+                self.colors[name],
+            )
+            for name, models in zip(names, sides, strict=True)
+        ]
+        accuracy = accuracy_forest("Accuracy without an attack, %", lines, self.models)
+        caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
+        return Plot(f"answer-{names[0]}", forest_figure([forest, accuracy]), caption)
+
+    def _difference_plot(
+        self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame, quoted: float
+    ) -> Plot:
+        """Draw the differences by ε, those of single seeds as dots, above the accuracies."""
+        single = self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR)
+        single = _of(single, self._attack) if len(pairs) > 1 else single.clear()
+        colors = {0: UNDECIDED, 1: self.colors[names[0]], -1: self.colors[names[1]]}
+        lines = [
+            ForestLine(
+                f"ε = {eps_label(row['eps'])}",
+                words.estimate_of(row, "difference"),
+                colors[row["decided"]],
+                single.filter(eps=row["eps"])["difference"].to_list(),
+                row["eps"] == quoted,
+            )
+            for row in _of(frame, self._attack).sort("eps").iter_rows(named=True)
+        ]
+        title = f"ASR of {shortened(names[0], 20)} minus that of {shortened(names[1], 20)}, points"
+        return self._plot(names, list(zip(*pairs, strict=True)), Forest(title, lines, 0.0, signed=True))
+
+    def _rate_plot(self, model: str, frame: pl.DataFrame, quoted: float) -> Plot:
+        """Draw the attack success rate of one model by ε, above its accuracy."""
+        lines = [
+            ForestLine(
+                f"ε = {eps_label(row['eps'])}",
+                words.estimate_of(row),
+                self.colors[model],
+                marked=row["eps"] == quoted,
+            )
+            for row in frame.iter_rows(named=True)
+        ]
+        return self._plot([model], [[model]], Forest("Attack success rate, %", lines, limits=(0, 1)))
 
     @property
     def _attack(self) -> tuple[str, str]:
@@ -216,12 +286,12 @@ class AuditResult(Result):
     def sections(self) -> list[Section]:
         seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
         bands = _words("bands", n=self.record["n"], seeds=seeds, single=single)
-        plots = [
-            Plot(metric, self.rate_figure(metric), _words(metric, bands=bands), beside=metric == "asr")
+        plots = {
+            metric: [Plot(metric, self.rate_figure(metric), bands, beside=metric == "asr")]
             for metric in ("asr", "robust_accuracy")
-        ]
+        }
         panels = [
-            Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula)
+            Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula, plots.get(metric, ()))
             for metric, (title, tab, formula) in _RATES.items()
         ]
         nested_up = str(self.record["settings"].get("budgets", "")).startswith("nested up")
@@ -234,9 +304,8 @@ class AuditResult(Result):
         names = ("rates", *(name for name, *_ in further))
         texts = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
         sections = [
-            Section("figures", "", plots=plots),
-            Section("models", "Models", tables=[self.models_table()]),
             Section("rates", "Rates under attack", texts["rates"], panels=panels, in_navigation="Rates"),
+            Section("models", "Models", tables=[self.models_table()]),
             *(
                 Section(name, title, texts[name], tables=tables, in_navigation=short)
                 for name, title, short, tables in further
@@ -250,13 +319,30 @@ class AuditResult(Result):
             sections.append(Section("gallery", "Gallery", markup=gallery_markup(gallery, self.colors)))
         return sections
 
+    def figure(self) -> Figure:
+        return self.rate_figure("asr")
+
     def console(self) -> list[Any]:
-        parts: list[Any] = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
-        for table in (self.models_table(), *self.all_tables(), *self._norm_tables()):
-            # single models are left out where their family has a mean
-            rows = tuple(row for row in table.rows if row[0].kind != "member")
-            parts.append(replace(table, rows=rows).console())
-        return parts
+        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
+        tables = [
+            self.models_table(),
+            *self._named_rates("asr"),
+            *self.difference_tables(),
+            *self._norm_tables(),
+        ]
+        # single models are left out where their family has a mean
+        shown = (
+            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member")).console()
+            for table in (*first, *tables)
+        )
+        parts: list[Any] = list(shown)
+        return [*parts[: len(first)], *titles, *parts[len(first) :]]
+
+    def _named_rates(self, metric: str) -> list[Table]:
+        """Return the tables of a rate, whose titles name it."""
+        name, *_ = _RATES[metric]
+        return [replace(table, title=f"{name}, {table.title}") for table in self.rate_tables(metric)]
 
     @property
     def reading(self) -> str:
@@ -271,9 +357,7 @@ class AuditResult(Result):
         """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [
-            (words.attack_label(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)
-        ]
+        panels = [(_title(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
         return rate_figure(panels, self.families)
 
     # tables
@@ -300,7 +384,7 @@ class AuditResult(Result):
         return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 
     def rate_tables(self, metric: str) -> list[Table]:
-        """Tabulate one rate for each attack and norm: models and families down, ε across."""
+        """Tabulate one rate: models and families down, a line for each of several attacks, ε across."""
         rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
@@ -318,7 +402,7 @@ class AuditResult(Result):
         families: list[str],
         field: Callable[[Mapping[str, Any]], Field],
     ) -> list[Table]:
-        """Tabulate models, or pairs of them, and below them their means over training seeds, for each attack."""
+        """Tabulate models, or pairs of them, and below them their means over training seeds."""
         owner = {model: group.name for group in self.families for model in group.models}
         owners = [pl.col(side).replace_strict(owner, return_dtype=pl.String) for side in sides]
         owned = single.with_columns(one.alias(family) for one, family in zip(owners, families, strict=True))
@@ -336,19 +420,15 @@ class AuditResult(Result):
         order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
         frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
         frame = frame.sort(order, maintain_order=True)
-        return [
-            tabulate(
-                "-".join((name, *attack)),
-                words.attack_label(*attack),
-                block,
-                ["model"],
-                "eps",
-                field,
-                eps_label,
-                _of(single, attack),
-            )
-            for attack, block in _attacks(frame)
-        ]
+        tables = []
+        for (norm,), block in frame.group_by("norm", maintain_order=True):
+            attack = str(block["attack"][0])
+            label, title = f"{name}-{attack}-{norm}", _title(attack, str(norm))
+            if block["attack"].n_unique() > 1:
+                label, title = f"{name}-{norm}", words.attack_label("each attack", str(norm))
+            csv = single.filter(norm=norm)
+            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, eps_label, csv))
+        return tables
 
     def lambda_tables(self) -> list[Table]:
         """Tabulate λ by layer, if a model has one."""
@@ -365,7 +445,9 @@ class AuditResult(Result):
     def _norm_tables(self) -> list[Table]:
         """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
-        title = words.attack_label(entries[0]["attack"], entries[0]["norm"]) if entries else ""
+        title = _title("each attack", entries[0]["norm"]) if entries else ""
+        if len({entry["attack"] for entry in entries}) == 1:
+            title = _title(entries[0]["attack"], entries[0]["norm"])
         return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
@@ -374,16 +456,15 @@ class AuditResult(Result):
         if frame.is_empty():
             return []
         frame = frame.with_columns(color=pl.col("model").replace_strict(self.colors))
-        return [tabulate(name, title, frame, ["model"], *how)]
+        return [tabulate(name, title, _by_attack(frame), ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
         """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
         broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
-        counts = (
-            broken.group_by("model", "felled_by", "eps", maintain_order=True).len("n").sort("model", "eps")
-        )
-        frame = counts.with_columns(model=pl.format("{}: {}", "model", "felled_by"))
-        title = "In the order in which the attacks run"
+        keys = ["model", "attack", "felled_by", "eps"]
+        counts = broken.group_by(keys, maintain_order=True).len("n").sort("model", "eps", maintain_order=True)
+        frame = _by_attack(counts).with_columns(model=pl.format("{}: {}", "model", "felled_by"))
+        title = "In the order of the attacks"
         table = tabulate(
             "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
         )
@@ -398,10 +479,21 @@ def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
     """Return the row of the ε that a headline quotes."""
-    rows = frame.sort("eps").rows(named=True)
-    middle = (len(rows) - 1) // 2
-    decided = [place for place, row in enumerate(rows) if row["decided"]]
-    return rows[min(decided, key=lambda place: abs(place - middle), default=middle)]
+    frame = frame.sort("eps")
+    return frame.row(quoted_place(frame["decided"].to_list()), named=True)
+
+
+def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return rows whose models are named with the attack, if there are several."""
+    if "attack" not in frame.columns or frame["attack"].n_unique() < 2:
+        return frame
+    attack = pl.when(pl.col("attack").str.starts_with(WORST)).then(pl.lit("worst case"))
+    attack = attack.otherwise(pl.col("attack").map_elements(words.attack_name, pl.String))
+    return frame.with_columns(model=pl.format("{}, {}", "model", attack))
+
+
+def _title(attack: str, norm: str) -> str:
+    return words.attack_label("Worst case" if attack.startswith(WORST) else attack, norm)
 
 
 def _steps(settings: Mapping[str, Any], attack: str) -> int | None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
-import torch
 from torch import nn
 
-from antiphase.attacks import Threat, eps_at, sweep
+from antiphase.attacks import Threat, eps_at
 from antiphase.attacks.catalogue import settings_of
-from antiphase.attacks.engine.oracle import logits_of
-from antiphase.commands.audit.cells import measure
+from antiphase.commands.audit.cells import measure, with_worst_case
+from antiphase.commands.audit.gallery import draw_gallery, keep_some, shown_samples, with_images
 from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
+from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.run_files import write_run
@@ -28,7 +28,7 @@ from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
 from antiphase.registry import QUESTIONS, find
-from antiphase.report.gallery import AttackGallery, write_gallery
+from antiphase.report.gallery import write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.terminal import eps_label, say
 
@@ -37,7 +37,6 @@ _CARRIED = {
     "down": "nested down: robust at one ε, robust at every smaller one",
     "off": "independent",
 }
-_GALLERY_SIZE = 6
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
@@ -67,34 +66,42 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     lineup.check_fit()
     models = lineup.by_name
     left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
+    kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])
+    say_time(((*attack, data) for attack in attacks_of(lineup, options)), out)
     parts, doubts = [], []
     for name, model, attacks in attacks_of(lineup, options):
-        part, told = measure(name, model, data, attacks, out)
+        keep = kept if attacks.attack in options.names else None  # a control is not shown
+        part, told = measure(name, model, data, attacks, out, kept=keep)
         parts.append(part)
         doubts += [f"{name}: {note}" for note in told]
     rows = pl.concat(parts)
+    if options.worst_case:
+        rows = with_worst_case(rows, options.worst_case)
     classes = {name: card_of(model).num_classes for name, model in models.items()}
     chance = not_above_chance(clean_accuracy(rows), classes)
     summary = summarise_rates(rows, lineup.about(), lineup.pairs)
-    if options.minimal:
-        summary["norms"] = _norms(rows, options)
+    if norms := [entry for one in options.each_attack() if one.minimal for entry in _norms(rows, one)]:
+        summary["norms"] = norms
     aligned, unknown = _alignment(models, data, options)
     warnings = [*(left_out if data.skipped else []), *lineup.doubts(), *notes, *doubts, *chance, *unknown]
     if aligned is not None:
         summary["alignment"] = entries(alignment(aligned))
     if this_process().first:
-        shown = {name: models[name] for name in (lineup.pairs[0] if lineup.twins else lineup.names[:1])}
+        shown = lineup.pairs[0] if lineup.twins else lineup.names[:1]
         for name in ("questions.json", "gallery.safetensors"):  # of an earlier run in this directory
             (out / name).unlink(missing_ok=True)
-        if (gallery := _gallery(shown, data, options)) is not None:
+        pictures = with_images(rows, shown, (options.worst_case or options.names)[0], kept)
+        gallery = draw_gallery(pictures, shown, data, kept.eps, shown_samples(pictures))
+        if gallery is not None:
             write_gallery(out / "gallery.safetensors", gallery)
     frames = {"rows": rows, "alignment": aligned}
-    write_run(lineup, options, summary, frames, attack_settings(options), warnings, command, began)
+    settings = attack_settings(options, max(classes.values()))
+    write_run(lineup, options, summary, frames, settings, warnings, command, began)
     return summary
 
 
 def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.Module, AuditOptions]]:
-    """Yield every model by name, and how it is attacked; then again with the control, if that is wanted."""
+    """Yield every model by name, and how it is attacked; again for each further attack, and each control."""
     for attacks in options.with_control():
         for name, model in lineup.by_name.items():
             yield name, model, attacks
@@ -124,11 +131,12 @@ def check_attack(options: AuditOptions) -> None:
     """
     for eps in options.eps:
         Threat(options.norm, eps)
-    if options.control and options.control_attack is None:
+    if options.control and not options.controls:
         raise UserError(
             f"--control: {options.attack} is a control itself; leave it out or choose another --attack"
         )
-    _ = options.ensemble
+    for attack in options.each_attack():
+        _ = attack.ensemble
     if options.compile:
         check_compiler(find_device(options.device))
 
@@ -153,13 +161,17 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
     return {name: fingerprint(model) for name, model in lineup.by_name.items()}, data.fingerprint()
 
 
-def attack_settings(options: AuditOptions) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers."""
+def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
+    stages = _stages(options)
+    for settings in stages.values():
+        if classes and settings.get("targets"):
+            settings["targets"] = min(settings["targets"], classes - 1)
     return {
         "attack": options.attack,
         "norm": options.norm,
         "ε": ", ".join(map(eps_label, options.eps)),
-        **{stage.name: settings_of(stage) for stage in options.ensemble.stages},
+        **stages,
         "budgets": _CARRIED[options.nested],
         "attacked label": "clean prediction",
         "attack seed": options.seed,
@@ -167,6 +179,16 @@ def attack_settings(options: AuditOptions) -> dict[str, Any]:
         **({"compiled": True} if options.compile else {}),
         "verdicts": "float32",
     }
+
+
+def _stages(options: AuditOptions) -> dict[str, Any]:
+    """Return the settings of each stage; the name of one of several attacks comes before those of its stages."""
+    settings = {}
+    for attack in options.each_attack():
+        stages = attack.ensemble.stages
+        within = f"{attack.attack}: " if len(stages) > 1 and len(options.names) > 1 else ""
+        settings |= {within + stage.name: settings_of(stage) for stage in stages}
+    return settings
 
 
 def _alignment(
@@ -183,47 +205,6 @@ def _alignment(
     except UserError as error:
         return None, [f"the sensitivity of the attention was not measured: {error}"]
     return pl.concat([frames["alignment"] for frames in measured]), []
-
-
-def _gallery(models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions) -> AttackGallery | None:
-    """Attack again the first images that all models get right, one a class, up to the middle ε."""
-    chosen: dict[int, int] = {}
-    for positions in torch.arange(len(data)).split(64):
-        images, labels = data.images(positions), data.labels[positions]
-        hits = [logits_of(model, images).argmax(1) == labels for model in models.values()]
-        right = torch.stack(hits).all(0)
-        for label, position in zip(labels[right].tolist(), positions[right].tolist(), strict=True):
-            chosen.setdefault(label, position)
-        if len(chosen) >= _GALLERY_SIZE:
-            break
-    if not chosen:
-        return None
-    some = data.take(sorted(chosen.values())[:_GALLERY_SIZE])
-    return attack_gallery(models, some, options, sorted(options.eps)[: len(options.eps) // 2 + 1])
-
-
-def attack_gallery(
-    models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions, budgets: list[float], **run: Any
-) -> AttackGallery:
-    """Attack some images again, for their pixels; they are those at the last of the budgets."""
-    images = data.images(range(len(data)))
-    run |= {"nested": options.nested, "seed": options.seed, "ids": data.ids, "precision": options.precision}
-    run |= {"batch_size": options.batch_size}
-    results = [
-        sweep(options.ensemble, model, images, None, Threat(options.norm), budgets, **run)[-1]
-        for model in models.values()
-    ]
-    return AttackGallery(
-        eps=budgets[-1],
-        models=tuple(models),
-        class_names=data.class_names,
-        sample=data.ids.numpy(),
-        label=data.labels.numpy(),
-        clean=images.numpy(),
-        adversarial=tuple(result.adversarial.numpy() for result in results),
-        clean_prediction=tuple(result.clean_prediction.numpy() for result in results),
-        prediction=tuple(result.prediction.numpy() for result in results),
-    )
 
 
 def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:

@@ -85,7 +85,8 @@ def _entry(row: Row) -> dict[str, Any]:
         **model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
         **card.data.model_dump(include={"dataset", "split", "n"}),
         **rates.model_dump(include={"attack", "norm", "eps"}),
-        "autoattack": card.attack.autoattack and rates.attack == card.attack.name,
+        "autoattack": rates.attack == "autoattack",
+        "date": card.date,
         "control": _is_control(rates.attack),
         "clean_accuracy": model.clean_accuracy.value,
         "asr": rates.asr.value,
@@ -144,7 +145,7 @@ def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:
         "others": sorted(tried - {_label(worst)}),
         "difference": _difference(worst),
         "n": worst.card.data.n,
-        "date": (getattr(worst.card, "date", None) or "")[:10],
+        "date": (worst.card.date or "")[:10],
         "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
     }
 

@@ -18,7 +18,8 @@ from antiphase.errors import UserError, shown
 from antiphase.report.table import Field, Table
 from antiphase.terminal import console, say
 
-_ELSEWHERE = ("versions", "hardware", "warnings", "options", "command")  # of the machine, not of the models
+# of the machine and the day, not of the models
+_ELSEWHERE = ("versions", "hardware", "date", "warnings", "options", "command")
 _RATES = ("value", "low", "high", "difference")  # in shares, so that a tolerance in points applies
 _ROUNDING = 1e-9
 
@@ -176,7 +177,7 @@ def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every field of a card that is compared: its place, such as ``models[0].seed``, and its value."""
     if isinstance(value, dict):
         for name, part in value.items():
-            if name not in BY_HAND and (place or name not in _ELSEWHERE):
+            if name not in (*BY_HAND, "images") and (place or name not in _ELSEWHERE):
                 yield from _numbers(part, f"{place}.{name}".lstrip("."))
     elif isinstance(value, list):
         for index, part in enumerate(value):
