@@ -167,7 +167,7 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
 
 def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     frame = sensitivity.terms(rows)
-    panels = [[_axis(f"share of {label}", frame, metric, groups, 0.0)] for metric, label in _TERMS.items()]
+    panels = [[_axis(f"share of {label}", frame, metric, groups, 0.0) for metric, label in _TERMS.items()]]
     tables = [_table("terms", "Shares of ‖J_DA‖² at the pixels, %", frame, _TERMS, groups)]
     return [Plot("terms", _layer_figure(panels, groups), _WORDS["terms"]["caption"])], tables, {}
 
