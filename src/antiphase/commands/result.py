@@ -335,4 +335,6 @@ def combined_rows(
         )
     renamed = {name: f"{name} (other)" if name in mine else name for name in theirs}
     others = two.frame(table).with_columns(pl.col("model").replace(renamed))
-    return pl.concat([one.frame(table), others]), list(zip(mine, renamed.values(), strict=True))
+    return pl.concat([one.frame(table), others], how="diagonal"), list(
+        zip(mine, renamed.values(), strict=True)
+    )
