@@ -20,6 +20,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
+from antiphase.report.page import TITLE
 from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, YesNo, image_tokens, save_vlm
 from antiphase.vlm.pope import ALL, answer_rates, asked_images, emoji_pope, summarise_answers
 from tests.commands.audits import attack_options, report
@@ -166,10 +167,7 @@ def test_rates_by_hand():
 
 @pytest.mark.parametrize(
     ("pairs", "answer"),
-    [
-        (2, "Whether an attack makes d say yes to absent objects more often than s is not decided"),
-        (8, "An attack raises the share of yes to absent objects more for d than for s"),
-    ],
+    [(2, "Undecided between d and s on false yes: +"), (8, "False yes rises more for d than for s: +")],
 )
 def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     draw = np.random.default_rng(0)
@@ -204,7 +202,8 @@ def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     assert 0 < move["low"] < move["value"] < move["high"]
     headline = answers_headline(told)
     title, lead = headline.title, headline.lead
-    assert title == answer
+    assert title.startswith(answer)
+    assert len(title) <= TITLE
     assert f"{pairs} pairs of models and 60 images" in lead
     assert ("fewer than 8 training seeds decide nothing" in lead) == (pairs < 8)
 
@@ -226,10 +225,8 @@ def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():
     assert at_largest["value"] == pytest.approx(-0.15)
     headline = answers_headline(told)
     title, lead = headline.title, headline.lead
-    assert title.startswith(
-        "Whether an attack makes d say yes to absent objects more often than s is not decided"
-    )
-    assert lead.startswith("Difference of the two rises at ε = 0.1: 0.0 points")
+    assert title.startswith("Undecided between d and s on false yes: 0.0 points")
+    assert "difference of the two rises at ε = 0.1," in lead
 
 
 def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pope, tmp_path):
@@ -273,7 +270,7 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, 
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
-        "<antiphase audit: Whether an attack makes differential-0 say yes to absent"
+        "<antiphase audit: Undecided between differential-0 and softmax-0 on false yes"
     )
     assert "2 images" in repr(result)
     assert "False yes, rise, APGD-CE" in result._repr_html_()

@@ -194,8 +194,9 @@ def test_the_command_writes_rows_summary_figure_and_page(tmp_path, run_cli, pair
     figure = (tmp_path / "curve.svg").read_bytes()
     assert b"<svg" in figure
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    first = summary["models"][0]["smoothed_accuracy"]
-    assert f"is right and certified on {100 * first['value']:.1f} % of 5 images" in page
+    assert "No difference shown between diffvit and vit" in page  # 5 images show none
+    assert "5 images, smoothed with σ" in page
+    assert [model["num_classes"] for model in summary["models"]] == [10, 10]
     assert "Difference from the twin" in page
     assert "<svg" in page
     code, again, err = run_cli(*arguments)

@@ -1,9 +1,13 @@
 """The words must not say more than the intervals."""
 
+import json
+import re
+
 import polars as pl
 import pytest
 
 from antiphase.evaluation.rates import ROW_SCHEMA
+from antiphase.report.page import TITLE
 from tests.commands.audits import audited
 
 N = 200
@@ -11,7 +15,15 @@ TWO = [("diff", "differential", None, 1.0), ("vit", "softmax", None, 1.0)]
 
 
 def budget(headline):
-    return headline.what.removeprefix("attack success rate at ε = ")
+    return headline.title.rpartition("at ε = ")[2]
+
+
+def drawn(headline):
+    """The lines of the figure next to the title: all labels and numbers, and those in bold."""
+    axes = headline.plot().figure.axes[0]
+    numbers = [text for text in axes.texts if text.get_text().strip()]
+    bold = [text.get_text() for text in numbers if text.get_weight() == "bold"]
+    return [label.get_text() for label in axes.get_yticklabels()], [text.get_text() for text in numbers], bold
 
 
 def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
@@ -38,7 +50,7 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
         (
             [60, 40, 60],
             [20, 40, 120],
-            "diff is broken more often than vit at 1 of 3 ε, less often at 1: +20.0 points [",
+            "diff is broken more often than vit at 1 of 3 ε, less at 1: +20.0 points at ε = 1/255",
         ),
         ([60], [20], "diff is broken more often than vit: +20.0 points ["),
         ([20], [20], "No difference shown between diff and vit: 0.0 points ["),
@@ -48,7 +60,45 @@ def test_title_says_what_the_intervals_say(tmp_path, make_run, diff, vit, expect
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": diff, "vit": vit}))
     (headline,) = audited(run).headlines()
     assert headline.title.startswith(expected)
-    assert headline.title.endswith(f"at ε = {budget(headline)} (200 images, L∞ PGD-20)")
+    assert len(headline.title) <= TITLE
+    assert headline.line == f"{headline.title} (200 images, L∞ PGD-20)"
+
+
+def test_the_number_of_the_title_is_drawn_in_bold_among_those_of_all_eps(tmp_path, make_run):
+    rows = rows_of({"diff": [60, 90, 120], "vit": [20, 41, 60]})
+    (headline,) = audited(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows)).headlines()
+    labels, numbers, bold = drawn(headline)
+    assert labels == ["ε = 1/255", "ε = 2/255", "ε = 3/255"]
+    assert [number.partition(" ")[0] for number in numbers] == ["+20.0", "+24.5", "+30.0"]
+    assert [number.replace(" [", " points [") for number in bold] == [
+        headline.title.split(": ")[1].split(" at")[0]
+    ]
+
+
+def test_accuracy_is_drawn_against_chance_where_the_number_of_classes_is_known(tmp_path, make_run):
+    run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": [60], "vit": [20]}))
+    for classes, levels in ((None, []), (4, [25.0])):
+        summary = json.loads((run / "summary.json").read_text())
+        for model in summary["models"] if classes else ():
+            model["num_classes"] = classes
+        (run / "summary.json").write_text(json.dumps(summary))
+        axes = audited(run).headlines()[0].plot().figure.axes[1]
+        assert [
+            line.get_xdata()[0]
+            for line in axes.lines
+            if len(set(line.get_xdata())) == 1 < len(line.get_xdata())
+        ] == levels
+        assert axes.get_title(loc="left") == "Accuracy without an attack, %"
+
+
+def test_a_title_has_at_most_90_characters_whatever_the_names(tmp_path, make_run):
+    long = ("runs/" + "differential-" * 9 + "7", "/home/someone/models/" + "standard-" * 9 + "3")
+    models = [(long[0], "differential", None, 1.0), (long[1], "softmax", None, 1.0)]
+    rows = rows_of({"diff": [60, 40, 60], "vit": [20, 40, 120]})
+    rows = rows.with_columns(pl.col("model").replace({"diff": long[0], "vit": long[1]}))
+    (headline,) = audited(make_run(tmp_path, models, [long], rows=rows)).headlines()
+    assert len(headline.title) <= TITLE
+    assert "…" in headline.title
 
 
 def test_title_and_large_numbers_are_of_one_eps_at_which_the_title_is_true(tmp_path, make_run):
@@ -58,7 +108,7 @@ def test_title_and_large_numbers_are_of_one_eps_at_which_the_title_is_true(tmp_p
     (headline,) = stored.headlines()
     assert headline.title.startswith("diff is broken more often than vit: +15.0 points")
     assert budget(headline) == "3/255"
-    assert [rate.percent for rate in headline.rates] == ["45.0", "30.0"]
+    assert "45.0 % of the predictions of diff and 30.0 % of vit" in headline.lead
     assert "lies above zero at 2 of 4 ε (3/255, 4/255)" in headline.lead
 
 
@@ -81,7 +131,7 @@ def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run
     pairs = [("d-0", "v-0"), ("d-1", "v-1"), ("e-2", "v-2")]
     stored = audited(make_run(tmp_path, models, pairs, rows=make_rows(models)))
     headline = stored.headlines()[0]
-    first, second = (float(rate.percent) for rate in headline.rates)
+    first, second = map(float, re.findall(r"([\d.]+) %", headline.lead))
     assert f"{first - second:+.1f}".replace("-", "−") in headline.title
 
 
@@ -96,7 +146,6 @@ def test_lead_has_the_rates_and_p(tmp_path, make_run):
     assert "45.0 % of the predictions of diff and 20.5 % of vit " in headline.lead
     assert f"+24.5 points [{100 * middle['low']:.1f}, {100 * middle['high']:.1f}]" in headline.title
     assert "p < 0.0001" in headline.lead
-    assert [rate.percent for rate in headline.rates] == ["45.0", "20.5"]
 
 
 def seeds_run(tmp_path, make_run, make_rows, count, fragility=2.0):
@@ -119,7 +168,9 @@ def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
     assert headline.title.startswith(
         f"diffvit is broken more often than vit: {100 * mean['value']:+.1f} points ["
     )
-    assert headline.title.endswith("at ε = 1/255 (8 seeds, 60 images, L∞ PGD-20)")
+    assert headline.line.endswith("at ε = 1/255 (8 seeds, 60 images, L∞ PGD-20)")
+    dots = [line for line in headline.plot().figure.axes[0].lines if line.get_marker() == "o"]
+    assert [len(line.get_xdata()) for line in dots] == [8, 8, 8]
     assert "Student’s t" in headline.lead
 
 
@@ -128,9 +179,8 @@ def test_fewer_than_eight_seeds_decide_nothing(tmp_path, make_run, make_rows, co
     stored = seeds_run(tmp_path, make_run, make_rows, count, fragility=8.0)
     (headline,) = stored.headlines()
     assert stored.mean_comparisons["low"].max() > 0
-    assert headline.title.startswith(
-        f"{count} training seeds leave undecided whether diffvit is broken more often than vit: +"
-    )
+    assert headline.line.startswith("Undecided between diffvit and vit: +")
+    assert f"({count} seeds" in headline.line
     assert (
         "Fewer than 8 training seeds decide nothing. Under PGD (L∞) the difference is undecided at all 3 ε"
         in (headline.lead)
@@ -168,9 +218,8 @@ def test_an_interval_of_no_width_is_not_printed(tmp_path, make_run, make_rows):
     rows = make_rows(models, eps=(1.0,), n=1)
     stored = audited(make_run(tmp_path, models, [("d-0", "v-0"), ("d-1", "v-1")], rows=rows))
     (headline,) = stored.headlines()
-    assert "0.0 points (no interval) at ε = 1 (" in headline.title
+    assert "0.0 points (no interval) at ε = 1 (" in headline.line
     assert "it is 0.0 points (no interval)" in headline.lead
-    assert [rate.interval for rate in headline.rates] == ["no interval", "no interval"]
 
 
 def test_a_model_alone_claims_nothing_about_attention(alone):
@@ -193,4 +242,4 @@ def test_the_steps_come_from_the_stored_settings(tmp_path, make_run, settings, n
     rows = rows_of({"diff": [60], "vit": [20]})
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows, settings=settings)
     (headline,) = audited(run).headlines()
-    assert headline.title.endswith(f"(200 images, {name})")
+    assert headline.line.endswith(f"(200 images, {name})")

@@ -87,7 +87,7 @@ def test_the_page_of_a_pair_holds_all_that_was_measured(pages):
     ):
         assert words in page.text
     assert page.tags.count("img") == 5 * 2 * 3
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 4  # the mark, the answer, two rates
 
 
 def test_tables_can_be_downloaded_as_csv(pages):

@@ -79,7 +79,9 @@ def test_the_page_holds_every_part_and_every_layer(run, page):
         "A perturbation’s way through the depth",
     ):
         assert title in page
-    assert len(re.findall(r"<svg role=.img.", page)) == 5  # alignment, two planes, constants, depth
+    assert (
+        len(re.findall(r"<svg role=.img.", page)) == 6
+    )  # the answer, alignment, two planes, constants, depth
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert read_result(run, "sense").frame("alignment")["layer"].max() == 1
     assert page.count("data:text/csv") == 10
@@ -150,9 +152,9 @@ def entry(metric, value, low, high, model="diffvit-0"):
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (-0.3, -0.1, "oppose each other in diffvit-0"),
-        (0.1, 0.2, "point in similar directions"),
-        (-0.1, 0.1, "undecided"),
+        (-0.3, -0.1, "A1 and A2 have opposing gradients in diffvit-0: cosθ −0.20 [−0.30, −0.10]"),
+        (0.1, 0.2, "A1 and A2 have similar gradients"),
+        (-0.1, 0.1, "Undecided"),
     ],
 )
 def test_the_headline_follows_the_interval(low, high, words):
@@ -181,7 +183,7 @@ def test_several_seeds_are_spoken_of_together():
         alignment.append(entry("cosine", cosine, cosine - 0.01, cosine + 0.01, name))
         alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("below", "rho", "amplification")]
     headlined = headline({"models": models, "alignment": alignment, "explanation": []})
-    assert "It is undecided" in headlined.title  # the seeds disagree, each with an interval off zero
+    assert "Undecided" in headlined.title  # the seeds disagree, each with an interval off zero
     assert "mean of 3 seeds" in headlined.lead
 
 
@@ -245,9 +247,9 @@ def test_layer_figure_draws_a_panel_for_each_quantity_and_the_mean_of_a_family()
 @pytest.mark.parametrize(
     ("seeds", "answer"),
     [
-        (1, "The gradients of A1 and A2 oppose each other in "),
-        (3, "It is undecided"),
-        (8, "The gradients of A1 and A2 oppose"),
+        (1, "A1 and A2 have opposing gradients in "),
+        (3, "Undecided"),
+        (8, "A1 and A2 have opposing gradients"),
     ],
 )
 def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):

@@ -79,7 +79,13 @@ class Lineup:
         """Return what ``summary.json`` says of each model."""
         cards = ((name, card_of(model), model) for name, model in self.by_name.items())
         return [
-            {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
+            {
+                "name": name,
+                "attention": card.attention,
+                "seed": card.seed,
+                "lambda": mean_lambdas(model),
+                "num_classes": card.num_classes,
+            }
             for name, card, model in cards
         ]
 

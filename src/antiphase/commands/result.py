@@ -97,7 +97,7 @@ class Result(ABC):
         """Return what the command prints of its result."""
         from rich.text import Text
 
-        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
         return [*titles, *(table.console() for section in self.drawn for table in section.tables)]
 
     def write_report(self, folder: Path) -> Path:
@@ -204,7 +204,7 @@ class Result(ABC):
 
     def line(self) -> str:
         """Return the result in a few words."""
-        return self.headlines()[0].title
+        return self.headlines()[0].line
 
     def __repr__(self) -> str:
         return f"<antiphase {self.kind}: {self.line()}>"

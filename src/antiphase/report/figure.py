@@ -15,7 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.evaluation.rates import by_seed, over_seeds
-from antiphase.statistics.intervals import Estimate
+from antiphase.report.words import number, points_interval
+from antiphase.statistics.intervals import Estimate, is_interval, mean_over_seeds
 from antiphase.terminal import eps_label
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
@@ -138,6 +139,101 @@ class Axis:
 
 LEVEL: Any = {"color": "#8a8a86", "lw": 0.9, "ls": (0, (4, 3)), "zorder": 0}
 """How a level is drawn."""
+UNDECIDED = "#77797e"
+"""The colour of a difference that is not decided."""
+
+
+@dataclass(frozen=True)
+class ForestLine:
+    """An estimate with its interval, and the values of single seeds; ``marked`` if the title quotes it."""
+
+    label: str
+    estimate: Estimate
+    color: str = UNDECIDED
+    seeds: Sequence[float] = ()
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Estimates below one another; ``level`` is a value to compare with, ``signed`` of differences of shares.
+
+    Values and limits are multiplied by ``scale`` and printed with ``digits`` decimals.
+    """
+
+    title: str
+    lines: Sequence[ForestLine]
+    level: float | None = None
+    level_name: str = ""
+    limits: tuple[float, float] | None = None
+    signed: bool = False
+    scale: float = 100.0
+    digits: int = 1
+
+    def number(self, estimate: Estimate) -> str:
+        """Write an estimate with its interval."""
+        value, low, high = estimate.value, estimate.low, estimate.high
+        if self.signed:
+            return points_interval(value, low, high).replace(" points", "")
+        written = [number(self.scale * end, self.digits) for end in (value, low, high)]
+        return f"{written[0]} [{written[1]}, {written[2]}]" if is_interval(low, high) else written[0]
+
+
+def mean_line(
+    label: str,
+    estimates: Sequence[Estimate],
+    within: Callable[[Estimate], Estimate],
+    color: str = UNDECIDED,
+    marked: bool = False,
+) -> ForestLine:
+    """Return a line for one estimate, or for the mean of those of several seeds, see :func:`with_means`."""
+    if len(estimates) == 1:
+        return ForestLine(label, estimates[0], color, (), marked)
+    seeds = [estimate.value for estimate in estimates]
+    return ForestLine(label, within(mean_over_seeds(seeds)), color, seeds, marked)
+
+
+def accuracy_forest(title: str, lines: Sequence[ForestLine], models: Sequence[Mapping[str, Any]]) -> Forest:
+    """Compare accuracies with chance: 1 / number of classes, if ``summary.json`` has it for all models."""
+    classes = [model["num_classes"] for model in models if model.get("num_classes")]
+    chance = 1 / min(classes) if len(classes) == len(models) else None
+    return Forest(title, lines, chance, "chance", limits=(0, 1))
+
+
+def forest_figure(forests: Sequence[Forest]) -> Figure:
+    """Draw forests below one another: dots are single seeds, diamonds the estimates, in the order of the lines."""
+    sizes = [max(len(forest.lines), 1) + 1.6 for forest in forests]
+    with new_figure(5.0, 0.26 * sum(sizes) + 0.2) as figure:
+        panels = figure.subplots(len(forests), 1, squeeze=False, height_ratios=sizes)[:, 0]
+        for axes, forest in zip(panels, forests, strict=True):
+            for place, line in enumerate(forest.lines):
+                estimate, color = line.estimate, line.color
+                ends = [forest.scale * end for end in (estimate.low, estimate.high)]
+                if is_interval(*ends):
+                    axes.plot(ends, [place, place], "-", color=color, lw=1.8, solid_capstyle="butt")
+                dots = [forest.scale * value for value in line.seeds]
+                axes.plot(dots, [place] * len(dots), "o", ms=3.4, mew=0, color=color, alpha=0.5)
+                size = 6.5 if line.marked else 5.0
+                axes.plot([forest.scale * estimate.value], [place], "D", ms=size, color=color)
+                weight = "bold" if line.marked else "normal"
+                right: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "parse_math": False}
+                axes.text(1.02, place, forest.number(estimate), fontsize=8.5, weight=weight, **right)
+            axes.set_yticks(range(len(forest.lines)), [shortened(line.label, 24) for line in forest.lines])
+            for label, line in zip(axes.get_yticklabels(), forest.lines, strict=True):
+                label.set(weight="bold" if line.marked else "normal", parse_math=False)
+            axes.set_ylim(len(forest.lines) - 0.4, -0.6)
+            if forest.limits:
+                axes.set_xlim(*(forest.scale * end for end in forest.limits))
+            axes.set_title(forest.title, loc="left", fontsize=9.5, parse_math=False)
+            if forest.level is not None:
+                level = forest.scale * forest.level
+                axes.axvline(level, **LEVEL | {"color": STYLE["text.color"]})
+                foot: Any = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 8.0}
+                axes.text(level, 0.99, f" {forest.level_name}", **foot)
+            axes.tick_params(axis="y", length=0)
+            axes.spines["left"].set_visible(False)
+            dress(axes, "x")
+    return figure
 
 
 def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:
@@ -223,7 +319,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
-    """Prepare an SVG document for embedding in a page: without prologue, with unique ids, scalable and labelled.
+    """Prepare an SVG document for a page: without prologue, on no ground, with unique ids, scalable and labelled.
 
     Args:
         svg: An SVG document of ``as_svg``.
@@ -235,6 +331,7 @@ def inline_svg(svg: str, name: str, description: str) -> str:
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    body = body.replace("fill: #ffffff", "fill: none")
     return body.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
 
 
@@ -257,8 +354,18 @@ def _saved(figure: Figure, **how: Any) -> bytes:
 
 def legend_label(family: Family) -> str:
     """Return the legend label of a family, shortened if it is long."""
-    name = family.name if len(family.name) <= 36 else f"{family.name[:10]}…{family.name[-25:]}"
+    name = shortened(family.name)
     return name if len(family.models) == 1 else f"{name}, mean of {len(family.models)} seeds"
+
+
+def shortened(text: str, length: int = 36) -> str:
+    """Leave the middle of a long name out, such as a path's: its end tells more than its beginning.
+
+    >>> shortened("a" * 20 + "b" * 40, 12)
+    'aaa…bbbbbbbb'
+    """
+    head = (length - 1) * 3 // 10
+    return text if len(text) <= length else f"{text[:head]}…{text[head + 1 - length :]}"
 
 
 def _dress(axes: Axes, eps: Sequence[float]) -> None:

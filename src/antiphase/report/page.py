@@ -3,7 +3,7 @@
 import base64
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,12 @@ from matplotlib.figure import Figure
 
 from antiphase.files import replacing, write_text
 from antiphase.report import words
-from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg
+from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, shortened
 from antiphase.report.table import Table
 from antiphase.terminal import eps_label
 
-
-@dataclass(frozen=True)
-class Rate:
-    """A number beside a headline, formatted: of one model or family."""
-
-    name: str
-    color: str
-    percent: str
-    interval: str
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The answer in one sentence, the sentences below it, and the rates that they quote.
-
-    ``lead`` may be markup; ``what`` says what the rates are.
-    """
-
-    title: str
-    lead: str = ""
-    rates: tuple[Rate, ...] = ()
-    what: str = ""
+TITLE = 90
+"""Most characters of the title of a page."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +33,33 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The answer in one line of at most ``TITLE`` characters; the sentences and the figure that bear it out.
+
+    ``condition`` says what it was measured with, such as the number of images; ``lead`` may be markup.
+    """
+
+    title: str
+    lead: str = ""
+    condition: str = ""
+    plot: Callable[[], Plot] | None = None  # drawn for a page only
+
+    @property
+    def line(self) -> str:
+        """The answer with its condition, for the console."""
+        return f"{self.title} ({self.condition})" if self.condition else self.title
+
+
+@dataclass(frozen=True)
 class Panel:
-    """Tables behind one tab."""
+    """Figures and tables behind one tab."""
 
     name: str
     tab: str
     tables: Sequence[Table]
     title: str = ""
     words: str = ""
+    plots: Sequence[Plot] = ()
 
 
 @dataclass(frozen=True)
@@ -97,19 +96,26 @@ def write_page(
         reading: markup on how to read the page, at its end.
     """
     drawn = {}
-    for section in sections:
-        for plot in section.plots:
-            description = f"{section.title}: {plot.name}; the numbers are in the tables"
-            drawn[plot.name] = embedded(plot.figure, plot.name, description)
-            for ending, content in drawn[plot.name]["files"].items() if plot.beside else ():
-                with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
-                    temporary.write_bytes(content)
+    places = [panel for section in sections for panel in (section, *section.panels)]
+    named = [(f"{place.title}: {plot.name}", plot) for place in places for plot in place.plots]
+    answers = [headline.plot() if headline.plot else None for headline in headlines]
+    named += [(headline.title, plot) for headline, plot in zip(headlines, answers, strict=True) if plot]
+    for name, plot in named:
+        drawn[plot.name] = embedded(plot.figure, plot.name, f"{escape(name)}; the numbers are in the tables")
+        for ending, content in drawn[plot.name]["files"].items() if plot.beside else ():
+            with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
+                temporary.write_bytes(content)
     run = dict(record)
     if isinstance(run["data"], list):
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
         run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
     run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
-    values = {"run": run, "headlines": headlines, "sections": sections, "drawn": drawn}
+    values = {
+        "run": run,
+        "headlines": list(zip(headlines, answers, strict=True)),
+        "sections": sections,
+        "drawn": drawn,
+    }
     page = environment().get_template("page.html")
     write_text(path, page.render(values, settings_title=settings, reading=Markup(reading)))
 
@@ -145,6 +151,29 @@ def text(template: str, part: str, **values: Any) -> str:
     """Return a block of a template of words, with values filled in, in one line."""
     words_of = environment().get_template(template)
     return " ".join("".join(words_of.blocks[part](words_of.new_context(values))).split())
+
+
+def quoted_place(decided: Sequence[int]) -> int:
+    """Return which of several differences a title quotes: the decided one nearest to the middle, else the middle one.
+
+    >>> quoted_place([0, 0, 0, 1]), quoted_place([0, 0, 0, 0])
+    (3, 1)
+    """
+    middle = (len(decided) - 1) // 2
+    return min(
+        (place for place, sign in enumerate(decided) if sign), key=lambda p: abs(p - middle), default=middle
+    )
+
+
+def answer(template: str, part: str, names: Mapping[str, str], **values: Any) -> str:
+    """Return a block of a template of words as a title; names lose their middle where it would be too long."""
+    title = text(template, part, **{**values, **names})
+    for length in range(max(map(len, names.values())), 5, -1):
+        if len(title) <= TITLE:
+            break
+        shown = {key: shortened(name, length) for key, name in names.items()}
+        title = text(template, part, **{**values, **shown})
+    return title
 
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:

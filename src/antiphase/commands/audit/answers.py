@@ -10,7 +10,7 @@ first, and report POPE on clean images only.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,11 +195,8 @@ class AnswersResult(Result):
     settings_title = "Attack"
 
     def headlines(self) -> list[Headline]:
-        return [answers_headline(self.summary["pope"])]
-
-    def line(self) -> str:
-        (headline,) = self.headlines()
-        return f"{headline.title}. {headline.lead}".rstrip(".")
+        headline = answers_headline(self.summary["pope"])
+        return [replace(headline, plot=lambda: answer_plot(self.summary))]
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -274,11 +271,45 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
     moves = _only(answers["differences"], first | {"what": "move", "eps": eps})
     if not moves:
         shown = _only(answers["results"], first)
-        return Headline("Yes to absent objects under attack", _words("lead_alone", rows=shown))
+        return Headline(_words("title_alone", rows=shown), _words("lead_alone", rows=shown))
     row = moves[0]
     (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
-    return Headline(_words("title", **values), _words("lead", **values))
+    names = {side: row[side] for side in ("model", "twin")}
+    title = answer("answers.txt", "title", names, **values)
+    return Headline(title, _words("lead", **values), _words("condition", **values))
+
+
+def answer_plot(summary: Mapping[str, Any]) -> Plot:
+    """Draw the differences of the rises of false yes by ε, or the rates of one model, above the accuracies."""
+    answers, colors = summary["pope"], colors_of(families(summary["models"]))
+    first = {"attack": answers["results"][0]["attack"], "sampling": ALL}
+    rows = _only(answers["differences"], first | {"metric": "false yes", "what": "move"})
+    sides = (rows[0]["model"], rows[0]["twin"]) if rows else (answers["results"][0]["family"],)
+    rows = [row for row in rows if (row["model"], row["twin"]) == sides]
+    shown = rows or _only(answers["results"], first | {"metric": "false yes", "family": sides[0]})
+    quoted = min(row["eps"] for row in shown if row["eps"])
+    signs = [decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1 for row in shown]
+    lines = [
+        ForestLine(
+            f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack",
+            estimate_of(row),
+            (UNDECIDED, colors[sides[0]], colors[sides[-1]])[sign],
+            marked=row["eps"] == quoted,
+        )
+        for row, sign in zip(shown, signs, strict=True)
+    ]
+    title = f"Rise of false yes, {shortened(sides[0], 18)} minus {shortened(sides[-1], 18)}, points"
+    limits = None if rows else (0, 1)
+    forest = Forest(title if rows else "False yes, %", lines, 0.0 if rows else None, "", limits, bool(rows))
+    accuracies = [
+        ForestLine(row["family"], estimate_of(row), colors[row["family"]])
+        for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
+        if row["family"] in sides
+    ]
+    accuracy = accuracy_forest("Right answers without an attack, %", accuracies, [{"num_classes": 2}])
+    words = _words("answer", compared=bool(rows), seeds=shown[0]["seeds"])
+    return Plot("answer", forest_figure([forest, accuracy]), words)
 
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -9,14 +9,14 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 from rich.text import Text
 
 from antiphase.commands.audit.card import write_card
@@ -38,12 +38,25 @@ from antiphase.evaluation.rates import (
 )
 from antiphase.registry import QUESTIONS, find
 from antiphase.report import words
-from antiphase.report.figure import Family, colors_of, families, rate_figure, seed_counts
+from antiphase.report.figure import (
+    UNDECIDED,
+    Family,
+    Forest,
+    ForestLine,
+    accuracy_forest,
+    colors_of,
+    families,
+    forest_figure,
+    mean_line,
+    rate_figure,
+    seed_counts,
+    shortened,
+)
 from antiphase.report.gallery import gallery_markup, read_gallery
-from antiphase.report.page import Headline, Panel, Plot, Rate, Section, environment, text
+from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.statistics.intervals import as_share, mean_over_seeds
+from antiphase.statistics.intervals import as_share
 from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
@@ -53,7 +66,6 @@ _RATES = {
     "asr_correct": (_CORRECT, "ASR, correct only", "correct and broken / correct"),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
-_WHAT = "attack success rate at ε = "
 _PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
 _words = partial(text, "audit.txt")
 
@@ -186,13 +198,10 @@ class AuditResult(Result):
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
         quoted = _quoted(_of(frame, self._attack))
         sides = list(zip(*pairs, strict=True))
-        accuracy = dict(self.accuracy.select("model", "value").iter_rows())
-        shown = tuple(self._rate(*side, quoted["eps"]) for side in zip(names, sides, strict=True))
+        named: dict[str, str] = dict(zip(("model", "against"), names, strict=True))
+        rates = _of(self.rates.filter(metric="asr", eps=quoted["eps"]), self._attack)
         values = quoted | {
-            "model": names[0],
-            "against": names[1],
-            "rates": shown,
-            "clean": [fmean(accuracy[model] for model in models) for models in sides],
+            "rates": [rates.filter(pl.col("model").is_in(models))["value"].mean() for models in sides],
             "signs": [(*attack, len(rows), *_decided(rows)) for attack, rows in _attacks(frame)],
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
@@ -202,26 +211,68 @@ class AuditResult(Result):
             ),
         }
         return Headline(
-            _words("title", **values), _words("lead", **values), shown, _WHAT + eps_label(quoted["eps"])
+            answer("audit.txt", "title", named, **values),
+            _words("lead", **values | named),
+            _words("condition", **values),
+            lambda: self._difference_plot(names, pairs, frame, quoted["eps"]),
         )
 
     def _headline_alone(self) -> Headline:
         model = self.models[0]["name"]
         frame = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
         middle = frame.row((len(frame) - 1) // 2, named=True)
-        rate = self._rate(model, (model,), middle["eps"])
-        title, lead = (_words(part, **middle, rate=rate) for part in ("title_alone", "lead_alone"))
-        return Headline(title, lead, (rate,), _WHAT + eps_label(middle["eps"]))
+        title = answer("audit.txt", "title_alone", {"model": model}, **middle)
+        return Headline(
+            title, _words("lead_alone", **middle), plot=lambda: self._rate_plot(model, frame, middle["eps"])
+        )
 
-    def _rate(self, name: str, models: tuple[str, ...], eps: float) -> Rate:
-        """Return the attack success rate of a model, or its mean over the models of a family."""
-        frame = _of(self.rates.filter(pl.col("model").is_in(models), metric="asr", eps=eps), self._attack)
-        if len(models) > 1:
-            mean = as_share(mean_over_seeds(frame["value"].to_list()))
-            value, low, high = mean.value, mean.low, mean.high
-        else:
-            value, low, high = frame.select("value", "low", "high").row(0)
-        return Rate(name, self.colors[name], words.percent(value), words.percent_range(low, high))
+    def _plot(self, names: Sequence[str], sides: Sequence[Sequence[str]], forest: Forest) -> Plot:
+        """Draw a forest above the accuracies of models or families."""
+        lines = [
+            mean_line(
+                name,
+                list(map(words.estimate_of, self.accuracy.filter(pl.col("model").is_in(models)).to_dicts())),
+                as_share,
+                self.colors[name],
+            )
+            for name, models in zip(names, sides, strict=True)
+        ]
+        accuracy = accuracy_forest("Accuracy without an attack, %", lines, self.models)
+        caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
+        return Plot(f"answer-{names[0]}", forest_figure([forest, accuracy]), caption)
+
+    def _difference_plot(
+        self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame, quoted: float
+    ) -> Plot:
+        """Draw the differences by ε, those of single seeds as dots, above the accuracies."""
+        single = self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR)
+        single = _of(single, self._attack) if len(pairs) > 1 else single.clear()
+        colors = {0: UNDECIDED, 1: self.colors[names[0]], -1: self.colors[names[1]]}
+        lines = [
+            ForestLine(
+                f"ε = {eps_label(row['eps'])}",
+                words.estimate_of(row, "difference"),
+                colors[row["decided"]],
+                single.filter(eps=row["eps"])["difference"].to_list(),
+                row["eps"] == quoted,
+            )
+            for row in _of(frame, self._attack).sort("eps").iter_rows(named=True)
+        ]
+        title = f"ASR of {shortened(names[0], 20)} minus that of {shortened(names[1], 20)}, points"
+        return self._plot(names, list(zip(*pairs, strict=True)), Forest(title, lines, 0.0, signed=True))
+
+    def _rate_plot(self, model: str, frame: pl.DataFrame, quoted: float) -> Plot:
+        """Draw the attack success rate of one model by ε, above its accuracy."""
+        lines = [
+            ForestLine(
+                f"ε = {eps_label(row['eps'])}",
+                words.estimate_of(row),
+                self.colors[model],
+                marked=row["eps"] == quoted,
+            )
+            for row in frame.iter_rows(named=True)
+        ]
+        return self._plot([model], [[model]], Forest("Attack success rate, %", lines, limits=(0, 1)))
 
     @property
     def _attack(self) -> tuple[str, str]:
@@ -235,12 +286,12 @@ class AuditResult(Result):
     def sections(self) -> list[Section]:
         seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
         bands = _words("bands", n=self.record["n"], seeds=seeds, single=single)
-        plots = [
-            Plot(metric, self.rate_figure(metric), _words(metric, bands=bands), beside=metric == "asr")
+        plots = {
+            metric: [Plot(metric, self.rate_figure(metric), bands, beside=metric == "asr")]
             for metric in ("asr", "robust_accuracy")
-        ]
+        }
         panels = [
-            Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula)
+            Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula, plots.get(metric, ()))
             for metric, (title, tab, formula) in _RATES.items()
         ]
         nested_up = str(self.record["settings"].get("budgets", "")).startswith("nested up")
@@ -253,9 +304,8 @@ class AuditResult(Result):
         names = ("rates", *(name for name, *_ in further))
         texts = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
         sections = [
-            Section("figures", "", plots=plots),
-            Section("models", "Models", tables=[self.models_table()]),
             Section("rates", "Rates under attack", texts["rates"], panels=panels, in_navigation="Rates"),
+            Section("models", "Models", tables=[self.models_table()]),
             *(
                 Section(name, title, texts[name], tables=tables, in_navigation=short)
                 for name, title, short, tables in further
@@ -268,6 +318,9 @@ class AuditResult(Result):
                 gallery = read_gallery(folder / "gallery.safetensors")
             sections.append(Section("gallery", "Gallery", markup=gallery_markup(gallery, self.colors)))
         return sections
+
+    def figure(self) -> Figure:
+        return self.rate_figure("asr")
 
     def console(self) -> list[Any]:
         titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
@@ -426,10 +479,8 @@ def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
     """Return the row of the ε that a headline quotes."""
-    rows = frame.sort("eps").rows(named=True)
-    middle = (len(rows) - 1) // 2
-    decided = [place for place, row in enumerate(rows) if row["decided"]]
-    return rows[min(decided, key=lambda place: abs(place - middle), default=middle)]
+    frame = frame.sort("eps")
+    return frame.row(quoted_place(frame["decided"].to_list()), named=True)
 
 
 def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:

@@ -10,10 +10,24 @@ from matplotlib.figure import Figure
 from rich.text import Text
 
 from antiphase.commands.certify.run import curve, paired_differences
-from antiphase.commands.result import Result, combined_rows, listed
+from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
-from antiphase.report.figure import Family, add_legend, colors_of, draw_families, dress, families, new_figure
-from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.figure import (
+    UNDECIDED,
+    Family,
+    Forest,
+    ForestLine,
+    accuracy_forest,
+    add_legend,
+    colors_of,
+    draw_families,
+    dress,
+    families,
+    forest_figure,
+    new_figure,
+    shortened,
+)
+from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, estimate_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, number
 from antiphase.statistics.decisions import decide
@@ -37,9 +51,48 @@ class CertifyResult(Result):
     settings_title = "Smoothing"
 
     def headlines(self) -> list[Headline]:
-        models = self.summary["models"]
-        values = self.summary["smoothing"] | {"names": listed(models), "model": models[0]}
-        return [Headline(_words("title", **values), _words("lead", **values))]
+        models, comparisons = self.summary["models"], self.summary["comparisons"]
+        values = self.summary["smoothing"] | {"models": models, "n": models[0]["smoothed_accuracy"]["n"]}
+        lead, condition = _words("lead", **values), _words("condition", **values)
+        names = {"model": models[0]["name"]}
+        if not comparisons:
+            title = answer("certify.txt", "title_alone", names, **models[0]["smoothed_accuracy"])
+            return [Headline(title, lead, condition, self._answer_plot)]
+        signs = decide([estimate_of(row) for row in comparisons])
+        quoted = quoted_place(signs)
+        names["against"] = models[1]["name"]
+        title = answer("certify.txt", "title", names, **comparisons[quoted] | {"decided": signs[quoted]})
+        return [Headline(title, lead, condition, self._answer_plot)]
+
+    def _answer_plot(self) -> Plot:
+        """Draw the differences by radius, or the accuracy of one model, above the accuracies without smoothing."""
+        models, comparisons = self.summary["models"], self.summary["comparisons"]
+        colors = [colors_of(families(models))[model["name"]] for model in models]
+        rows = comparisons or models[0]["certified_accuracy"]
+        signs = decide([estimate_of(row) for row in comparisons]) if comparisons else [1] * len(rows)
+        quoted = quoted_place(signs) if comparisons else 0
+        lines = [
+            ForestLine(
+                f"R ≥ {row['radius']:g}",
+                estimate_of(row),
+                (UNDECIDED, colors[0], colors[-1])[sign],
+                marked=place == quoted,
+            )
+            for place, (row, sign) in enumerate(zip(rows, signs, strict=True))
+        ]
+        title, level = "Right and certified, %", None
+        if comparisons:
+            sides = [shortened(model["name"], 20) for model in models]
+            title, level = f"Certified accuracy of {sides[0]} minus {sides[1]}, points", 0.0
+        accuracies = [
+            ForestLine(model["name"], estimate_of(model["clean_accuracy"]), color)
+            for model, color in zip(models, colors, strict=True)
+        ]
+        forest = Forest(title, lines, level, limits=None if comparisons else (0, 1), signed=bool(comparisons))
+        unsmoothed = accuracy_forest("Accuracy without smoothing, %", accuracies, models)
+        return Plot(
+            "answer", forest_figure([forest, unsmoothed]), _words("answer", compared=bool(comparisons))
+        )
 
     def sections(self) -> list[Section]:
         figure = curve_figure(self.frame("rows"), self.summary)

@@ -71,10 +71,12 @@ def certify(
     ]
     rows = pl.concat(smoothed)
     outputs = {name: card.num_classes for name, card in cards.items()}
-    summary = summarise_certificates(rows, smoothing) | {
+    summary = summarise_certificates(rows, smoothing)
+    summary |= {
         "warnings": lineup.doubts() + warnings + not_above_chance(clean_accuracy(rows), outputs),
         "data": data.name,
         "data_fingerprint": data.fingerprint(),
+        "models": [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]],
         "specifications": {name: card.spec for name, card in cards.items()},
     }
     if options.estimated:

@@ -26,21 +26,26 @@ from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
 from antiphase.report.figure import (
     MARKERS,
+    UNDECIDED,
     Family,
+    Forest,
     add_legend,
     colors_of,
     draw_radar,
     dress,
     families,
+    forest_figure,
     legend_label,
+    mean_line,
     new_figure,
+    shortened,
     with_means,
 )
-from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
-from antiphase.report.words import estimate_of, p_text, percent, points_interval
+from antiphase.report.words import estimate_of, p_text, percent, points, points_interval
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import as_share
+from antiphase.statistics.intervals import as_difference, as_share
 
 Number = Mapping[str, Any]
 """A row of ``results`` or of ``differences`` of the summary."""
@@ -59,8 +64,7 @@ class EvaluateResult(Result):
     settings_title = "Protocol"
 
     def headlines(self) -> list[Headline]:
-        title, lead = headline(self.summary)
-        return [Headline(title, f"{lead} {_words('reading')}".lstrip())]
+        return [headline(self.summary)]
 
     def sections(self) -> list[Section]:
         groups = families(self.summary["models"])
@@ -104,41 +108,105 @@ def heading(number: Number) -> str:
     return find_task(number["task"]).heading(number["setting"], number["metric"])
 
 
-def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the finding in a title and a few sentences, which are empty where there is no difference to read."""
+def headline(summary: Mapping[str, Any]) -> Headline:
+    """Return the finding, and the numbers that stand for their tasks as a figure."""
     differences = [row for row in summary["differences"] if find_task(row["task"]).scores(row["metric"])]
     if not differences:
         results = [row for row in summary["results"] if row["headline"]] or summary["results"]
-        return _words("alone", names=listed(summary["models"]), results=results[:2], heading=heading), ""
+        names = {"names": listed(summary["models"]), "data": results[0]["data"]}
+        title = answer("evaluate.txt", "alone", names, row=results[0], heading=heading)
+        return Headline(title, _words("reading"), plot=lambda: answer_plot(summary, [], results[0]))
     independent = [row for row in differences if not find_task(row["task"]).dependent_units] or differences
     dependent = [row for row in differences if row not in independent]
     pairs = list(dict.fromkeys((row["model"], row["twin"]) for row in differences))
     own = higher, lower, _ = _decided(independent)
     shown = max(higher, lower, key=len) or independent
     quoted = next((row for row in shown if row["headline"]), shown[0])
-    model, twin = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
+    sides = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
+    few = _few_seeds(summary["models"], pairs)
+    number = points_interval(quoted["difference"], quoted["low"], quoted["high"])
     values = {
-        "model": model,
-        "twin": twin,
         "pairs": pairs,
-        "few": _few_seeds(summary["models"], pairs),
+        "few": bool(few),
+        "row": quoted,
+        "heading": heading,
+        "number": f"{points(quoted['difference'])} points" if higher and lower else number,
         "least_seeds": LEAST_SEEDS,
         "own": own,
         "shared": _decided(dependent),
         "units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent)),
-        "quoted": _quoted(quoted),
         "others": [_quoted(row) for row in higher + lower if row is not quoted],
     }
-    return _words("title", **values), _words("lead", **values)
+    title = answer("evaluate.txt", "title", dict(zip(("model", "twin"), few or sides, strict=True)), **values)
+    lead = f"{_words('lead', **values)} {_words('reading')}"
+    return Headline(
+        title, lead, _words("condition", **values), lambda: answer_plot(summary, differences, quoted)
+    )
 
 
-def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> str:
+def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Name the two families where all pairs differ in their training seed alone and are too few for a verdict."""
     if not 1 < len(pairs) < LEAST_SEEDS or any("seed" not in model for model in models):
-        return ""
-    owner = {name: family for family, names in by_seed(models).items() for name in names}
-    sides = {f"{owner[model]} and {owner[twin]}" for model, twin in pairs}
-    return sides.pop() if len(sides) == 1 else ""
+        return ()
+    sides = {(_owners(models)[model], _owners(models)[twin]) for model, twin in pairs}
+    return sides.pop() if len(sides) == 1 else ()
+
+
+def _owners(models: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the family of each model."""
+    return {name: family for family, names in by_seed(models).items() for name in names}
+
+
+_MOST_LINES = 12  # of the figure next to the title
+
+
+def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quoted: Number) -> Plot:
+    """Draw the differences that stand for their tasks, and the numbers that the title compares, above chance.
+
+    Pairs that differ in their training seed alone are drawn as their mean, with the single seeds as dots; other pairs
+    than that of the title are left out.
+    """
+    owner, colors = _owners(summary["models"]), colors_of(families(summary["models"]))
+
+    def place(row: Number) -> tuple[str, ...]:
+        return tuple(row[name] for name in ("task", "data", "setting", "metric"))
+
+    forests, seeds, left = [], 0, 0
+    if differences:
+        sides = owner[quoted["model"]], owner[quoted["twin"]]
+        of_place: dict[tuple[str, ...], list[Number]] = {}
+        for row in differences:
+            shown = row["headline"] or place(row) == place(quoted)
+            if shown and (owner[row["model"]], owner[row["twin"]]) == sides:
+                of_place.setdefault(place(row), []).append(row)
+        seeds = max(map(len, of_place.values()))
+        signs = {
+            id(row): sign for sign, rows in zip((1, -1), _decided(differences), strict=False) for row in rows
+        }
+        lines = []
+        for where, rows in of_place.items():
+            label = f"{heading(rows[0])}, {rows[0]['data']}"
+            estimates = [estimate_of(row, "difference") for row in rows]
+            line = mean_line(label, estimates, as_difference, marked=where == place(quoted))
+            sign = decide([line.estimate], seeds=seeds)[0] if seeds > 1 else signs.get(id(rows[0]), 0)
+            lines.append(replace(line, color=(UNDECIDED, colors[sides[0]], colors[sides[1]])[sign]))
+        lines.sort(key=lambda line: not line.marked)
+        left, lines = max(0, len(lines) - _MOST_LINES), lines[:_MOST_LINES]
+        title = f"{shortened(sides[0], 18)} minus {shortened(sides[1], 18)}, points"
+        forests.append(Forest(title, lines, 0.0, signed=True))
+    rates: dict[str, list[Number]] = {}
+    for row in summary["results"]:
+        if place(row) == place(quoted):
+            rates.setdefault(owner[row["model"]], []).append(row)
+    lines = [
+        mean_line(family, list(map(estimate_of, rows)), as_share, colors[family])
+        for family, rows in rates.items()
+    ]
+    chance = next((row["chance"] for rows in rates.values() for row in rows if row.get("chance")), None)
+    title = shortened(f"{heading(quoted)}, {quoted['data']}")
+    forests.append(Forest(f"{title}, %", lines, chance, "chance", limits=(0, 1)))
+    caption = _words("answer", seeds=seeds if seeds > 1 else 0, more=left, compared=bool(differences))
+    return Plot("answer", forest_figure(forests), caption)
 
 
 def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
@@ -210,7 +278,7 @@ def dot_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
     Student's t.
     """
     rows = [row for row in results if row["headline"]]
-    names = [f"{_fitting(row['data'])}\n{_fitting(heading(row))}" for row in rows]
+    names = [f"{shortened(row['data'])}\n{shortened(heading(row))}" for row in rows]
     lines = list(dict.fromkeys(names))
     kinds = {"model": pl.String} | dict.fromkeys(("value", "low", "high"), pl.Float64)
     columns = {name: [row[name] for row in rows] for name in kinds}
@@ -266,12 +334,3 @@ def radar_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
         entries = dict(zip(means, axes.lines, strict=True))
         add_legend(figure, entries, loc="outside upper left", fontsize=8.5, ncols=2)
     return figure
-
-
-def _fitting(text: str) -> str:
-    """Leave the middle of a long name out, such as a path's, so that the axes keep their room.
-
-    >>> _fitting("a" * 20 + "b" * 40)
-    'aaaaaaaaaaaa…bbbbbbbbbbbbbbbbbbbbbbb'
-    """
-    return text if len(text) <= 36 else f"{text[:12]}…{text[-23:]}"

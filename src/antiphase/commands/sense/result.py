@@ -3,6 +3,7 @@
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -16,13 +17,18 @@ from antiphase.errors import UserError
 from antiphase.files import unreadable
 from antiphase.report.figure import (
     LEVEL,
+    UNDECIDED,
     Axis,
     Family,
+    Forest,
     colors_of,
     families,
+    forest_figure,
     layer_figure,
+    mean_line,
     new_figure,
     seed_counts,
+    shortened,
     with_means,
 )
 from antiphase.report.page import Headline, Panel, Plot, Section
@@ -328,14 +334,18 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     own = [row for row in (*summary["alignment"], *summary["explanation"]) if row["model"] in family.models]
     own = [row for row in own if row["site"] == "pixels"]
     layers = {row["layer"] for row in own}
-    first, which, seeds = min(layers), family.name, len(family.models)
+    first, which, seeds = min(layers), shortened(family.name, 14), len(family.models)
     if len(layers) > 1:
         which = words["layer"].format(layer=first + 1, family=which)
-    of_models: dict[str, list[Estimate]] = {}
+    of_models: dict[tuple[int, str], list[Estimate]] = {}
     for row in own:
-        if row["layer"] == first:
-            of_models.setdefault(row["metric"], []).append(estimate_of(row))
-    first_layer = {metric: _over_seeds(metric, several) for metric, several in of_models.items()}
+        of_models.setdefault((row["layer"], row["metric"]), []).append(estimate_of(row))
+    cosines = {layer: of_models[layer, "cosine"] for layer in sorted(layers)}
+    first_layer = {
+        metric: _over_seeds(metric, several)
+        for (layer, metric), several in of_models.items()
+        if layer == first
+    }
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
     lead = words["lead"].format(
         cosine=_interval(first_layer["cosine"], 3),
@@ -347,7 +357,20 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     if (ratio := first_layer.get("relative")) is not None:
         most = max(("gamma", "rho", "cosine"), key=lambda part: abs(first_layer[f"by_{part}"].value))
         lead += words["twin"].format(ratio=_interval(ratio, 2, math.exp), most=words[most])
-    return Headline(words[("undecided", "similar", "opposed")[sign]].format(which=which), lead)
+    cosine = Forest("", (), scale=1.0, digits=2).number(first_layer["cosine"])
+    title = words[("undecided", "similar", "opposed")[sign]].format(which=which, cosine=cosine)
+    return Headline(title, lead, plot=lambda: _cosine_plot(family, cosines))
+
+
+def _cosine_plot(family: Family, cosines: Mapping[int, list[Estimate]]) -> Plot:
+    """Draw cosθ by layer, single seeds as dots."""
+    within, lines = sensitivity.within("cosine"), []
+    for layer, several in cosines.items():
+        line = mean_line(f"layer {layer + 1}", several, within, marked=not lines)
+        (sign,) = decide([line.estimate], seeds=len(several))
+        lines.append(replace(line, color=family.color if sign else UNDECIDED))
+    forest = Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
+    return Plot("answer", forest_figure([forest]), _WORDS["headline"]["answer"])
 
 
 def _over_seeds(metric: str, estimates: Sequence[Estimate]) -> Estimate:
