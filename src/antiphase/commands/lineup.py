@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphase.commands.loading import check_twins, find_device, live_object, load_models
+from antiphase.commands.loading import check_twins, find_device, live_object, load_models, measured_attention
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet, load_data
+from antiphase.data.images import described_pixels, resized_images
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.models.card import (
@@ -27,6 +28,7 @@ from antiphase.models.card import (
     with_own_pixels,
 )
 from antiphase.models.class_names import read_class_names
+from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.zeroshot import bound, is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
@@ -79,15 +81,16 @@ class Lineup:
         """Return what ``summary.json`` says of each model."""
         cards = ((name, card_of(model), model) for name, model in self.by_name.items())
         return [
-            {
-                "name": name,
-                "attention": card.attention,
-                "seed": card.seed,
-                "lambda": mean_lambdas(model),
-                "num_classes": card.num_classes,
-            }
+            {"name": name, "attention": card.attention, "seed": card.seed, "lambda": self._lambdas(model)}
             for name, card, model in cards
         ]
+
+    def _lambdas(self, model: nn.Module) -> list[float]:
+        """Return mean λ of each layer: as its modules say, else as it is found in what they compute."""
+        known = mean_lambdas(model)
+        if known or not isinstance(self.data, ImageSet) or card_of(model).attention in ("softmax", "none"):
+            return known
+        return list(measured_attention(model, self.data.images(range(min(8, len(self.data)))))[1])
 
     def doubts(self) -> list[str]:
         """Return what was assumed, and in what models and twins differ besides their attention."""
@@ -101,6 +104,7 @@ class Lineup:
         preprocessing = {
             name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing is not None
         }
+        with_images = isinstance(self.data, ImageSet) and hasattr(options, "resize")
         return {
             "command": command,
             "options": options.record(),
@@ -108,6 +112,7 @@ class Lineup:
             "models": {name: card.spec for name, card in cards.items()},
             "fingerprints": {name: fingerprint(model) for name, model in self.by_name.items()},
             **({"preprocessing": preprocessing} if preprocessing else {}),
+            **({"images": described_pixels(self.data)} if with_images else {}),
             "architectures": {name: _architecture(model) for name, model in self.by_name.items()},
             "data": self.data.name,
             "data_fingerprint": self.data.fingerprint(),
@@ -128,8 +133,16 @@ def load_lineup(options: Any) -> Lineup:
             ``prompt``, ``device`` and ``quiet``; ``skip_bad`` and ``classes``, if it has them.
     """
     place = find_device(options.device)
-    check_twins(options.model, options.against)
-    loaded = load_models([*options.model, *options.against], place, options.random_weights)
+    models, twins = (
+        seeded(specs, getattr(options, "seeds", ())) for specs in (options.model, options.against)
+    )
+    check_twins(models, twins)
+    loaded = load_models([*models, *twins], place, options.random_weights)
+    if getattr(options, "seeds", ()) and len({*map(fingerprint, loaded)}) < len(loaded):
+        names = ", ".join(card_of(model).name for model in loaded)
+        raise UserError(
+            f"seeds: of {names}, two have the same weights; name each one's own, as in runs/vit-{{seed}}"
+        )
     if options.prompt is not None and not any(map(is_dual_encoder, loaded)):
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = card_of(loaded[0])
@@ -140,12 +153,15 @@ def load_lineup(options: Any) -> Lineup:
     noise = source == "random"
     how = {"limit": options.limit, "seed": 0, "progress": not options.quiet}
     how["skip_bad"] = getattr(options, "skip_bad", False)
+    wanted, resize = (getattr(options, name, None) for name in ("image_size", "resize"))
     if (images := live_object(source)) is not None:
         images = load_data(images, **how)
     else:
         size, channels = size_for(loaded)
+        if size and wanted not in (None, size):
+            raise UserError(f"image_size {wanted}: {card.spec} takes images of {size} pixels; leave it out")
         classes = (card.num_classes or source_of(source).classes) if noise else None
-        size = size or (card.image_shape[1] if noise else None)
+        size = size or wanted or (card.image_shape[1] if noise else None)
         images = load_data(
             source, split=options.split, image_size=size, channels=channels, num_classes=classes, **how
         )
@@ -153,6 +169,8 @@ def load_lineup(options: Any) -> Lineup:
     if noise:
         square_of(loaded[0])  # refuses a model whose images are not square
     images = with_own_pixels(images, loaded)  # the preprocessing travels with the model
+    if resize:
+        images = resized_images(images, resize)
     if (file := getattr(options, "classes", None)) is not None:
         if noise or any(map(is_dual_encoder, loaded)):
             raise UserError(
@@ -162,12 +180,33 @@ def load_lineup(options: Any) -> Lineup:
             names = read_class_names(file, card_of(model).num_classes)
             with_card(model, replace(card_of(model), class_names=names))
     loaded = [bound(model, images, options.prompt) for model in loaded]
-    return Lineup(loaded[: len(options.model)], loaded[len(options.model) :], images)
+    return Lineup(loaded[: len(models)], loaded[len(models) :], images)
+
+
+def seeded(specs: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """Return a specification for each training seed: ``{seed}`` in a name is replaced, and each states its seed.
+
+    >>> seeded(["runs/vit-{seed}"], [0, 1])
+    ['runs/vit-0@seed=0', 'runs/vit-1@seed=1']
+    """
+    if not seeds or not specs:
+        return [*specs]
+    if len(specs) == 1:
+        specs = [specs[0].replace("{seed}", str(seed)) for seed in seeds]
+    if len(specs) != len(seeds):
+        raise UserError(f"seeds: {len(seeds)} for {len(specs)} models; give one for each model, or one model")
+    pairs = zip(specs, seeds, strict=True)
+    return [spec if named_spec(spec).seed is not None else f"{spec}@seed={seed}" for spec, seed in pairs]
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
-    """Return short names where they tell the models apart, whole specifications where not."""
-    for names in ([card.name for card in cards], [card.spec for card in cards]):
+    """Return short names where they tell the models apart; else with the seed at their end, or specifications."""
+    plain = [card.name for card in cards]
+    seeded = [
+        card.name if card.seed is None or card.name.endswith(str(card.seed)) else f"{card.name}-{card.seed}"
+        for card in cards
+    ]
+    for names in (plain, seeded, [card.spec.replace("@seed=", "-") for card in cards]):
         if len(set(names)) == len(names):
             return names
     raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")

@@ -3,10 +3,11 @@
 So options and records stay text: ``given:NAME`` stands for an object during a call.
 """
 
+import copy
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -40,18 +41,24 @@ def live_object(spec: Any) -> Any:
 
 
 def load_models(
-    specs: Sequence[str], place: "torch.device", random_weights: bool = False, answering: bool = False
+    specs: Sequence[str],
+    place: "torch.device",
+    random_weights: bool = False,
+    answering: bool = False,
+    seed: int = 0,
 ) -> list["nn.Module"]:
     """Load models onto a device.
 
     Args:
-        specs: specifications.
+        specs: specifications, each perhaps as ``NAME=SPEC@seed=N``.
         place: the device.
         random_weights: whether the models of other libraries among them are built without a download.
         answering: whether models that answer questions in words are of use.
+        seed: from which random weights are drawn, unless a specification states one.
     """
+    from antiphase.models.schemes.scheme import named_spec
     from antiphase.models.zeroshot import is_dual_encoder
-    from antiphase.models.zoo import load_model, scheme_of
+    from antiphase.models.zoo import load_model, named, scheme_of
     from antiphase.modules import differentiable
     from antiphase.vlm.answers import answers_questions
 
@@ -64,10 +71,13 @@ def load_models(
         )
     _warn_of_code(names)
     loaded = []
-    for name, random in zip(names, able, strict=True):
-        model = live_object(name)
+    for text, random in zip(names, able, strict=True):
+        name, spec, stated = named_spec(text)
+        model = live_object(spec)
         if model is None:
-            model = load_model(name, random_weights=random_weights and random)
+            model = load_model(text, random_weights=random_weights and random, seed=seed)
+        elif name or stated is not None:
+            model = named(copy.copy(model), name, stated)  # the caller's own keeps its card
         loaded.append(with_kind_found(differentiable(model)).to(place))
     for name, model in zip(names, loaded, strict=True):
         card = getattr(model, "card", None)
@@ -90,28 +100,38 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
     import torch
 
     from antiphase.models.card import ModelCard, is_own_code, with_card
-    from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
-    from antiphase.modules import device_of
-    from antiphase.sensitivity.maps import attention_of
 
     card = getattr(model, "card", None)
     if not isinstance(card, ModelCard) or not is_own_code(model):
         return model
     images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
+    kind, lambdas = measured_attention(model, images)
+    return model if kind is None else with_card(model, replace(card, attention=kind, lambdas=lambdas))
+
+
+def measured_attention(model: "nn.Module", images: "torch.Tensor") -> tuple[Any, tuple[float, ...]]:
+    """Return kind of attention and mean λ of each layer as found on images; None and none if the model fails."""
+    import torch
+
+    from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+    from antiphase.modules import device_of
+    from antiphase.sensitivity.maps import attention_of
+
     call = as_dual_encoder(model).encode_image if is_dual_encoder(model) else None
     try:
         with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
-            kind, lambdas = attention_of(model, images.to(device_of(model)), call)
+            return attention_of(model, images.to(device_of(model)), call)
     except Exception:  # the user's code
-        return model
-    return with_card(model, replace(card, attention=kind, lambdas=lambdas))
+        return None, ()
 
 
 def check_code(options: Options, allowed: bool, whose: str) -> None:
     """Refuse options of a file that run code, unless that was allowed with ``--run-code``."""
-    for value in options.model_dump(mode="json").values():
+    from antiphase.models.trained import code_of
+
+    for value in options.model_dump(mode="json", exclude={"out"}).values():
         for word in value if isinstance(value, list) else [value]:
-            if str(word).strip().startswith("python:") and not allowed:
+            if not allowed and code_of(str(word)):
                 raise UserError(
                     f"{whose}: {str(word).strip()} runs code; read that code, then add --run-code"
                 )
@@ -122,7 +142,9 @@ _said: set[str] = set()
 
 def _warn_of_code(specs: Sequence[str]) -> None:
     """Say once for each file that a model's code is run."""
-    for place in dict.fromkeys(spec.split(":")[1] for spec in specs if spec.startswith("python:")):
+    from antiphase.models.trained import code_of
+
+    for place in filter(None, dict.fromkeys(map(code_of, specs))):
         file = os.path.abspath(place)
         if file not in _said and this_process().first:
             say(f"antiphase: runs the code in {place}", err=True)
@@ -167,46 +189,71 @@ def find_device(name: str) -> "torch.device":
 
 
 @contextmanager
-def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def as_text(
+    values: Mapping[str, Any], options: Collection[str], split: str = "test"
+) -> Iterator[dict[str, Any]]:
     """Yield options in which ``given:NAME`` stands for each object, and hold the objects for the block.
 
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the
     mode they were in. It stays on its device unless ``device`` says otherwise.
 
     Args:
-        values: options; ``model``, ``models`` and ``against`` may hold modules, ``data`` an image set or what
-            ``load_data`` takes.
+        values: options; ``model``, ``models`` and ``against`` may hold modules, or a dictionary of them by name;
+            ``data`` and ``held_out`` an image set or what ``load_data`` takes.
+        options: names of the command's options.
+        split: of data by name from which a model without a card gets one.
     """
     from antiphase.data import ImageSet, load_data
     from antiphase.modules import device_of, evaluating
 
-    text, data, images = dict(values), values.get("data"), None
-    if not _is_text(data):
-        if "models" in values:
-            raise UserError(
-                "data: evaluate takes the names of data sets; antiphase.evaluation has the tasks for arrays"
-            )
-        images = data if isinstance(data, ImageSet) else load_data(data)
-        text["data"] = f"{PREFIX}{images.name}"
+    text, held = dict(values), dict[str, Any]()
+    for option in ("data", "held_out"):
+        if not _is_text(data := values.get(option)):
+            if "models" in values:
+                raise UserError(
+                    "data: evaluate takes the names of data sets; antiphase.evaluation has the tasks for arrays"
+                )
+            images = data if isinstance(data, ImageSet) else load_data(data)
+            text[option] = f"{PREFIX}{images.name}" + " held out" * (option == "held_out")
+            held[text[option]] = images
     modules: dict[str, nn.Module] = {}
     for option in ("model", "models", "against"):
         if not _is_text(value := values.get(option)):
-            several = isinstance(value, Sequence)
-            specs = tuple(_named(model, images, modules) for model in (value if several else [value]))
-            text[option] = specs if several else specs[0]
+            pairs = _by_name(value)
+            specs = tuple(f"{name}{_named(model, modules)}" for name, model in pairs)
+            text[option] = specs if isinstance(value, Sequence | Mapping) else specs[0]
     devices = [str(device_of(module)) for module in modules.values()]  # refuses weights without values
-    if devices and values.get("device", "auto") == "auto":
+    if devices and "device" in options and values.get("device", "auto") == "auto":
         text["device"] = devices[0]
     with ExitStack() as stack:
         for spec, module in modules.items():
             stack.enter_context(evaluating(module))
             if not hasattr(module, "card"):
-                assert images is not None
-                _add_card(spec, module, images)
+                if (source := text.get("data")) is None or "models" in values:
+                    raise UserError(
+                        f"model {type(module).__name__}: says nothing of its images; give data=, as the name of a "
+                        "source or as images, such as antiphase.data.load_data('digits')"
+                    )
+                if source not in held:
+                    how = {name: values[name] for name in ("image_size", "skip_bad") if name in values}
+                    how["split"] = values.get("split", split)
+                    held[source] = load_data(source, **how, limit=1, progress=False)
+                _add_card(spec, module, held[source])
                 stack.callback(object.__delattr__, module, "card")
-        data = {} if images is None else {text["data"]: images}
-        stack.callback(_HELD.reset, _HELD.set({**_HELD.get({}), **modules, **data}))
+        held = {name: images for name, images in held.items() if name.startswith(PREFIX)}
+        stack.callback(_HELD.reset, _HELD.set({**_HELD.get({}), **modules, **held}))
         yield text
+
+
+def _by_name(value: Any) -> list[tuple[str, Any]]:
+    """Return models, each with ``NAME=`` if a dictionary names it; a list under a name are trainings of one model."""
+    if not isinstance(value, Mapping):
+        return [("", model) for model in (value if isinstance(value, Sequence) else [value])]
+    pairs = []
+    for name, models in value.items():
+        several = isinstance(models, Sequence) and not isinstance(models, str)
+        pairs += [(f"{name}=", model) for model in (models if several else [models])]
+    return pairs
 
 
 def _is_text(value: Any) -> bool:
@@ -214,7 +261,7 @@ def _is_text(value: Any) -> bool:
     return value is None or isinstance(value, str) or several
 
 
-def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]") -> str:
+def _named(model: Any, modules: "dict[str, nn.Module]") -> str:
     """Return the specification of a model; a module is added to the modules."""
     from torch import nn
 
@@ -224,11 +271,6 @@ def _named(model: Any, images: "ImageSet | None", modules: "dict[str, nn.Module]
     if not isinstance(model, nn.Module):
         raise UserError(f"model: got a {kind}; expected a specification or a torch.nn.Module")
     card = getattr(model, "card", None)
-    if card is None and images is None:
-        raise UserError(
-            f"model {kind}: says nothing of its images; give data= as an image set, such as "
-            "antiphase.data.load_data('digits')"
-        )
     stem = f"{PREFIX}{kind if card is None else card.name}"
     specs = chain([stem], (f"{stem}-{number}" for number in count(2)))
     return next(spec for spec in specs if modules.setdefault(spec, model) is model)

@@ -24,6 +24,7 @@ from pydantic import (
 
 from antiphase.errors import UserError, invalid, shown
 from antiphase.precision import Precision
+from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
 _MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
@@ -31,6 +32,7 @@ _MOST_PARTS = 256  # of a path: pathlib makes them one within the other
 _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
+_SETTING = re.compile(rf"\w+\s*=(?!({'|'.join(MODELS)}):)")  # of a model, and no model with a name
 _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset())  # names of fields from a file
 
 
@@ -159,14 +161,16 @@ def read_numbers(value: Any) -> Any:
 def read_models(value: Any) -> Any:
     """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
 
-    >>> read_models("python:net.py:build?depth=4, width=8, timm:resnet18")
-    ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
+    What begins with ``NAME=SCHEME:`` is a model of its own.
+
+    >>> read_models("python:net.py:build?depth=4, width=8, cnn=timm:resnet18")
+    ('python:net.py:build?depth=4,width=8', 'cnn=timm:resnet18')
     """
     if not isinstance(value, str):
         return read_words(value)
     models: list[str] = []
     for word in read_words(value):
-        if models and "?" in models[-1] and re.match(r"\w+\s*=", word):
+        if models and "?" in models[-1] and _SETTING.match(word):
             models[-1] += f",{word}"
         else:
             models.append(word)
@@ -267,7 +271,8 @@ Directory = Annotated[Path, BeforeValidator(directory), Typed(metavar="DIRECTORY
 # models
 _FORMS = (
     "specimen:diffvit-0, a run directory, python:FILE:CALLABLE (runs your code), timm:NAME, torchvision:NAME, "
-    "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME."
+    "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME. NAME=MODEL names it in tables, "
+    "MODEL@seed=N states its training seed."
 )
 Model = Annotated[
     Models,
@@ -290,6 +295,16 @@ Against = Annotated[
     Field(
         description="Model to compare with, such as the twin with standard attention; several separated by commas, one "
         "for each model."
+    ),
+]
+Seeds = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...],
+    BeforeValidator(read_numbers),
+    Typed(text=lambda seeds: ",".join(map(str, seeds)), metavar="N,…"),
+    Field(
+        description="Training seeds, over which the results are averaged, separated by commas: of the models in their "
+        "order, and of their twins; or of one model, built with each of them, whose name may hold {seed}, as in "
+        "runs/vit-{seed}."
     ),
 ]
 RandomWeights = Annotated[
@@ -325,6 +340,21 @@ Classes = Annotated[
 Split = Annotated[str, Field(description="Split of the data: test, train or another that the source has.")]
 Limit = Annotated[int | None, Typed(metavar="N"), Field(ge=1, description="Use at most N images.")]
 SkipBad = Annotated[bool, Field(description="Leave out images that cannot be read, and count them.")]
+ImageSize = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="Side in pixels of image files once they are resized. If not given: the model's, or, if it takes "
+        "any, the source's.",
+    ),
+]
+Resize = Annotated[
+    Literal["squash", "crop"] | None,
+    Field(
+        description="How image files become squares: squash changes the aspect ratio, crop takes the centre. If not "
+        "given: as the model's library does, or crop."
+    ),
+]
 
 # questions
 Suffix = Annotated[

@@ -1,9 +1,9 @@
 """Commands as Python functions, over the same models of options.
 
-``model`` and ``against`` are specifications or modules, one or several, and ``data`` may be an image set; all other
-options are those of the command, as text or as values. Without ``out`` nothing is written to disk; with it, the same
-call resumes a killed run. Every function raises a ``UserError`` for an option that is not known or not valid, and for
-models and data that cannot be loaded or do not fit each other.
+``model`` and ``against`` are specifications or modules, one or several, or a dictionary of them by name, and ``data``
+may be an image set; all other options are those of the command, as text or as values. Without ``out`` nothing is
+written to disk; with it, the same call resumes a killed run. Every function raises a ``UserError`` for an option that
+is not known or not valid, and for models and data that cannot be loaded or do not fit each other.
 """
 
 import inspect
@@ -52,20 +52,23 @@ def look(model: Any, images: Any, text: Any, **options: Any) -> Result:
     """Compute where a CLIP and its twin look in images for texts; with ``out``, write what ``antiphase look`` does."""
     from antiphase.commands.look.run import look as compute
 
-    with as_text({"model": model, "images": images, "text": text, **options}) as values:
-        chosen = find_command("look").options(**values)
+    kind = find_command("look").options
+    with as_text({"model": model, "images": images, "text": text, **options}, kind.model_fields) as values:
+        chosen = kind(**values)
         result = compute(chosen, _call("look", chosen))  # type: ignore[arg-type]
     if options.get("out") is not None:
         result.write(chosen.out)  # type: ignore[attr-defined]
     return result
 
 
-def train(model: str, data: str, **options: Any) -> Result:
+def train(model: Any, data: Any, **options: Any) -> Result:
     """Train a classifier or a CLIP, as ``antiphase train`` and ``train-clip`` do.
 
-    Without ``out`` the weights are held in memory: ``save`` writes a directory that ``load_model`` takes.
+    A module is trained in place. ``data`` and ``held_out`` may be image sets, or what ``load_data`` takes. Without
+    ``out`` the weights are held in memory: ``save`` writes a directory that ``load_model`` takes.
     """
-    return _run("train-clip" if model in CLIPS else "train", {"model": model, "data": data, **options})
+    clip = isinstance(model, str) and model in CLIPS
+    return _run("train-clip" if clip else "train", {"model": model, "data": data, **options})
 
 
 def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
@@ -101,9 +104,10 @@ def study(names: Any, **options: Any) -> Result:
 def _run(name: str, values: dict[str, Any]) -> Result:
     """Do the work of a command in its directory, or in one that does not stay, and read what it wrote."""
     command, stored = find_command(name), values.get("out") is not None
-    with as_text(values) as text, _place("out", values.get("out")) as out:
+    fields, split = command.options.model_fields, "train" if name == "train" else "test"
+    with as_text(values, fields, split) as text, _place("out", values.get("out")) as out:
         temporary = {} if stored else {"out": out}
-        if not stored and "cache" in command.options.model_fields and "cache" not in text:
+        if not stored and "cache" in fields and "cache" not in text:
             temporary["cache"] = f"{out}/features"
         chosen = command.options(**text | {"out": out} | temporary)
         result = command.measure(chosen, _call(name, chosen, temporary), stored=stored)

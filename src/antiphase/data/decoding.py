@@ -77,6 +77,11 @@ class Square:
         resized = picture.resize((wide, tall), Image.Resampling[self.interpolation.upper()])
         return pil_to_tensor(resized.crop((left, top, left + self.size, top + self.size)))
 
+    def resized(self, how: Literal["squash", "crop"]) -> "Square":
+        """Return a square of the same size and filter that squashes pictures, or crops their centre."""
+        squash = how == "squash"
+        return self if squash == self.squash else replace(self, squash=squash, resize=None)
+
     def at(self, size: int) -> "Square":
         """Return a square of another size with the same part of a picture in view."""
         return replace(self, size=size, resize=self.resize and round(self.resize * size / self.size))

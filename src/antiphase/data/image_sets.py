@@ -344,8 +344,11 @@ def random_images(
     The splits are different draws; a smaller ``limit`` (1,000 unless given) is a prefix of a larger one.
     """
     if image_size is None or channels is None or num_classes is None:
-        shape = f"image_size={image_size}, channels={channels}, num_classes={num_classes}"
-        raise UserError(f"data source 'random' has no default shape: expected all three of {shape}")
+        known = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
+        lacking = ", ".join(name for name, value in known.items() if value is None)
+        raise UserError(
+            f"random: has no {lacking} of its own; expected a model that says them, or other data"
+        )
     count, stream = limit or RANDOM_IMAGES, [seed or 0, ("train", "test").index(split)]
     noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
@@ -76,6 +76,37 @@ class Samples(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images>"
 
+    def without_unreadable(
+        self, limit: int | None = None, seed: int | None = None, *, progress: bool = True
+    ) -> Self:
+        """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them.
+
+        The unreadable ones are listed in ``skipped``.
+        """
+        files: Any = getattr(self, "files", None)
+        if files is None:
+            raise UserError(f"{self.name}: --skip-bad leaves out files, and it has none; remove the option")
+        rows: list[int] = []
+        bad: list[str] = []
+        count = len(self) if limit is None else min(limit, len(self))
+        order = subset_order(len(self), seed).tolist()
+        with progress_bar(f"Checking {self.name}", count, progress) as advance:
+            for row, outcome in zip(order, in_threads(or_error(self._decode), order), strict=True):
+                if isinstance(outcome, UserError):
+                    bad.append(printable(files[row]))
+                    continue
+                rows.append(row)
+                advance(1)
+                if len(rows) == count:
+                    break
+        if not rows:
+            raise UserError(f"{self.name}: none of its {len(bad)} images can be read, the first is {bad[0]}")
+        return self.take(sorted(rows)).altered(skipped=(*self.skipped, *bad))
+
+    def _decode(self, row: int) -> Tensor:
+        """Return the pixels of a sample that lies in a file."""
+        raise NotImplementedError
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, ids and what belongs to them; equal on all machines."""
@@ -132,8 +163,12 @@ def subset_rows(count: int, limit: int | None, seed: int | None) -> Int64[Tensor
     """Return the rows of at most ``limit`` of ``count`` samples, see ``ImageSet.subset``."""
     if limit is not None and limit < 1:
         raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
-    order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-    return torch.from_numpy(np.sort(order[:limit]))
+    return torch.from_numpy(np.sort(subset_order(count, seed)[:limit]))
+
+
+def subset_order(count: int, seed: int | None) -> np.ndarray:
+    """Return the order in which a subset takes samples: theirs, or a seed's permutation."""
+    return np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
 
 
 @final
@@ -217,23 +252,28 @@ class FileImages(ImageSet):
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         return digest(kind, *names, little_endian(self.labels), little_endian(self.ids))
 
-    def without_unreadable(self, *, progress: bool = True) -> "FileImages":
-        """Decode every file once and return the set without unreadable files, which are listed in ``skipped``."""
-        rows: list[int] = []
-        bad: list[str] = []
-        with progress_bar(f"Checking {self.name}", len(self), progress) as advance:
-            for row, outcome in enumerate(in_threads(or_error(self._decode), range(len(self)))):
-                if isinstance(outcome, UserError):
-                    bad.append(printable(self.files[row]))
-                else:
-                    rows.append(row)
-                advance(1)
-        if not rows:
-            raise UserError(f"{self.name}: none of its {len(bad)} images can be read, the first is {bad[0]}")
-        return self.take(rows).altered(skipped=(*self.skipped, *bad))
-
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
         return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
+
+
+def resized_images(images: ImageSet, how: Literal["squash", "crop"]) -> FileImages:
+    """Return image files that become squares in one of two ways; refuse arrays, which are squares of their size."""
+    if not isinstance(images, FileImages):
+        raise UserError(f"resize {how}: {images.name} has no image files to resize; leave it out")
+    return images.resized((images.square or Square(images.image_size)).resized(how))
+
+
+def described_pixels(images: ImageSet) -> str:
+    """Say what size images have and how files were resized and cropped.
+
+    >>> described_pixels(ArrayImages.whole("mine", "test", ["0"], [0], pixels=torch.zeros(1, 3, 5, 7)))
+    '5×7 pixels, 3 channels, not resized'
+    """
+    channels, height, width = images.image_shape
+    how = "not resized"
+    if isinstance(images, FileImages):
+        how = describe_transform(images.square or Square(images.image_size), channels)
+    return f"{height}×{width} pixels, {channels} channel{'s' * (channels > 1)}, {how}"
 
 
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
@@ -367,6 +407,9 @@ class FilePairs(PairSet):
 
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         return decode_whole(self.root / self.files[position])
+
+    def _decode(self, row: int) -> Tensor:
+        return self.pixels(row)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of names and sizes of the files, captions, labels and ids."""

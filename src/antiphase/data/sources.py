@@ -129,6 +129,10 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
     for key, source in sources.items():
         if key == name if ":" not in key else path and key.startswith(f"{kind}:"):
             return source
+    kinds = {".npz": "npz", ".parquet": "parquet", ".csv": "csv", "": "folder"}
+    kind = kinds.get(Path(name).suffix, "") if os.path.exists(name) else ""
+    if any(key.startswith(f"{kind}:") for key in sources):
+        raise UserError(f"unknown {what} {shown(name)}: did you mean {kind}:{name}?")
     raise UserError(f"unknown {what} {shown(name)}: expected one of {', '.join(sources)}")
 
 
@@ -171,9 +175,9 @@ def load_data(
         channels: 1 or 3. Image files are converted to it (3 unless given); for arrays it must be their own.
         num_classes: must be the source's own; ``random`` draws its labels from it.
         root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
-        limit: at most this many images, see ``ImageSet.subset``.
+        limit: at most this many images, see ``ImageSet.subset``; with ``skip_bad`` as many readable ones.
         seed: which images ``limit`` takes, see ``ImageSet.subset``; for ``random`` the generator's seed.
-        skip_bad: decode every file now and leave out those that fail, listed in the result's ``skipped``.
+        skip_bad: decode the files now and leave out those that fail, listed in the result's ``skipped``.
         progress: show a bar on stderr while files are checked.
 
     Raises:
@@ -208,12 +212,9 @@ def load_data(
         raise UserError(f"{images.name} has images of {shape}, not {expected}, and arrays are not resized")
     if num_classes not in (None, len(images.class_names)):
         raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
-    images = images.subset(limit, seed)
-    if not skip_bad:
-        return images
-    if not isinstance(images, FileImages):
-        raise UserError(f"{images.name}: --skip-bad leaves out files, and it has none; remove the option")
-    return images.without_unreadable(progress=progress)
+    return (
+        images.without_unreadable(limit, seed, progress=progress) if skip_bad else images.subset(limit, seed)
+    )
 
 
 def _own_images(
@@ -244,6 +245,7 @@ def load_pairs(
     root: str | os.PathLike[str] | None = None,
     samples: Count | None = None,
     lanes: Count | None = None,
+    skip_bad: bool = False,
     progress: bool = True,
 ) -> PairSet | ShardStream:
     """Load image–caption pairs from a named source.
@@ -255,6 +257,7 @@ def load_pairs(
         root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
         samples: samples per epoch of shards; None: count them. Only for shards.
         lanes: lanes of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
+        skip_bad: decode the files now and leave out those that fail. Shards leave them out as they come.
         progress: show a progress bar on stderr while data are counted or prepared.
     """
     source = find_named(name, _PAIR_SOURCES, "source of pairs")
@@ -267,4 +270,4 @@ def load_pairs(
     if isinstance(pairs, ShardStream):
         return pairs
     _warn_of_other_counts(name, pairs.split, len(pairs) + len(pairs.skipped))
-    return pairs.subset(limit)
+    return pairs.without_unreadable(limit, progress=progress) if skip_bad else pairs.subset(limit)

@@ -46,7 +46,19 @@ def save(
 ) -> None:
     """Write the recipe, then the weights rounded to ``dtype``; in this order, weights never lack a recipe."""
     write_json(directory / RECIPE_FILE, recipe)
-    save_tensors({name: t.to(dtype).contiguous() for name, t in model.state_dict().items()}, directory)
+    state = {name: t.to(dtype) if t.is_floating_point() else t for name, t in model.state_dict().items()}
+    save_tensors(unshared(state), directory)
+
+
+def unshared(tensors: State) -> State:
+    """Return contiguous tensors of which no two share memory, as safetensors requires; tied weights do."""
+    places: set[int] = set()
+    own: State = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if place in places else tensor.contiguous()
+        places.add(place)
+    return own
 
 
 def save_tensors(tensors: State, directory: Path) -> None:

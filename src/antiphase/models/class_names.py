@@ -14,16 +14,17 @@ _NAMELESS = ("wds:", "npz:", "parquet:", "array", "dataset:")  # sources that ma
 _HOW = "use --classes FILE with the folder names in the order of the model's outputs"
 
 
-def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet, list[str]]:
+def in_model_order(cards: Sequence[ModelCard], data: ImageSet, fix: str = _HOW) -> tuple[ImageSet, list[str]]:
     """Return the images with each label replaced by the index of the model's output, and warnings.
 
     A class is matched by its exact name, otherwise by its letters and digits, ignoring case. ImageNet classes are
-    also matched by WordNet id and synonym. The data may cover a subset of the model's classes.
+    also matched by WordNet id and synonym. The data may cover a subset of the model's classes. ``fix`` is what errors
+    advise.
     """
     if data.name == "random":  # its labels are noise
         return data, []
     warnings: list[str] = []
-    orders = {card.spec: _order(card, data, warnings) for card in cards}
+    orders = {card.spec: _order(card, data, warnings, fix) for card in cards}
     first, order = next(iter(orders.items()))
     if other := next((spec for spec in orders if orders[spec] != order), None):
         raise UserError(f"{first} and {other} order the classes of {data.name} differently; take one")
@@ -52,7 +53,7 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
     return names
 
 
-def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, ...]:
+def _order(card: ModelCard, data: ImageSet, warnings: list[str], fix: str) -> tuple[int, ...]:
     """Return the index of the model's output for each class of the data."""
     spec, count = card.spec, len(data.class_names)
     numbers = tuple(range(count))
@@ -66,19 +67,19 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         warnings.append(f"{data.name} has no class names: its numbers are taken for outputs of {spec}")
         return numbers
     if card.class_names is not None:
-        return _matched(spec, card.class_names, data)
+        return _matched(spec, card.class_names, data, fix)
     listed = _listed(data.class_names)
     if count != card.num_classes:
         has = f"has {card.num_classes} classes and does not store their names"
-        raise UserError(f"{spec} {has}, but {data.name} has {count} ({listed}); {_HOW}")
+        raise UserError(f"{spec} {has}, but {data.name} has {count} ({listed}); {fix}")
     warnings.append(
         f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of "
-        f"{data.name}; if the model orders them differently, {_HOW}"
+        f"{data.name}; if the model orders them differently, {fix}"
     )
     return numbers
 
 
-def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[int, ...]:
+def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet, fix: str) -> tuple[int, ...]:
     exact = _unique((name, output) for output, name in enumerate(class_names))
     distinct = len(set(data.class_names)) == len(data.class_names)
     if distinct and all(name in exact for name in data.class_names):  # common case: no synonym list to load
@@ -93,7 +94,7 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[i
         output = exact.get(wnid, exact.get(name, loose.get(_letters(name))))
         if output is None:
             known = f"expected one of the classes of {spec} ({_listed(class_names)})"
-            raise UserError(f"class {name!r} of {data.name}: {known}; rename it, or {_HOW}")
+            raise UserError(f"class {name!r} of {data.name}: {known}; rename it, or {fix}")
         if output in order:
             both = f"classes {order[output]!r} and {name!r} of {data.name}"
             raise UserError(f"{both} both match {class_names[output]!r} of {spec}; merge or rename them")

@@ -1,6 +1,7 @@
 """Load a classifier of images in [0, 1], or a dual encoder, from a one-line specification."""
 
 import os
+import re
 import tempfile
 from dataclasses import replace
 from importlib.resources import files
@@ -16,12 +17,13 @@ from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
+from antiphase.models.card import ModelCard, attention_kind, card_of, square_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.layouts import write_foreign
 from antiphase.models.schemes.diffclip import CONFIG, to_released
-from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, scheme
+from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, named_spec, scheme
+from antiphase.models.trained import RESIZE, code_of, is_starting_model, rebuilt, recipe_of
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
@@ -33,6 +35,7 @@ def load_model(
     random_weights: bool = False,
     seed: Seed = 0,
     lambda_init: float | Literal["depth"] | None = None,
+    module: nn.Module | None = None,
 ) -> nn.Module:
     """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode, with ``model.card``.
 
@@ -40,18 +43,27 @@ def load_model(
 
     Args:
         spec: a run directory of ``antiphase train`` or ``train-clip``, or one of the forms of :func:`forms`, such as
-            ``python:model.py:build``, which runs the code in that file.
+            ``python:model.py:build``, which runs the code in that file. ``NAME=SPEC`` names the model, ``SPEC@seed=N``
+            states the seed of its training, from which it is drawn if it is random.
         random_weights: build a ``timm:``, ``torchvision:``, ``hf:`` or ``open_clip:`` model with random weights,
             without a download.
         seed: random seed of these weights, and of all that a ``python:`` function draws from torch.
         lambda_init: λ_init of a ``diffclip:`` checkpoint, which does not contain it.
+        module: gets the weights of a run directory of ``antiphase.train(module, …)``, which holds no code.
 
     >>> load_model("specimen:diffvit-0").card.attention
     'differential'
     """
     if not isinstance(spec, str) or not spec:
         raise UserError(f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0'")
+    name, text, stated = named_spec(spec)
+    if name or stated is not None:
+        settings = {"random_weights": random_weights, "lambda_init": lambda_init, "module": module}
+        model = load_model(text, seed=seed if stated is None else stated, **settings)
+        return named(model, name, stated)
     scheme = scheme_of(spec)
+    if module is not None and scheme is not None:
+        raise UserError(f"module: is for a run directory, not for {shown(spec)}; leave it out")
     if random_weights and not (scheme and scheme.random):
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
@@ -62,13 +74,29 @@ def load_model(
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
         known = f"expected one of DIRECTORY, {', '.join(forms())}"
+        known = f"did you mean python:{spec}?" if ".py:" in spec else known
         raise UserError(f"model {shown(spec)}: no such directory; {known}")
-    return load_run(Path(spec), spec, Path(spec).resolve().name)
+    return load_run(Path(spec), spec, Path(spec).resolve().name, module)
+
+
+def named(model: nn.Module, name: str, seed: int | None) -> nn.Module:
+    """Give a loaded model a name, and the seed of its training, which ends the name.
+
+    Raises:
+        UserError: the training is known to have another seed.
+    """
+    card = card_of(model)
+    if None not in (seed, card.seed) and seed != card.seed:
+        raise UserError(f"{card.spec}@seed={seed}: was trained with seed {card.seed}; leave out @seed={seed}")
+    if seed is None:
+        return with_card(model, replace(card, name=name or card.name))
+    name = name or re.sub(rf"-{seed}$", "", card.name)
+    return with_card(model, replace(card, name=f"{name}-{seed}", spec=f"{card.spec}@seed={seed}", seed=seed))
 
 
 def scheme_of(spec: str) -> Scheme | None:
-    """Return the scheme of a specification; None for a directory."""
-    kind, _, name = spec.partition(":")
+    """Return the scheme of a specification, perhaps with a name; None for a directory."""
+    kind, _, name = named_spec(spec).spec.partition(":")
     return find(MODELS, kind, "scheme") if kind in MODELS and name else None
 
 
@@ -90,13 +118,19 @@ def fingerprint(model: nn.Module) -> str:
 RELEASED_WEIGHTS = "released.safetensors"
 
 
-def load_run(directory: Path, spec: str, name: str) -> nn.Module:
+def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = None) -> nn.Module:
     """Load a run directory of ``antiphase train``, ``train-clip`` or ``train-vlm``."""
     recipe = checkpoints.read_recipe(directory)
     source, path = directory / checkpoints.RECIPE_FILE, directory / checkpoints.WEIGHTS_FILE
     if (made := recipe.get("kind")) in RUNS:
         model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
+    if is_starting_model(recipe):
+        model = rebuilt(directory, recipe, _with_any_weights, module)
+        names = _class_names(recipe, card_of(model).num_classes, source)
+        return _as_trained(model, replace(card_of(model), name=name, spec=spec, class_names=names))
+    if module is not None:
+        raise UserError(f"module: {directory} says how its model is built; leave it out")
     values = (recipe.get("model"), f"{source}: ", ("model",))
     if made == "clip":
         model, count, names = build_clip(checkpoints.as_config(ClipConfig, *values)), 0, None
@@ -105,7 +139,20 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
         count, names = model.num_classes, _class_names(recipe, model.num_classes, source)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     kind, seed = attention_kind(model), recipe.get("seed")
-    return with_card(model, ModelCard(name, spec, kind, seed, model.image_shape, count, recipe, names))
+    return _as_trained(model, ModelCard(name, spec, kind, seed, model.image_shape, count, recipe, names))
+
+
+def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
+    """Attach the card of a training, and how it resized image files if that was said."""
+    if resize := (card.recipe or {}).get(RESIZE):
+        object.__setattr__(model, "square", square_of(with_card(model, card)).resized(resize))
+    return with_card(model, card)
+
+
+def _with_any_weights(spec: str) -> nn.Module:
+    """Load a specification whose weights are replaced, so that none are downloaded."""
+    scheme = scheme_of(spec)
+    return scheme.load(Wanted(spec, spec.partition(":")[2], True)) if scheme else load_model(spec)
 
 
 def specimen_names() -> list[str]:
@@ -132,7 +179,10 @@ def _hub(wanted: Wanted) -> nn.Module:
     with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
         recipe = hf_hub_download(name, checkpoints.RECIPE_FILE)
         hf_hub_download(name, checkpoints.WEIGHTS_FILE)
-    return load_run(Path(recipe).parent, wanted.spec, name.rpartition("/")[2])
+    folder = Path(recipe).parent
+    if code_of(str(folder)):
+        raise UserError(f"{wanted.spec}: is built by code of a user; download it and give the folder")
+    return load_run(folder, wanted.spec, name.rpartition("/")[2])
 
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
@@ -150,19 +200,22 @@ Layout = Literal["antiphase", "released", "open_clip", "transformers"]
 
 @validated
 def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "antiphase") -> Path:
-    """Write a model of antiphase, or a released DiffCLIP checkpoint, to a directory; return the path of its weights.
+    """Write a model to a directory; return the path of its weights.
 
-    Layout ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
-    ``load_model`` reads. Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for
-    the authors' code; sizes and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
+    Layout ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads. The recipe has sizes,
+    λ_init and preprocessing of a model of ours, and the specification of any other, whose code it does not contain.
+    Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for its authors' code; size
+    and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
     Layouts ``"open_clip"`` and ``"transformers"``: a CLIP with standard attention as a directory that these libraries
     load; see :func:`~antiphase.models.layouts.write_foreign`.
     """
-    directory = Path(directory)
+    directory, card = Path(directory), getattr(model, "card", None)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
+        if layout == "antiphase" and isinstance(card, ModelCard) and card.num_classes:
+            checkpoints.save(model, recipe_of(model), directory)
+            return directory / checkpoints.WEIGHTS_FILE
         raise UserError(f"{type(model).__name__}: cannot be written; expected a model of antiphase")
     if layout == "antiphase":
-        card = getattr(model, "card", None)
         recipe = {"kind": "clip"} if isinstance(model, CLIP) else {}
         recipe |= {"model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
         checkpoints.save(model, getattr(card, "recipe", None) or recipe, directory)

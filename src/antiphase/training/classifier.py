@@ -1,6 +1,6 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +16,10 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.card import mean_lambdas
+from antiphase.models.trained import StartingModel
 from antiphase.models.vit import build
 from antiphase.precision import autocast
-from antiphase.streams import generator
+from antiphase.streams import generator, key
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
 from antiphase.training.loop import Tracker
@@ -29,9 +30,12 @@ from antiphase.training.recipe import Recipe, learning_rate
 def train_classifier(
     recipe: Recipe,
     train: ImageSet,
-    validation: ImageSet,
+    validation: ImageSet | None,
     out: str | Path,
     *,
+    model: nn.Module | None = None,
+    stored: dict[str, Any] | None = None,
+    lambdas: Callable[[nn.Module], list[float]] = mean_lambdas,
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
@@ -46,20 +50,27 @@ def train_classifier(
     adversary with n replays sees n times fewer images.
 
     Args:
-        validation: images on which accuracy is logged.
+        validation: images on which accuracy is logged; None: there are none.
+        model: with the recipe's initial weights, trained in place; built from the recipe if it is of ours.
+        stored: what is written with the recipe besides.
+        lambdas: returns the mean λ of each layer, for the log.
         trackers: experiment trackers, by name or as accelerate's objects.
 
     Raises:
         UserError: ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
     check_data(recipe, train)
-    begin, names = partial(_begin, recipe, train, validation), {checkpoints.CLASS_NAMES: [*train.class_names]}
-    return loop.train(recipe, Path(out), begin, stored=names, trackers=trackers, progress=progress)
+    begin = partial(_begin, recipe, train, validation, model, lambdas)
+    stored = {checkpoints.CLASS_NAMES: [*train.class_names], **(stored or {})}
+    with torch.random.fork_rng(range(torch.cuda.device_count()), enabled=model is not None):
+        return loop.train(recipe, Path(out), begin, stored=stored, trackers=trackers, progress=progress)
 
 
 def check_data(recipe: Recipe, train: ImageSet) -> None:
     """Refuse images or classes that the recipe's model does not fit."""
-    shape = (recipe.model.in_channels, *2 * [recipe.model.image_size])
+    model = recipe.model
+    ours = not isinstance(model, StartingModel)
+    shape = (model.in_channels, *2 * [model.image_size]) if ours else model.image_shape
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
     if len(train.class_names) != recipe.model.num_classes:
@@ -68,8 +79,17 @@ def check_data(recipe: Recipe, train: ImageSet) -> None:
         )
 
 
-def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: Accelerator) -> loop.Task:
-    bare = build(recipe.model, recipe.seed)
+def _begin(
+    recipe: Recipe,
+    train: ImageSet,
+    validation: ImageSet | None,
+    given: nn.Module | None,
+    lambdas: Callable[[nn.Module], list[float]],
+    accelerator: Accelerator,
+) -> loop.Task:
+    bare: Any = given if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
+    if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
+        raise UserError("the model: expected a module with weights that can be trained")
     model, optimizer = accelerator.prepare(bare, _optimizer(bare, recipe))
     adversary, device = recipe.adversarial, accelerator.device
     replays = adversary.updates_per_batch if adversary else 1
@@ -101,6 +121,8 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
 
     def backward(batch: Tensor, sweep: int, step: int) -> tuple[Tensor, int]:
         share = batch[accelerator.process_index :: accelerator.num_processes]
+        if given is not None:  # it may draw random numbers, such as dropout's
+            torch.manual_seed(key(recipe.seed, "step", step, accelerator.process_index))
         images, labels, ids = train.images(share), train.labels[share].to(device), train.ids[share]
         if recipe.augment == "flip-crop":
             images = flip_crop(images, ids, recipe.seed, sweep)
@@ -124,11 +146,13 @@ def _begin(recipe: Recipe, train: ImageSet, validation: ImageSet, accelerator: A
         return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
     def evaluate() -> dict[str, Any]:
-        numbers: dict[str, Any] = {"accuracy": accuracy(bare, validation, device)}
-        if adversary is not None:
+        numbers: dict[str, Any] = {}
+        if validation is not None:
+            numbers["accuracy"] = accuracy(bare, validation, device)
+        if validation is not None and adversary is not None:
             robust = adversarial.robust_accuracy(bare, validation, adversary.eps, device, seed=recipe.seed)
             numbers["robust_accuracy"] = robust
-        return numbers | {"lambda": mean_lambdas(bare)}
+        return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:
         return learning_rate(recipe, first_update(step), updates)

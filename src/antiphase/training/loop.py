@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def train(
     Resumes an unfinished run in ``out``, and returns the log of a finished one. ``stored`` is written with the recipe.
     """
     fields = recipe.model_dump(mode="json")
-    if (log := _finished(fields, out)) is not None:
+    if (log := _finished(fields, out, stored or {})) is not None:
         return log
     check_trackers(trackers)
     tracked = {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
@@ -326,7 +326,7 @@ class _Saver:
         for index, slots in self.task.optimizer.state_dict()["state"].items():
             state |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
         gathered = ((name, checkpoints.whole(tensor)) for name, tensor in state.items())
-        tensors = {name: tensor.contiguous() for name, tensor in gathered if writes}
+        tensors = checkpoints.unshared({name: tensor for name, tensor in gathered if writes})
         if not writes:
             return
         _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
@@ -365,12 +365,11 @@ def _load(task: Task, identity: str, path: Path) -> _Standing:
     return as_json(metadata["standing"], path, _Standing, "delete it to restart training")
 
 
-def _finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
+def _finished(recipe: dict[str, Any], out: Path, stored: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the log of a finished run in ``out``; None if there is no run or it is unfinished."""
     if not (out / checkpoints.RECIPE_FILE).exists():
         return None
-    held = checkpoints.read_recipe(out)
-    held.pop(checkpoints.CLASS_NAMES, None)
+    held = {name: value for name, value in checkpoints.read_recipe(out).items() if name not in stored}
     if held != recipe:
         names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
         raise UserError(f"{out} contains a run that differs in {', '.join(names)}; use another --out")

@@ -10,6 +10,7 @@ from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig, configure_clip, find_clip
+from antiphase.models.trained import StartingModel
 from antiphase.models.transformer import attention_of
 from antiphase.models.vit import VitConfig, configure
 from antiphase.precision import Precision, multiplies_bf16
@@ -31,7 +32,7 @@ class Recipe(Fields):
     ``adversarial`` contains the settings of adversarial training (Appendix D.2); None trains on clean images.
     """
 
-    model: VitConfig
+    model: VitConfig | StartingModel
     data: str
     data_fingerprint: str
     seed: Seed = 0
@@ -57,16 +58,21 @@ class Recipe(Fields):
 
 
 @validated
-def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
-    """Build the recipe of a ``vit`` or ``diffvit`` for given training images.
+def make_recipe(
+    kind: str | StartingModel, images: ImageSet, model_fields: dict[str, Any], **fields: Any
+) -> Recipe:
+    """Build the recipe of a ``vit`` or ``diffvit``, or of another model, for given training images.
 
-    The model's sizes come from the preset for the image size, overridden by ``model_fields``, its normalisation from
-    :func:`pixel_statistics`; ``kind`` is a key of ``antiphase.registry.VITS``.
+    The sizes of a key of ``antiphase.registry.VITS`` come from the preset for the image size, overridden by
+    ``model_fields``, its normalisation from :func:`pixel_statistics`. Any other model is as it comes.
     """
-    channels, size, _ = images.image_shape
-    mean, std = pixel_statistics(images)
-    sizes = {"in_channels": channels, "num_classes": len(images.class_names), "mean": mean, "std": std}
-    model = configure(attention_of(kind), size, sizes | model_fields)
+    if isinstance(kind, StartingModel):
+        model: VitConfig | StartingModel = kind
+    else:
+        channels, size, _ = images.image_shape
+        mean, std = pixel_statistics(images)
+        sizes = {"in_channels": channels, "num_classes": len(images.class_names), "mean": mean, "std": std}
+        model = configure(attention_of(kind), size, sizes | model_fields)
     recipe = Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
     check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)
     if "warmup_epochs" in (fields.get("adversarial") or {}) and recipe.adversarial is not None:

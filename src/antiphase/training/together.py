@@ -17,6 +17,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_json, write_text
 from antiphase.models import checkpoints
 from antiphase.models.card import mean_lambdas
+from antiphase.models.trained import StartingModel
 from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator
@@ -53,7 +54,9 @@ def train_together(
     if first.adversarial is not None or first.augment != "none":
         raise UserError("recipes trained together: expected neither an adversary nor augmentation")
     check_data(first, train)
-    models = [build(recipe.model, recipe.seed).to(device).train() for recipe in recipes]
+    if isinstance(first.model, StartingModel):
+        raise UserError("recipes trained together: expected models of ours")
+    models = [build(recipe.model, recipe.seed).to(device).train() for recipe in recipes]  # pyright: ignore
     for module in (one for model in models for one in model.modules() if hasattr(one, "backend")):
         module.backend = "eager"  # pyright: ignore (fused attention has no stacked form on every GPU)
     weights, buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]

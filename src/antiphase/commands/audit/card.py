@@ -152,6 +152,7 @@ class DataSet(Part):
     dataset: Annotated[str, Field(description="Source of images, as --data takes it.")]
     split: str
     n: Count
+    images: Annotated[str | None, Field(description="Size, and how files were resized and cropped.")] = None
     fingerprint: Annotated[Digest, Field(description="SHA-256 of images, labels and ids.")]
 
 
@@ -287,6 +288,7 @@ def card_of_run(result: Any) -> RobustnessCard | None:
             "dataset": run["data"],
             "split": options["split"],
             "n": run["n"],
+            "images": run.get("images"),
             "fingerprint": run["data_fingerprint"],
         },
         "attack": {

@@ -94,6 +94,7 @@ def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
 
 
 _NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights", "fail_under")
+_NOT_OF_QUESTIONS += ("image_size", "resize", "seeds")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 
@@ -124,9 +125,12 @@ class AuditOptions(Options):
 
     model: fields.Model
     against: fields.Against = ()
+    seeds: fields.Seeds = ()
     data: fields.Data = None
     classes: fields.Classes = None
     split: fields.Split = "test"
+    image_size: fields.ImageSize = None
+    resize: fields.Resize = None
     limit: fields.Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
     norm: fields.Norm = "linf"

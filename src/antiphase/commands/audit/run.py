@@ -95,7 +95,8 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
         if gallery is not None:
             write_gallery(out / "gallery.safetensors", gallery)
     frames = {"rows": rows, "alignment": aligned}
-    write_run(lineup, options, summary, frames, attack_settings(options), warnings, command, began)
+    settings = attack_settings(options, max(classes.values()))
+    write_run(lineup, options, summary, frames, settings, warnings, command, began)
     return summary
 
 
@@ -160,13 +161,17 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
     return {name: fingerprint(model) for name, model in lineup.by_name.items()}, data.fingerprint()
 
 
-def attack_settings(options: AuditOptions) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers."""
+def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
+    stages = _stages(options)
+    for settings in stages.values():
+        if classes and settings.get("targets"):
+            settings["targets"] = min(settings["targets"], classes - 1)
     return {
         "attack": options.attack,
         "norm": options.norm,
         "ε": ", ".join(map(eps_label, options.eps)),
-        **_stages(options),
+        **stages,
         "budgets": _CARRIED[options.nested],
         "attacked label": "clean prediction",
         "attack seed": options.seed,

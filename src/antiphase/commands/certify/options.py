@@ -33,6 +33,8 @@ class CertifyOptions(Options):
     data: fields.Data = None
     classes: fields.Classes = None
     split: fields.Split = "test"
+    image_size: fields.ImageSize = None
+    resize: fields.Resize = None
     limit: fields.Limit = 500
     sigma: fields.Number = 0.25
     """Standard deviation of the noise, in units of the [0, 1] pixel range."""
@@ -50,6 +52,7 @@ class CertifyOptions(Options):
     seed: fields.Seed = 0
     out: fields.Out = Path("antiphase-certify")
     random_weights: fields.RandomWeights = False
+    skip_bad: fields.SkipBad = False
     prompt: fields.Prompt = None
     batch_size: int | None = Field(None, ge=1, le=fields.MOST_AT_ONCE)
     """Noisy copies per batch; affects no result. If not given: chosen to fit the device."""

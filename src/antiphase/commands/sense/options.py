@@ -39,8 +39,11 @@ class SenseOptions(Options):
 
     model: fields.Model
     against: fields.Against = ()
+    seeds: fields.Seeds = ()
     data: fields.Data = None
     split: fields.Split = "test"
+    image_size: fields.ImageSize = None
+    resize: fields.Resize = None
     limit: fields.Limit = 64
     parts: Annotated[
         fields.Words,

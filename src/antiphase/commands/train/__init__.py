@@ -1,5 +1,7 @@
 """Training of classifiers, CLIPs and vision-language models: ``antiphase train``, ``train-clip`` and ``train-vlm``."""
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,16 +10,20 @@ from pydantic import Field, model_validator
 from antiphase.commands.command import Command
 from antiphase.commands.options import (
     MOST_AT_ONCE,
+    ImageSize,
     OptionalNumber,
     Options,
     Out,
     Quiet,
+    RandomWeights,
+    Resize,
     Seed,
+    SkipBad,
     Track,
     Typed,
     Words,
 )
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
@@ -63,10 +69,11 @@ class PresetOptions(TrainingOptions):
 
 
 class TrainOptions(TrainingOptions):
-    """Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).
+    """Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 
-    The same command resumes a killed run, which ends with the weights of an uninterrupted one.
-    Under torchrun the processes share the batch. With --adversarial, each epoch also reports the
+    A model of your own or of another library is trained as it comes, from the weights that it has; --out then takes
+    its place wherever a model is given. The same command resumes a killed run, which ends with the weights of an
+    uninterrupted one. Under torchrun the processes share the batch. With --adversarial, each epoch also reports the
     accuracy under PGD at that ε.
 
     **Examples**
@@ -79,12 +86,14 @@ class TrainOptions(TrainingOptions):
 
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
 
+    antiphase train --model python:mymodel.py:build --data folder:PHOTOS --adversarial 1/255 --out runs/mine
+
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
 
-    model: Annotated[str, Typed(choices=VITS)]
+    model: Annotated[str, Typed(metavar=" | ".join((*VITS, "MODEL")))]
     """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
-    head (vit-norm)."""
+    head (vit-norm). Or any classifier, as for antiphase audit: python:FILE:CALLABLE, timm:NAME, a run directory."""
     variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
     """DiffViT: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     ratio: int | None = Field(None, ge=1)
@@ -93,6 +102,12 @@ class TrainOptions(TrainingOptions):
     data: str
     """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
     all."""
+    held_out: str | None = None
+    """Source whose test split gives the accuracy after each epoch, or none. If not given: --data."""
+    skip_bad: SkipBad = False
+    random_weights: RandomWeights = False
+    new_head: bool = False
+    """Replace the last layer of a model of another library, or of your own, by a new one for the data's classes."""
     epochs: int = Field(100, ge=1)
     """Passes over the data."""
     depth: int | None = Field(None, ge=1)
@@ -110,8 +125,8 @@ class TrainOptions(TrainingOptions):
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
     λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
-    image_size: int | None = Field(None, ge=1)
-    """Side in pixels that image files are resized to. If not given: the source's own."""
+    image_size: ImageSize = None
+    resize: Resize = None
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
     """Images per step, over all processes."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -145,7 +160,12 @@ class TrainOptions(TrainingOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
-        if of_lambda := list(self.chosen("variant", "ratio", *_OF_LAMBDA)):
+        if self.model not in VITS:
+            self._check_other()
+        elif self.random_weights or self.new_head:
+            name = "random_weights" if self.random_weights else "new_head"
+            raise UserError(f"{name}: a {self.model} begins with random weights anyway; leave it out")
+        elif of_lambda := list(self.chosen("variant", "ratio", *_OF_LAMBDA)):
             from antiphase.models.transformer import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
@@ -154,11 +174,24 @@ class TrainOptions(TrainingOptions):
             raise UserError(
                 f"lambda_init {self.lambda_init:g}: has no effect with lambda_schedule depth; leave one of them out"
             )
-        if self.adversary and "eps" not in self.adversary:
+        if self.adversarial is None and (names := list(self.chosen(*_ADVERSARY))):
             raise UserError(
-                f"adversarial {', '.join(self.adversary)} without an ε: give --adversarial too, such as 1/255"
+                f"{names[0]} {getattr(self, names[0])}: needs an ε; give --adversarial too, such as 1/255"
             )
         return self
+
+    def _check_other(self) -> None:
+        """Refuse what is no model, and sizes of ours for another."""
+        if self.model in CLIPS:
+            raise UserError(f"model {shown(self.model)}: is trained by antiphase train-clip")
+        if not re.search(r"[:/=]", self.model) and not os.path.isdir(self.model):
+            known = f"{', '.join(VITS)}, or a model such as python:FILE:CALLABLE or a run directory"
+            raise UserError(f"model {shown(self.model)}: expected one of {known}")
+        for name, value in self.model_part.items():
+            fix = "its own code or name says so, as in python:FILE:CALLABLE?depth=4"
+            raise UserError(
+                f"{name} {value}: is of {', '.join(VITS)}, not of {self.model}; leave it out: {fix}"
+            )
 
     @property
     def model_part(self) -> dict[str, Any]:
@@ -201,6 +234,7 @@ class TrainClipOptions(PresetOptions):
     docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
+    skip_bad: SkipBad = False
     held_out: Words = ()
     """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
     source."""

@@ -1,8 +1,10 @@
 """What ``antiphase train``, ``train-clip`` and ``train-vlm`` do: load the data, train, record how; their result."""
 
+import copy
 import math
 import time
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,34 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pydantic import BaseModel
 from rich.text import Text
+from torch import nn
 
 from antiphase.commands.lineup import environment_record
-from antiphase.commands.loading import check_compiler, find_device
+from antiphase.commands.loading import (
+    check_compiler,
+    find_device,
+    live_object,
+    load_models,
+    measured_attention,
+)
 from antiphase.commands.result import Result
 from antiphase.commands.run_folder import finished
 from antiphase.commands.train import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
-from antiphase.data import load_data
-from antiphase.data.images import PairSet
+from antiphase.data import ImageSet, load_data
+from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
+from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
+from antiphase.models.checkpoints import WEIGHTS_FILE, load_into, read_weights
+from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import clip_sizes
+from antiphase.models.schemes.scheme import named_spec
+from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
+from antiphase.modules import device_of
 from antiphase.processes import this_process
+from antiphase.registry import VITS
 from antiphase.report.figure import new_figure
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
@@ -67,14 +83,75 @@ def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, A
 
 
 def _train_classifier(options: TrainOptions) -> Metrics:
-    how = {"image_size": options.image_size, "progress": not options.quiet}
-    images = load_data(options.data, split="train", limit=options.limit, **how)
-    held_out = load_data(options.data, split="test", **how)
+    how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
+    stored = options.chosen(RESIZE)
+    model = None if options.model in VITS else _loaded(options)
+    images = _images(options, options.data, "train", model)
+    in_memory = live_object(options.data) is not None  # and has no other split
+    held_out = options.held_out or ("none" if in_memory else options.data)
+    validation = None if held_out == "none" else _images(options, held_out, "test", model)
     fields = _of_recipe(options, Recipe) | {"adversarial": options.adversary or None}
-    recipe = make_recipe(options.model, images, options.model_part, **fields)
-    return train_classifier(
-        recipe, images, held_out, options.out, trackers=options.track, progress=not options.quiet
-    )
+    fields |= {"data": images.name} if in_memory else {}
+    kind: Any = options.model if model is None else starting_model(model)
+    recipe = make_recipe(kind, images, options.model_part, **fields)
+    if model is not None:
+        how |= {"model": model, "lambdas": partial(_lambdas, images=images)}
+        stored |= {FOLDER: str(Path.cwd())}
+    metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
+    if (module := live_object(named_spec(options.model).spec)) is not None:
+        path = options.out / WEIGHTS_FILE
+        load_into(module, read_weights(path), str(path))
+    return metrics
+
+
+def _loaded(options: TrainOptions) -> nn.Module:
+    """Return the classifier that training starts from, a copy if it is the caller's object."""
+    place = device_of(live_object(named_spec(options.model).spec))
+    model = load_models([options.model], place, options.random_weights, seed=options.seed)[0]
+    if not card_of(model).num_classes:
+        raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
+    return copy.deepcopy(model)
+
+
+def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
+    """Return the mean λ of each layer of a model in training: of its λ modules, or as it is found."""
+    known = [float(lam.mean()) for lam in layer_lambdas(model)]
+    if known or card_of(model).attention in ("softmax", "none"):
+        return known
+    return list(measured_attention(model, images.images(range(min(2, len(images)))))[1])
+
+
+def _images(options: TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
+    """Return a split of the data as the options and the model want its pixels."""
+    limit = options.limit if split == "train" else None
+    if (images := live_object(source)) is not None:
+        images = load_data(images, limit=limit)
+        return images if model is None else _in_order(model, images, options)
+    size, channels = (None, None) if model is None else size_for([model])
+    if size and options.image_size not in (None, size):
+        raise UserError(f"image_size {options.image_size}: {options.model} takes images of {size} pixels")
+    how = {"image_size": size or options.image_size, "channels": channels, "skip_bad": options.skip_bad}
+    if source == "random" and model is not None:
+        how |= {"num_classes": card_of(model).num_classes, "image_size": card_of(model).image_shape[1]}
+    images = load_data(source, split=split, limit=limit, progress=not options.quiet, **how)
+    if model is not None:
+        settle_size([model], images.image_shape)
+        images = _in_order(model, with_own_pixels(images, [model]), options)
+    return images if options.resize is None else resized_images(images, options.resize)
+
+
+def _in_order(model: nn.Module, images: ImageSet, options: TrainOptions) -> ImageSet:
+    """Return images with labels in the order of the model's outputs, of which each class has one."""
+    if options.new_head and card_of(model).class_names != images.class_names:
+        with_new_head(model, len(images.class_names), options.seed)
+        with_card(model, replace(card_of(model), class_names=images.class_names))
+    card = card_of(model)
+    fix = "give it a new last layer with --new-head"
+    if card.class_names is not None:
+        images, _ = in_model_order([card], images, fix)
+    if (count := len(images.class_names)) != card.num_classes:
+        raise UserError(f"{card.spec} has {card.num_classes} classes, {images.name} {count}; {fix}")
+    return images
 
 
 def _train_clip(options: TrainClipOptions) -> Metrics:
@@ -82,7 +159,8 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
 
     if options.compile:
         check_compiler(find_device("auto"))
-    amount = {"limit": options.limit, "samples": options.samples, "lanes": options.lanes}
+    amount: dict[str, Any] = {"limit": options.limit, "samples": options.samples, "lanes": options.lanes}
+    amount["skip_bad"] = options.skip_bad
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
     preset = TRAINING_PRESETS[options.preset]["size"]
@@ -112,7 +190,7 @@ def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
     names = options.held_out or ((options.data,) if indexed else ())
     sets = []
     for name in (name for name in names if name != "none"):
-        pairs = load_pairs(name, split="test", progress=not options.quiet)
+        pairs = load_pairs(name, split="test", skip_bad=options.skip_bad, progress=not options.quiet)
         if not isinstance(pairs, PairSet):
             raise UserError(f"{name}: shards are a stream to train on; hold out another source")
         if name == options.data and pairs.fingerprint() == load_pairs(name, progress=False).fingerprint():

@@ -177,7 +177,7 @@ def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every field of a card that is compared: its place, such as ``models[0].seed``, and its value."""
     if isinstance(value, dict):
         for name, part in value.items():
-            if name not in BY_HAND and (place or name not in _ELSEWHERE):
+            if name not in (*BY_HAND, "images") and (place or name not in _ELSEWHERE):
                 yield from _numbers(part, f"{place}.{name}".lstrip("."))
     elif isinstance(value, list):
         for index, part in enumerate(value):

@@ -94,7 +94,7 @@ def _python(wanted: Wanted) -> nn.Module:
         # an untrained model is drawn from the seed, so that the same command finds its stored rows
         with drawn_from(wanted.seed):
             model, weights = _built(spec, folder, module, function, settings)
-        if weights is not None:
+        if weights is not None and not wanted.random_weights:
             load_into(model, read_state(weights, model.state_dict()), weights)
         device_of(model)  # refuses weights without values
         check_finite(model.state_dict(), spec)

@@ -1,10 +1,12 @@
 """What a scheme of model specifications is, such as ``timm:`` in ``timm:vit_tiny_patch16_224``, and what they share."""
 
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +66,30 @@ class Scheme:
 def scheme(form: str, description: str, *, random: bool = False) -> Callable[[Loader], Scheme]:
     """Make the scheme of a function that loads a model; the arguments are as in :class:`Scheme`."""
     return lambda load: Scheme(form, description, load, random)
+
+
+class NamedSpec(NamedTuple):
+    """The parts of ``NAME=SPEC@seed=N``."""
+
+    name: str  # empty if there is none
+    spec: str
+    seed: int | None
+
+
+_NAMED = re.compile(r"(?:(\w[\w .+-]*)=)?(.*?)(?:@seed=(\d{1,18}))?", re.DOTALL)
+
+
+def named_spec(text: str) -> NamedSpec:
+    """Return name, specification and training seed of ``NAME=SPEC@seed=N``, where name and seed may be missing.
+
+    >>> named_spec("mine=timm:resnet18@seed=1")
+    NamedSpec(name='mine', spec='timm:resnet18', seed=1)
+    """
+    match = None if os.path.isdir(text) else _NAMED.fullmatch(text.strip())
+    if match is None:
+        return NamedSpec("", text, None)
+    name, spec, seed = match.groups()
+    return NamedSpec((name or "").strip(), spec.strip(), None if seed is None else int(seed))
 
 
 @contextmanager

@@ -1,0 +1,163 @@
+"""Models of other libraries and of a user's own code that were trained here: what a run records, and how it is read."""
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.arguments import Count, Fields
+from antiphase.errors import UserError
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
+from antiphase.models.schemes.scheme import drawn_from, named_spec
+from antiphase.modules import device_of
+from antiphase.registry import MODELS
+
+FOLDER = "folder"  # in the recipe's file: that of the specification's relative paths
+RESIZE = "resize"  # in the recipe's file: how image files were resized, if that was said
+IN_MEMORY = "given:"  # begins the specification of a module of a Python session
+
+
+class StartingModel(Fields):
+    """What training starts from: stored in place of the sizes of a model of ours, and part of a recipe's identity.
+
+    Attributes:
+        spec: the specification; ``given:CLASS`` for a module of a Python session.
+        code: SHA-256 of the user's code that builds it; empty for a library's model.
+        weights: SHA-256 of the initial weights.
+        image_shape: (channels, height, width).
+        num_classes: number of logits.
+    """
+
+    spec: str
+    code: str = ""
+    weights: str
+    image_shape: tuple[int, int, int]
+    num_classes: Count
+
+
+def starting_model(model: nn.Module) -> StartingModel:
+    """Return what a run records of a loaded classifier before it is trained."""
+    card = card_of(model)
+    about = {"spec": named_spec(card.spec).spec, "code": card.code}
+    about["weights"] = checkpoints.weights_digest(model.state_dict())
+    return StartingModel(**about, image_shape=card.image_shape, num_classes=card.num_classes)
+
+
+def recipe_of(model: nn.Module) -> dict[str, Any]:
+    """Return the content of ``recipe.json`` from which :func:`rebuilt` makes a loaded classifier again."""
+    card = card_of(model)
+    names = {} if card.class_names is None else {checkpoints.CLASS_NAMES: [*card.class_names]}
+    if card.recipe is not None and is_starting_model(card.recipe):
+        return card.recipe | names
+    start = starting_model(model).model_dump(mode="json")
+    return {"model": start, "seed": card.seed, FOLDER: str(Path.cwd())} | names
+
+
+def is_starting_model(recipe: dict[str, Any]) -> bool:
+    """Return whether a recipe is of a model that is built from its specification again."""
+    return isinstance(recipe.get("model"), dict) and "spec" in recipe["model"]
+
+
+def rebuilt(
+    directory: Path, recipe: dict[str, Any], build: Callable[[str], nn.Module], module: nn.Module | None
+) -> nn.Module:
+    """Build the model of a run from its specification again, and load the trained weights into it.
+
+    Relative paths are of the folder in which it was trained, or else of the working directory.
+
+    Args:
+        build: loads a specification; what weights it has does not matter.
+        module: gets the weights in place of what the specification names.
+
+    Raises:
+        UserError: the code or folder that the specification names has moved, or the weights do not fit.
+    """
+    source = directory / checkpoints.RECIPE_FILE
+    start = checkpoints.as_config(StartingModel, recipe["model"], f"{source}: ", ("model",))
+    path, doubt = directory / checkpoints.WEIGHTS_FILE, ""
+    if module is None and start.spec.startswith(IN_MEMORY):
+        kind = start.spec.removeprefix(IN_MEMORY)
+        fix = f"give one for its weights, ap.load_model({str(directory)!r}, module={kind}(…))"
+        raise UserError(f"{directory}: trained from a {kind} of a Python session; {fix}")
+    if module is None:
+        module = build(_found(directory, start.spec, Path(str(recipe.get(FOLDER, "")))))
+        card = card_of(module)
+        if card.num_classes != start.num_classes:
+            module = with_new_head(module, start.num_classes)
+        if card.code != start.code:
+            doubt = (
+                f"{directory}: {card.spec} was edited after the training and may compute something else now"
+            )
+            warnings.warn(doubt, stacklevel=4)
+    else:
+        card = _card_of_module(module, start)
+    checkpoints.load_into(module, checkpoints.read_weights(path), str(path))
+    about: dict[str, Any] = {"recipe": recipe, "seed": recipe.get("seed"), "num_classes": start.num_classes}
+    if "data" in recipe:  # it was trained on images of this size
+        about |= {"image_shape": start.image_shape, "any_size": False}
+    doubts = (*card.doubts, *[doubt] * bool(doubt))
+    return with_card(module, replace(card, tag="", doubts=doubts, **about))
+
+
+def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Module:
+    """Replace the linear layer that gives a loaded classifier's logits by one for other classes, drawn from a seed.
+
+    Raises:
+        UserError: the last layer is not linear.
+    """
+    card = card_of(model)
+    calls: list[tuple[str, Tensor]] = []  # output of each linear layer
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in model.named_modules():
+            if type(part) is nn.Linear:
+                note = partial(lambda name, part, inputs, output: calls.append((name, output)), name)
+                hooks.callback(part.register_forward_hook(note).remove)
+        logits = model(torch.full((2, *card.image_shape), 0.5, device=device_of(model)))
+    place = next((name for name, output in reversed(calls) if output.data_ptr() == logits.data_ptr()), None)
+    if place is None:
+        raise UserError(f"{card.spec}: its last layer is not linear, so that it cannot have a new head")
+    old: Any = model.get_submodule(place)
+    with drawn_from(seed):
+        new = nn.Linear(old.in_features, num_classes, old.bias is not None).to(old.weight)
+    parent, _, name = place.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)
+    return with_card(model, replace(card, num_classes=num_classes, class_names=None))
+
+
+def code_of(text: str) -> str:
+    """Return the file or module of a user's code that a specification runs, or the run directory that it names."""
+    spec = named_spec(text).spec
+    if os.path.isdir(spec):
+        with suppress(UserError):
+            recipe = checkpoints.read_recipe(Path(spec))
+            spec = recipe["model"]["spec"] if is_starting_model(recipe) else ""
+    kind, _, rest = spec.partition(":")
+    return rest.partition(":")[0] if kind == "python" else ""
+
+
+def _card_of_module(module: nn.Module, start: StartingModel) -> ModelCard:
+    """Return the card of a module, or one of the model that was trained."""
+    kind, shape = attention_kind(module), start.image_shape
+    return getattr(module, "card", None) or ModelCard("", "", kind, None, shape, start.num_classes)
+
+
+def _found(directory: Path, spec: str, folder: Path) -> str:
+    """Return a specification with the whole path of the file or folder that it names; refuse one that has moved."""
+    kind, _, rest = spec.partition(":")
+    ends = {"python": rest.partition(":")[0], "hf": rest}
+    place = spec if kind not in MODELS else ends.get(kind, rest.partition("@")[2])
+    for base in (folder, Path()) if place else ():
+        if (path := (base / Path(place).expanduser()).resolve()).exists():
+            return spec.replace(place, str(path), 1)
+    if place == spec or place.endswith(".py"):
+        fix = f"put it back, or make the folder that holds {place} the working directory"
+        raise UserError(f"{directory}: trained from {spec}, and {folder / place} is not there; {fix}")
+    return spec
