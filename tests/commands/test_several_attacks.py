@@ -70,7 +70,7 @@ def test_the_worst_case_counts_an_image_as_broken_if_any_attack_breaks_it(tmp_pa
     assert [row[0].text for row in table.rows[:4]] == [
         f"toy-2, {name}" for name in ("worst case", "PGD", "Square", "Noise")
     ]
-    assert "worst of PGD, Square" in result.headlines()[0].title
+    assert "worst of PGD, Square" in result.headlines()[0].condition
     result.write_report(tmp_path)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["attack"]["name"] == "pgd,square"
