@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["float32", "bf16"]
+SearchPrecision = Literal["auto", "float32", "bf16"]
 EMULATE = "ANTIPHASE_EMULATE_BF16"
 """Environment variable: if it is 1, bf16 is emulated where the hardware lacks it, as ``torch.autocast`` does."""
 

@@ -91,8 +91,8 @@ def fab(
     """
     early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta, final_search, early_stop)
-    if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
-        run["precision"] = "float32"
+    if run.get("precision") == "auto" or (run.get("precision") == "bf16" and not search.exact_from):
+        run["precision"] = "float32"  # rounding moves the boundary, so bf16 may find fewer examples
     return run_search(model, images, labels, threat, search, run, budgets)
 
 

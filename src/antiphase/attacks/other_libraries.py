@@ -70,8 +70,10 @@ def run_foreign(
     name, settings = run.pop("name", "") or _name(attack), run.pop("settings", {})
     if odd := [option for option in run if option not in _KNOWN]:
         raise UserError(f"option {odd[0]!r}: expected one of name, settings, {', '.join(_KNOWN)}")
-    if (precision := run.get("precision", "float32")) != "float32":
-        raise UserError(f"precision {precision!r}: expected 'float32' for attacks of other libraries")
+    if (precision := run.get("precision", "float32")) == "bf16":
+        raise UserError(
+            f"precision {precision!r}: expected 'float32' or 'auto' for attacks of other libraries"
+        )
     search = _Foreign(attack, name, threat)
     result = run_search(model, images, labels, threat, search, run, settings=settings)
     beyond = result.distance > threat.eps + threat.slack(result.adversarial)

@@ -108,7 +108,7 @@ def register(group: typer.Typer, command: "Command") -> None:
                 callback=read,
                 is_eager=True,
                 metavar="FILE",
-                help="TOML file with values of these options, under their names; what is typed counts more.",
+                help="TOML file of these options, by name; the command line overrides it.",
             ),
         ] = None,
         as_json: Annotated[

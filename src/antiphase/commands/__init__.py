@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from antiphase.commands.command import Command
 
 _LINES = """\
-quickstart Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+quickstart Attack the bundled models on bundled images of Fashion-MNIST.
 audit Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 attack Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 sense Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
@@ -23,7 +23,7 @@ study The papers' tables and figures, and studies of your own. A cell is one tra
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
 verify Measure again what a robustness card says, and compare every number.
-leaderboard Draw all robustness cards below a folder as one page, a table for each data set and norm.
+leaderboard Rank the models of all robustness cards below a folder on one page, for each data set, norm and ε.
 doctor Show versions, devices, kernels and data, and how to get what is missing.
 """
 COMMANDS: dict[str, str] = {name: line for name, line in (one.split(" ", 1) for one in _LINES.splitlines())}

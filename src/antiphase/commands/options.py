@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from antiphase.errors import UserError, invalid, shown
-from antiphase.precision import Precision
 from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
@@ -390,9 +389,10 @@ Track = Annotated[
 # attacks
 Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
 SearchPrecision = Annotated[
-    Precision,
+    AttackPrecision,
     Field(
-        description="Precision of the search; bf16 is faster on a GPU. Every success is confirmed in float32."
+        description="Precision of the search; auto: the faster one, measured once for each architecture and machine. "
+        "Every success is confirmed in float32."
     ),
 ]
 Compile = Annotated[

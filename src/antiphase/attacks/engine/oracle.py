@@ -41,8 +41,8 @@ _NO_GRADIENT = "the logits do not depend differentiably on the images: use squar
 class Oracle:
     """Evaluate a model for an attack: the search in its own precision, verdicts in float32.
 
-    The search computes only the logits (:func:`~antiphase.attention.modes.outputs_only`); verdicts use the unmodified
-    model.
+    The search computes only the logits (:func:`~antiphase.attention.modes.outputs_only`), in the model that
+    :meth:`search_in` is given; verdicts use the unmodified model.
 
     The logits of ``passes`` forward passes are averaged; each is counted. ``device`` is that of a model without
     parameters. With ``alike``, batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it
@@ -61,15 +61,21 @@ class Oracle:
         self.model, self.passes, self.compiled = model, passes, compile
         self.device = device_of(model, device or "cpu")
         self.precision: Precision = precision
-        self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
+        self._copy: Classifier = model
+        self._searched: Classifier = model
         self.seen: Counter[str] = Counter()
         self.alike = False
         self._fits: dict[tuple[str, str, int], bool] = {}  # by kind of pass, precision and rows
 
+    def search_in(self, model: Classifier, precision: Precision) -> None:
+        """Search in a faithful copy of the model, compiled if that was asked for, and in this precision."""
+        self._copy, self.precision = model, precision
+        self._searched = torch.compile(model, dynamic=True) if self.compiled else model
+
     def in_float32(self) -> Self:
         """Return an oracle with a float32 search that is not compiled; both share the counts in ``seen``."""
         exact = copy.copy(self)
-        exact.precision, exact.compiled, exact._searched = "float32", False, self.model
+        exact.precision, exact.compiled, exact._searched = "float32", False, self._copy
         return exact
 
     def verdict(self, x: Points, context: Tensor | None = None) -> Logits:

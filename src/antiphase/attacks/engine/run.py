@@ -28,6 +28,7 @@ from antiphase.attacks.engine.checks import (
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane, Schedule
 from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
+from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
@@ -84,8 +85,9 @@ def run_search(
         check_budgets(budgets, threat)
         settings["budgets"] = budgets.tolist()
     title = run.progress if isinstance(run.progress, str) else search.name
-    with attacked(model, run.precision, run.compile, run.passes, images.device) as oracle:
+    with attacked(model, "float32", run.compile, run.passes, images.device) as oracle:
         warnings = inspect_model(oracle, images, run.context)
+        oracle.search_in(*search_model(oracle.model, images, run.context, run.precision, oracle.device))
         work = _Work(oracle, images, labels, threat, budgets, search, run, ids)
         with status_bar(title, len(images), bool(run.progress)) as bar:
             while lane := work.next_lane():
@@ -95,7 +97,7 @@ def run_search(
                 bar.show(work.resolved, f"{work.broken:,} broken")  # no rate: what is decided early is broken
         warnings += inspect_search(oracle, work.failed, work.stuck)
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
-    settings |= {"precision": run.precision} if run.precision != "float32" else {}
+    settings |= {"precision": oracle.precision} if oracle.precision != "float32" else {}
     settings |= {"passes": run.passes} if run.passes > 1 else {}
     seconds = time.monotonic() - began
     return AttackResult(

@@ -11,7 +11,7 @@ from torch import Tensor
 from antiphase.arguments import Count, Seed, Size, validated
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.threat import Flags, Numbers, Threat, per_row
-from antiphase.precision import Precision
+from antiphase.precision import SearchPrecision
 
 Images = Float[Tensor, "samples *shape"]
 Budgets = Float[Tensor, " samples"] | None
@@ -101,7 +101,7 @@ class RunOptions(TypedDict, total=False):
     goal: int | Int64[Tensor, " samples"] | None
     batch_size: Size | None
     early_stop: bool
-    precision: Precision
+    precision: SearchPrecision
     compile: bool
     passes: Count
     progress: bool | str
@@ -125,9 +125,10 @@ class Run:
             or 1, 2, 4 or 8 where it was seen to give bitwise the same for them.
         early_stop: stop a sample at its first confirmed adversarial example. Otherwise all steps are taken and the best
             example is kept.
-        precision: precision of the search, ``"float32"`` or ``"bf16"`` (autocast). Successes are confirmed in float32
-            in both, and bf16 searches that fail within rounding error are repeated in float32. FAB takes its last
-            steps in float32, Carlini-Wagner and Square all of them.
+        precision: precision of the search, ``"float32"``, ``"bf16"`` (autocast) or ``"auto"``, the faster of the two
+            as measured once for each architecture and machine. Successes are confirmed in float32 in all of them, and
+            bf16 searches that fail within rounding error are repeated in float32. FAB takes its last steps in float32,
+            Carlini-Wagner all of them; Square accepts a change only if its loss rises in float32.
         compile: run the search on the ``torch.compile``-d model; successes are confirmed on the original.
         passes: for randomised models, forward passes whose mean logits are attacked (A. Athalye, N. Carlini, D. Wagner,
             *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
@@ -141,7 +142,7 @@ class Run:
     goal: int | Tensor | None = None
     batch_size: Size | None = None
     early_stop: bool = True
-    precision: Precision = "float32"
+    precision: SearchPrecision = "float32"
     compile: bool = False
     passes: Count = 1
     progress: bool | str = False

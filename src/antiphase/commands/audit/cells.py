@@ -169,8 +169,8 @@ class _Cells:
         """What identifies every cell."""
         prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
         what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
-        bf16 = self.options.precision != "float32"
-        what |= {"precision": self.options.precision + AGAIN} if bf16 else {}
+        # auto shares the rows of float32: verdicts do not depend on the search's precision
+        what |= {"precision": f"bf16{AGAIN}"} if self.options.precision == "bf16" else {}
         return what | ({"compile": True} if self.options.compile else {})
 
     @functools.cached_property

@@ -166,7 +166,7 @@ class AuditOptions(Options):
     """End with exit code 1 if the robust accuracy of a model is lower, such as 'robust 40% @ 1/255'; 'robust low 40% @
     1/255' asks for the lower end of its 95 % interval. Repeat for several. Of several attacks, the worst case counts;
     twins do not."""
-    precision: fields.SearchPrecision = "float32"
+    precision: fields.SearchPrecision = "auto"
     compile: fields.Compile = False
     seed: fields.Seed = 0
     out: fields.Out = Path("antiphase-audit")
@@ -307,7 +307,7 @@ _ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
 
 
 class QuickstartOptions(Options):
-    """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+    """Attack the bundled models on bundled images of Fashion-MNIST.
 
     No download, no training: eight ViTs and their differential twins under PGD at four budgets.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attacks.engine.oracle import attacked
+from antiphase.attacks.engine.search_model import search_model
 from antiphase.commands.audit.cells import passes_left
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.data import ImageSet
@@ -66,7 +67,8 @@ def _seconds_per_pass(
             seconds = time.perf_counter() - began
         return seconds / len(images)
 
-    with attacked(model, options.precision) as oracle:
+    with attacked(model) as oracle:
+        oracle.search_in(*search_model(oracle.model, images, context, options.precision, device))
         forward = timed(lambda: oracle.forward(rows, images))
         if not backward:
             return forward, 0.0
