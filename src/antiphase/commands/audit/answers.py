@@ -34,9 +34,19 @@ from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.report.figure import colors_of, families, rate_figure
+from antiphase.report.figure import (
+    UNDECIDED,
+    Forest,
+    ForestLine,
+    accuracy_forest,
+    colors_of,
+    families,
+    forest_figure,
+    rate_figure,
+    shortened,
+)
 from antiphase.report.gallery import gallery_markup, read_gallery, write_gallery
-from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide

@@ -323,7 +323,7 @@ class AuditResult(Result):
         return self.rate_figure("asr")
 
     def console(self) -> list[Any]:
-        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
         first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
         tables = [
             self.models_table(),
