@@ -278,7 +278,7 @@ class ReportOptions(AnyStudyOptions):
     out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
     markdown: Path | None = Field(
         None,
-        description="Markdown file to write the numbers to as well, with a picture of the claims next to it.",
+        description="Markdown file for answers and claims; its pictures next to it, the studies' pages in a folder of its name.",
     )
     readme: Path | None = Field(
         None,
