@@ -278,8 +278,8 @@ class ReportOptions(AnyStudyOptions):
     out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
     markdown: Path | None = Field(
         None,
-        description="Markdown file for answers and claims, with its pictures next to it; the studies' pages are written "
-        "to a folder of its name.",
+        description="Markdown file for answers and claims, with its pictures next to it; the studies' pages are "
+        "written to a folder of its name.",
     )
     readme: Path | None = Field(
         None,
