@@ -207,15 +207,6 @@ class AnswersResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        for pair in pairs:
-            attacked = [
-                set(rows.filter(model=name).select("attack", "eps", "sample").rows()) for name in pair
-            ]
-            if attacked[0] != attacked[1]:
-                raise UserError(
-                    f"compare: {pair[0]!r} and {pair[1]!r} were attacked differently; expected the same attacks, ε and "
-                    "questions"
-                )
         names = {name: [name] for pair in pairs for name in pair}
         return pl.DataFrame(summarise_answers(rows, names, pairs)["differences"], infer_schema_length=None)
 
