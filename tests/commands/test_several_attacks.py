@@ -198,6 +198,7 @@ def test_a_robust_accuracy_that_is_too_low_ends_with_code_1_and_one_line(tmp_pat
     answer = json.loads(out)
     assert (code, len(answer["unmet"])) == (1, 1)
     assert "vit-0 has" in answer["unmet"][0]
+    assert answer["unmet"][0].count("[") == 1
 
 
 def test_passes_left_count_what_is_not_on_disk(tmp_path, data):
