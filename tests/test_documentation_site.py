@@ -136,6 +136,12 @@ def test_text_stands_out_from_its_ground(browser, address, scheme):
     )
     metrics = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(f"{address}/install.html")
+    browser.execute_script("localStorage.clear()")  # the theme keeps the scheme of the first page
+    browser.get(f"{address}/install.html")
+    browser.execute_script(
+        "localStorage.clear()"
+    )  # the theme keeps the scheme of the first page that it shows
     weak = {}
     for page in (
         "index",
@@ -156,13 +162,13 @@ const [query, done] = arguments;
 document.querySelector("[data-md-toggle=search]").checked = true;
 const field = document.querySelector(".md-search__input");
 field.focus();
-field.value = query;
-field.dispatchEvent(new Event("keyup"));
 const look = () => {
+    field.value = query;
+    field.dispatchEvent(new Event("keyup")); // again until the index is there
     const links = [...document.querySelectorAll(".md-search-result__link")].map((each) => new URL(each.href).pathname);
-    links.length ? done(links) : setTimeout(look, 200);
+    links.length ? done(links) : setTimeout(look, 1000);
 };
-setTimeout(look, 1000);
+look();
 """
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import matplotlib
 from links import ROOT
 
 from antiphase.studies.report.figures import for_both_schemes, text_svg
@@ -36,8 +37,9 @@ def executed(markdown: str, keep: Callable[[bytes], str]) -> str:
         if printed.getvalue():
             shown += f"\n```text\n{printed.getvalue()}```\n"
         if "figure" in names:
-            names["figure"].set_layout_engine("tight")
-            shown += f"\n![{heading}]({keep(for_both_schemes(text_svg(names['figure'])).encode())})\n"
+            with matplotlib.rc_context({"savefig.bbox": "tight"}):
+                picture = for_both_schemes(text_svg(names["figure"]))
+            shown += f"\n![{heading}]({keep(picture.encode())})\n"
         return shown
 
     before = os.getcwd()

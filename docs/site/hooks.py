@@ -47,7 +47,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Commands": [{title: uri} for title, uri, _ in commands]},
     ]
     page = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
-    papers = re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", page.partition("## Studies")[2], re.MULTILINE | re.DOTALL)
+    papers = re.findall(
+        r"^### (.*?)\n(.*?)(?=^##|\Z)", page.partition("## Studies")[2], re.MULTILINE | re.DOTALL
+    )
     studies = [{paper: re.findall(r"\]\((findings/[^)#]+\.md)", text)} for paper, text in papers]
     config.nav = _filled(config.nav, {"dev/*": others, "reference/*": reference, "findings/*": studies})
     return config

@@ -9,21 +9,22 @@ if TYPE_CHECKING:
     from antiphase.commands.command import Command
 
 _LINES = """\
-quickstart Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+quickstart Attack the bundled models on bundled images of Fashion-MNIST.
 audit Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 attack Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 sense Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 certify Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 evaluate Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
 look Draw where a CLIP and its twin look in images for a text, side by side.
-train Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).
+train Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 train-clip Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 train-vlm Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
 study The papers' tables and figures, and studies of your own. A cell is one training or one measurement.
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
+compare Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
 verify Measure again what a robustness card says, and compare every number.
-leaderboard Draw all robustness cards below a folder as one page, a table for each data set and norm.
+leaderboard Rank the models of all robustness cards below a folder on one page, for each data set, norm and ε.
 doctor Show versions, devices, kernels and data, and how to get what is missing.
 """
 COMMANDS: dict[str, str] = {name: line for name, line in (one.split(" ", 1) for one in _LINES.splitlines())}

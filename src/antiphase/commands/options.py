@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from antiphase.errors import UserError, invalid, shown
+from antiphase.precision import SearchPrecision as AttackPrecision
 from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory

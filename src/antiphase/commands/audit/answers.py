@@ -34,9 +34,19 @@ from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.report.figure import colors_of, families, rate_figure
+from antiphase.report.figure import (
+    UNDECIDED,
+    Forest,
+    ForestLine,
+    accuracy_forest,
+    colors_of,
+    families,
+    forest_figure,
+    rate_figure,
+    shortened,
+)
 from antiphase.report.gallery import gallery_markup, read_gallery, write_gallery
-from antiphase.report.page import Headline, Plot, Section, text
+from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
@@ -197,15 +207,6 @@ class AnswersResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        for pair in pairs:
-            attacked = [
-                set(rows.filter(model=name).select("attack", "eps", "sample").rows()) for name in pair
-            ]
-            if attacked[0] != attacked[1]:
-                raise UserError(
-                    f"compare: {pair[0]!r} and {pair[1]!r} were attacked differently; expected the same attacks, ε and "
-                    "questions"
-                )
         names = {name: [name] for pair in pairs for name in pair}
         return pl.DataFrame(summarise_answers(rows, names, pairs)["differences"], infer_schema_length=None)
 

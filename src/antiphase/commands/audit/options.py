@@ -307,7 +307,7 @@ _ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
 
 
 class QuickstartOptions(Options):
-    """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+    """Attack the bundled models on bundled images of Fashion-MNIST.
 
     No download, no training: eight ViTs and their differential twins under PGD at four budgets.
 

@@ -281,7 +281,18 @@ class AuditResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        return pl.concat([compare(rows, *pair) for pair in pairs])
+        correct, clean = (
+            pl.col("clean_prediction") == pl.col("label"),
+            rows.unique(["model", "sample"], keep="first"),
+        )
+        rates = {"asr": rows, "robust_accuracy": rows.with_columns(success=correct & ~pl.col("success"))}
+        rates["clean_accuracy"] = clean.with_columns(success=correct, eps=0.0, attack=pl.lit("none"))
+        frames = [
+            compare(rows, *pair).with_columns(metric=pl.lit(name))
+            for name, rows in rates.items()
+            for pair in pairs
+        ]
+        return pl.concat(frames)
 
     def sections(self) -> list[Section]:
         seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
@@ -323,7 +334,7 @@ class AuditResult(Result):
         return self.rate_figure("asr")
 
     def console(self) -> list[Any]:
-        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
         first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
         tables = [
             self.models_table(),
@@ -520,7 +531,7 @@ def _difference_field(entry: Mapping[str, Any]) -> Field:
     field = difference_field(entry)
     if entry["p_value"] is not None:
         return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
-    images = words.points_range(entry["image_low"], entry["image_high"])
+    images = words.percent_range(entry["image_low"], entry["image_high"])
     return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
 
@@ -528,4 +539,4 @@ def _norm_field(entry: Mapping[str, Any]) -> Field:
     if entry["eps"] is None:
         return Field("not reached")
     high = "∞" if entry["high"] is None else f"{entry['high']:.4g}"
-    return Field(f"{entry['eps']:.4g}", (f"{entry['low']:.4g} to {high}",))
+    return Field(f"{entry['eps']:.4g}", (f"[{entry['low']:.4g}, {high}]",))

@@ -145,7 +145,7 @@ def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:
         "others": sorted(tried - {_label(worst)}),
         "difference": _difference(worst),
         "n": worst.card.data.n,
-        "date": (getattr(worst.card, "date", None) or "")[:10],
+        "date": (worst.card.date or "")[:10],
         "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
     }
 

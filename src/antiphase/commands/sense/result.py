@@ -33,7 +33,7 @@ from antiphase.report.figure import (
 )
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table, estimate_field, tabulate
-from antiphase.report.words import ends, estimate_of, number
+from antiphase.report.words import estimate_of, interval_text, number, with_interval
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.sensitivity.theory import critical_cosine
@@ -383,4 +383,4 @@ def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:
     def text(end: float) -> str:
         return number(scale(end), digits)
 
-    return f"{text(estimate.value)} ({ends(estimate.low, estimate.high, text, ' to ')})"
+    return with_interval(text(estimate.value), interval_text(estimate.low, estimate.high, text))

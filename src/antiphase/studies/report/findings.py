@@ -19,15 +19,14 @@ from matplotlib.figure import Figure
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.page import environment
+from antiphase.report.table import escaped, markdown
 from antiphase.studies.claims import RULE
-from antiphase.studies.figures import Artefact, Plot
+from antiphase.studies.figures import Artefact
 from antiphase.studies.report import figures, forest
 from antiphase.studies.report.tables import (
     check_sheet,
     claims_sheets,
     counts_sheet,
-    escaped,
-    markdown,
     models_tested,
     panel_tables,
     plot_csv,
@@ -52,7 +51,6 @@ from antiphase.terminal import duration
 QUESTIONS: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
 )["questions"]
-_BY_DEPTH = "asr-by-depth"
 _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
 
@@ -72,37 +70,29 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     pages = [
         f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun
     ]
-    text = (
-        _templates()
-        .get_template(template)
-        .render(
-            claims=tested,
-            claims_sheets=claims_sheets(begun, pages),
-            pages=[pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])],
-            counts=counts_sheet(begun) if claims else None,
-            few=FEW,
-            models=models_tested(begun, IN_SHORT),
-            notes={
-                result.name: result.artefact.notes
-                for result in results
-                if result.artefact and result.name in judged
-            },
-            questions=QUESTIONS,
-            rule=RULE,
-            short=SHORT,
-            open=[result for result in results if not result.done or unfinished(result)],
-            vits=next((one.settings for one in begun if one.name == "figure-2a"), {}),
-            clips=next((one.settings for one in begun if one.name == "figure-2b"), {}),
-            tested_by_paper={
-                SHORT.get(paper, paper): count
-                for paper, pairs in by_source(begun).items()
-                if (count := sum(is_tested(claim) for _, claim in pairs))
-            },
-            unfinished=[result for result in begun if unfinished(result)],
-            **values,
-        )
-    )
-    return _tidy(text)
+    values |= {
+        "claims": tested,
+        "claims_sheets": claims_sheets(begun, pages),
+        "pages": [pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])],
+        "folder": folder,
+        "counts": counts_sheet(begun) if claims else None,
+        "few": FEW,
+        "models": models_tested(begun, IN_SHORT),
+        "notes": {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged},
+        "questions": QUESTIONS,
+        "rule": RULE,
+        "short": SHORT,
+        "open": [result for result in results if not result.done or unfinished(result)],
+        "vits": next((one.settings for one in begun if one.name == "figure-2a"), {}),
+        "clips": next((one.settings for one in begun if one.name == "figure-2b"), {}),
+        "tested_by_paper": {
+            SHORT.get(paper, paper): count
+            for paper, pairs in by_source(begun).items()
+            if (count := sum(is_tested(claim) for _, claim in pairs))
+        },
+        "unfinished": [result for result in begun if unfinished(result)],
+    }
+    return _tidy(_templates().get_template(template).render(values))
 
 
 def _templates() -> Environment:
@@ -112,6 +102,7 @@ def _templates() -> Environment:
         "duration": duration,
         "escaped": escaped,
         "estimates": estimates_line,
+        "file": part_name,
         "markdown": markdown,
         "note": table_note,
         "panel_tables": panel_tables,
@@ -143,40 +134,40 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
             data = json.dumps([asdict(line) for line in lines], ensure_ascii=False)
             figure = functools.partial(forest.forest_figure, lines, narrow=narrow)
             _draw(path.parent / f"{name}{ending}.svg", data, forest, figure)
-    by_depth = ""
     for result in results:
         if result.done and not unfinished(result):
-            drawn = _write_study(result, path)
-            by_depth = next(
-                (f"![{plot.caption}]({path.stem}/{file})" for plot, file in drawn if plot.name == _BY_DEPTH),
-                by_depth,
-            )
-    words = {"picture": bool(pictures["claims"]), "by_depth": by_depth, "folder": path.stem}
-    write_text(path, summary(results, "findings.md", **words))
+            _write_study(result, path)
+    write_text(path, summary(results, "findings.md", path.stem, picture=bool(pictures["claims"])))
 
 
-def _write_study(result: Result, findings: Path) -> list[tuple[Plot, str]]:
-    """Write the page of a study with its figures, and return the plots and the names of their files."""
-    folder, artefact, name = findings.parent / findings.stem, result.artefact or Artefact(), page_name(result)
-    plots = [(plot, f"{part_name(result, plot.name)}.svg") for plot in artefact.plots if plot.panels]
-    galleries = [(gallery, f"{part_name(result, gallery.name)}.svg") for gallery in artefact.galleries]
-    for plot, file in plots:
-        _draw(
-            folder / file,
-            plot_csv(plot) + plot.caption,
-            figures,
-            functools.partial(figures.plot_figure, plot),
+def _write_study(result: Result, findings: Path) -> None:
+    folder, artefact = findings.parent / findings.stem, result.artefact or Artefact()
+    drawings = [
+        (plot, plot_csv(plot) + plot.caption, functools.partial(figures.plot_figure, plot))
+        for plot in artefact.plots
+        if plot.panels
+    ]
+    for gallery in artefact.galleries:
+        pixels = figures.PIXELS // len(artefact.galleries)
+        shown = [
+            (one.title, one.image.tobytes(), one.over is None or one.over.tobytes())
+            for row in gallery.rows
+            for one in row
+        ]
+        drawings.append(
+            (gallery, f"{shown}{gallery.caption}", functools.partial(figures.gallery_figure, gallery, pixels))
         )
-    for gallery, file in galleries:
-        pixels = figures.PIXELS // len(galleries)
-        _draw(
-            folder / file, repr(gallery), figures, functools.partial(figures.gallery_figure, gallery, pixels)
-        )
-    values = {"result": result, "plots": plots, "galleries": galleries, "findings": findings.name}
+    for about, data, draw in drawings:
+        _draw(folder / f"{part_name(result, about.name)}.svg", data, figures, draw)
     sheets = [(claim, check_sheet(result, claim, "")) for claim in result.claims]
-    text = _templates().get_template("findings_study.md").render(**values, claims=sheets, rule=RULE)
-    write_text(folder / f"{name}.md", _tidy(text))
-    return plots
+    values = {
+        "result": result,
+        "claims": sheets,
+        "findings": findings.name,
+        "shown": [about for about, *_ in drawings],
+    }
+    text = _templates().get_template("findings_study.md").render(values)
+    write_text(folder / f"{page_name(result)}.md", _tidy(text))
 
 
 def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -> None:
@@ -186,6 +177,7 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
     and on the version of matplotlib, change only with its content.
     """
     text = Path(str(code.__file__)).read_text(encoding="utf-8")
+    text += figures.for_both_schemes("<svg>")
     mark = f"<!-- {hashlib.sha256((data + text).encode()).hexdigest()[:16]} -->"
     if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
         write_text(path, f"{figures.for_both_schemes(figures.text_svg(draw()))}{mark}\n")
