@@ -45,7 +45,7 @@ SHOWN = tuple(  # what the page shows: command lines of this script
     [*words.split(), "--precision", "auto", "--clock", "cpu"]
     for words in (
         "pgd apgd-ce --images 100 --rounds 3",
-        "autoattack --images 40",
+        "autoattack --images 40 --queries 1000",
         f"pgd apgd-ce square --images 100 --rounds 2 --eps 8/255 --queries 300 --model {CNN}",
     )
 )
@@ -168,13 +168,14 @@ def speed_table(record: Mapping[str, Any]) -> str:
     rows = [head, ("---",) * len(head)]
     for line in record["measured"]:
         ours, *_ = line["seconds"]
+        asked = f", {line['queries']:,} queries" if line["what"] in ("square", "autoattack") else ""
         for who, times in line["times faster"].items():
             left = " and ".join(f"{100 * line['standing'][each]:.1f} %" for each in (ours, who))
             version = record["versions"].get(who, "")
             rows.append(
                 (
                     line["model"].rpartition(":")[2],
-                    TITLES.get(line["what"], line["what"]),
+                    TITLES.get(line["what"], line["what"]) + asked,
                     line["eps"],
                     str(line["images"]),
                     f"{who} {version}".strip(),
