@@ -45,8 +45,8 @@ SHOWN = tuple(  # what the page shows: command lines of this script
     [*words.split(), "--precision", "auto", "--clock", "cpu"]
     for words in (
         "pgd apgd-ce --images 100 --rounds 3",
-        "autoattack --images 40 --queries 1000",
-        f"pgd apgd-ce square --images 100 --rounds 2 --eps 8/255 --queries 300 --model {CNN}",
+        f"pgd apgd-ce --images 100 --rounds 2 --eps 8/255 --model {CNN}",
+        f"square --images 100 --eps 8/255 --queries 300 --model {CNN}",
     )
 )
 TITLES = {"pgd": "PGD-20", "apgd-ce": "APGD-CE", "square": "Square", "autoattack": "AutoAttack"}
