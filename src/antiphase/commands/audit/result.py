@@ -173,7 +173,7 @@ class AuditResult(Result):
                 if row["low" if gate.low else "value"] < gate.share - 1e-9:
                     interval = words.percent_range(row["low"], row["high"])
                     lines.append(
-                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % [{interval}]"
+                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % {interval}"
                     )
         return lines
 
@@ -335,11 +335,13 @@ class AuditResult(Result):
 
     def console(self) -> list[Any]:
         titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
-        first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
+        first = (
+            _named("Robust accuracy", self.rate_tables("robust_accuracy")) if self.kind == "attack" else []
+        )
         tables = [
             self.models_table(),
-            *self._named_rates("asr"),
-            *self.difference_tables(),
+            *_named("Attack success rate", self.rate_tables("asr")),
+            *_named("Difference of the attack success rates", self.difference_tables()),
             *self._norm_tables(),
         ]
         # single models are left out where their family has a mean
@@ -349,11 +351,6 @@ class AuditResult(Result):
         )
         parts: list[Any] = list(shown)
         return [*parts[: len(first)], *titles, *parts[len(first) :]]
-
-    def _named_rates(self, metric: str) -> list[Table]:
-        """Return the tables of a rate, whose titles name it."""
-        name, *_ = _RATES[metric]
-        return [replace(table, title=f"{name}, {table.title}") for table in self.rate_tables(metric)]
 
     @property
     def reading(self) -> str:
@@ -501,6 +498,11 @@ def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
     attack = pl.when(pl.col("attack").str.starts_with(WORST)).then(pl.lit("worst case"))
     attack = attack.otherwise(pl.col("attack").map_elements(words.attack_name, pl.String))
     return frame.with_columns(model=pl.format("{}, {}", "model", attack))
+
+
+def _named(what: str, tables: Sequence[Table]) -> list[Table]:
+    """Return tables whose titles say what they hold, for the console."""
+    return [replace(table, title=f"{what}, {table.title}") for table in tables]
 
 
 def _title(attack: str, norm: str) -> str:
