@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import types
@@ -12,6 +13,8 @@ import polars as pl
 import pytest
 import torch
 
+from antiphase.cli.app import how_typed
+from antiphase.commands import COMMANDS, commands_of
 from antiphase.commands.audit.options import AuditOptions
 from antiphase.errors import UserError
 
@@ -42,6 +45,24 @@ def test_version_and_help(run_cli):
         code, out, _ = run_cli(command, "--help")
         assert code == 0
         assert "Examples" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_cuts_no_name_and_breaks_no_word_at_80_columns(run_cli, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    for full, command in commands_of(name).items():
+        code, out, _ = run_cli(*full.split(), "--help")
+        assert code == 0
+        assert "…" not in out.replace(",…", "").replace("…-", "")
+        words = set(re.split(r"\s+", out))
+        for key, field in command.options.model_fields.items():
+            typed = how_typed(field)
+            if not typed.argument and key not in command.options.left_out:
+                flags = typed.flags or (f"--{key.replace('_', '-')}",)
+                names = {name for flag in flags for name in flag.split("/")}
+                assert names <= {word.rstrip(",") for word in words}
+                assert set((field.description or "").split()) <= words
+        assert max(len(line) for line in out.splitlines()) <= 80
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,16 @@ const [query, done] = arguments;
 document.querySelector("[data-md-toggle=search]").checked = true;
 const field = document.querySelector(".md-search__input");
 field.focus();
-const look = () => {
+const ask = () => {
     field.value = query;
-    field.dispatchEvent(new Event("keyup")); // again until the index is there
-    const links = [...document.querySelectorAll(".md-search-result__link")].map((each) => new URL(each.href).pathname);
-    links.length ? done(links) : setTimeout(look, 1000);
+    field.dispatchEvent(new Event("keyup"));
+    setTimeout(ask, 10000); // again: the index may not have been there
 };
+const look = () => {
+    const links = [...document.querySelectorAll(".md-search-result__link")].map((each) => new URL(each.href).pathname);
+    links.length ? done(links) : setTimeout(look, 300);
+};
+ask();
 look();
 """
 
@@ -179,6 +183,7 @@ look();
 )
 def test_a_search_finds_greek_letters_and_how_tos_first(browser, address, query, page):
     browser.get(f"{address}/install.html")
+    browser.set_script_timeout(240)  # the index of all pages is built in the browser
     found = browser.execute_async_script(SEARCHED, query)
     assert found
     assert page is None or found[0].strip("/") == page

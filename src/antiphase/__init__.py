@@ -46,6 +46,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "attack",
     "audit",
     "certify",
+    "compare",
     "evaluate",
     "look",
     "sense",
@@ -72,7 +73,8 @@ __all__ = [  # noqa: RUF022 (grouped)
 
 
 _PLACES = {
-    **dict.fromkeys(__all__[:9], "commands.python"),
+    **dict.fromkeys(__all__[:10], "commands.python"),
+    "compare": "commands.compare.run",
     "verify": "commands.verify.run",
     "load_data": "data",
     "load_model": "models",

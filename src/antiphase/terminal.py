@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from antiphase.errors import UserError, shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 # control characters but tab and newline, line separators, marks of direction, halves of characters
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+TABLE_FORMATS = {"csv": ("CSV", "csv"), "latex": ("LaTeX", "tex"), "markdown": ("Markdown", "md")}
+"""What a table is written as: its label on a page, and the ending of its file."""
 _LINE_SECONDS = 30.0  # between lines in place of a progress bar
 _last_line: dict[str, float] = {}
 _LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{postfix}"
@@ -41,6 +45,13 @@ def safe(text: str) -> str:
     return _UNSAFE.sub(escaped, text)
 
 
+def check_format(name: str) -> str:
+    """Return the name of a format of tables; refuse one that there is not."""
+    if name not in TABLE_FORMATS:
+        raise UserError(f"table {shown(name)}: expected one of {', '.join(TABLE_FORMATS)}")
+    return name
+
+
 def say(*words: object, err: bool = False, sep: str = " ") -> None:
     """Print words to standard output or standard error, escaped by :func:`safe`."""
     print(safe(sep.join(map(str, words))), file=sys.stderr if err else sys.stdout)
@@ -59,11 +70,19 @@ def prepare_streams() -> None:
 
 
 def console(err: bool = False, **settings: Any) -> "Console":
-    """Return a rich console, to standard error if ``err``, that escapes text as :func:`safe` does."""
+    """Return a rich console, to standard error if ``err``, that escapes text as :func:`safe` does.
+
+    Where it is no terminal, a text stays on one line.
+    """
     from rich.console import Console
     from rich.segment import Segment
+    from rich.text import Text
 
     class Safe(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            whole = not self.is_terminal and all(isinstance(one, Text) for one in objects)
+            super().print(*objects, **{"soft_wrap": whole, **how})
+
         def render_str(self, text: str, **how: Any) -> Any:  # before widths are measured
             return super().render_str(safe(text), **how)
 

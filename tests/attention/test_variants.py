@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.errors import UserError
+from antiphase.models import build, diffclip, diffvit, load_model, vit
 from antiphase.registry import VARIANTS
 from tests.reference import variants as reference
 
@@ -193,3 +194,57 @@ def test_every_variant_has_a_case():
     assert {fields["variant"] for fields, _ in CASES.values()} == VARIANTS.keys() - {
         "v1"
     }  # V1: test_modules.py
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_model_of_each_variant_is_built_again_from_its_recipe(variant):
+    model = diffvit(8, variant=variant, depth=2, seed=3)
+    config = type(model.config).model_validate_json(model.config.model_dump_json())
+    assert config == model.config
+    again = build(config, 3).state_dict()
+    assert all(torch.equal(again[name], one) for name, one in model.state_dict().items())
+    with torch.no_grad():
+        assert model(torch.rand(2, 1, 8, 8)).isfinite().all()
+
+
+def test_v1_is_what_it_was():
+    fields = diffvit(8).config.model_dump()
+    assert diffvit(8, variant="v1").config.model_dump() == fields
+    assert fields["attention"] == "differential"
+    assert not {"bias", "ratio", "kv_heads", "output_gate", "initial_weights"} & fields.keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_text_means_the_same_next_to_longer_ones(variant):
+    model = diffclip(variant=variant, vision={"depth": 1}, text={"depth": 2}).eval()
+    with torch.no_grad():
+        alone = model.encode_text(["a cat"])
+        together = model.encode_text(
+            ["a cat", "a dog that sleeps on a mat near the door of an old house by the sea"]
+        )
+    assert_close(alone[0], together[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_variant_has_not_is_refused():
+    with pytest.raises(
+        UserError, match=r"variant 'v2': expected none, as softmax attention subtracts no map"
+    ):
+        vit(8, variant="v2")
+    with pytest.raises(UserError, match=r"lambda_init 0.5, schedule constant: expected none, as λ = σ"):
+        diffvit(8, variant="v2", lambda_init=0.5)
+    assert diffvit(8, variant="v2", parameterisation="fixed", lambda_init=0.5).blocks[0].attn.lam() == 0.5
+    with pytest.raises(UserError, match="variant 'v3': expected one of v1, v2, grouped, gated, dint"):
+        diffclip(variant="v3")
+
+
+def test_a_model_is_trained_by_variant_on_the_command_line(tmp_path, run_cli):
+    words = ["--data", "digits", "--epochs", 1, "--limit", 32, "--patch-size", 4, "-q", "--out"]
+    code, _, errors = run_cli(
+        "train", "--model", "diffvit", "--variant", "grouped", "--ratio", 2, *words, tmp_path / "a"
+    )
+    assert (code, errors) == (0, "")
+    model = load_model(str(tmp_path / "a"))
+    assert (model.card.attention, model.blocks[0].attn.layout.noise) == ("differential", 2)
+    code, _, errors = run_cli("train", "--model", "vit", "--variant", "v2", *words, tmp_path / "b")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert not (tmp_path / "b").exists()

@@ -29,7 +29,7 @@ def models(monkeypatch):
     }
     loaded = {}
 
-    def load_model(spec, *, random_weights=False):
+    def load_model(spec, *, random_weights=False, seed=0):
         if spec == "specimen:vit":
             return vit(8, dim=8, num_heads=2)
         if spec not in known:

@@ -14,6 +14,7 @@ from antiphase.commands.lineup import seeded
 from antiphase.commands.options import read_models
 from antiphase.errors import UserError
 from antiphase.models import load_model
+from antiphase.models.card import mean_lambdas
 
 QUICK = {"eps": "1/255", "limit": 4, "sense_limit": 0, "steps": 1, "quiet": True}
 
@@ -97,6 +98,16 @@ def test_resize_and_size_change_the_pixels_and_are_recorded(photos, tmp_path):
     assert told["crop"].startswith("16×16 pixels, 3 channels, shorter side 16")
     with pytest.raises(UserError, match="resize crop: digits has no image files to resize"):
         ap.audit(linear(), data="digits", resize="crop", **QUICK)
+
+
+def test_lambda_that_depends_on_the_tokens_is_in_the_summary(tmp_path):
+    data = ap.load_data("digits", limit=8)
+    sizes = {"depth": 2, "dim": 16, "heads": 2, "parameterisation": "gate", "epochs": 1}
+    ap.train("diffvit", data, out=tmp_path / "gate", quiet=True, **sizes)
+    model = load_model(str(tmp_path / "gate"))
+    assert mean_lambdas(model) == []  # without images
+    (about,) = ap.audit({"gate": model}, data=data, **QUICK).summary["models"]
+    assert about["lambda"] == pytest.approx(mean_lambdas(model, data.subset(4, 0).images(range(4))), abs=1e-5)
 
 
 def test_settings_name_no_more_targets_than_other_classes():

@@ -68,10 +68,10 @@ def test_the_page_of_a_pair_holds_all_that_was_measured(pages):
     summary = json.loads(pages["twins"].with_name("summary.json").read_text())
     for result in summary["results"]:
         assert f"{100 * result['value']:.1f}" in page.text
-        assert f"{100 * result['low']:.1f}–{100 * result['high']:.1f}" in page.text
+        assert f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]" in page.text
     for comparison in summary["comparisons"]:
         assert f"{100 * comparison['difference']:+.1f}" in page.text
-        assert f"+{100 * comparison['low']:.1f} to +{100 * comparison['high']:.1f}" in page.text
+        assert f"[{100 * comparison['low']:.1f}, {100 * comparison['high']:.1f}]" in page.text
     for words in (
         "diffvit-0 is broken more often than vit-0",
         "0.5/255",

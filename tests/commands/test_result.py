@@ -98,7 +98,7 @@ def test_a_stored_audit_of_an_older_version_opens():
 
 
 def test_differences_of_asr_are_paired_in_order(audited, others):
-    found = audited.compare(others)
+    found = audited.compare(others).filter(metric="asr")
     assert found.select("model", "against").unique(maintain_order=True).rows() == [
         ("diffvit-0", "vit-1"),
         ("vit-0", "diffvit-1"),
@@ -117,12 +117,12 @@ def test_differences_of_asr_are_paired_in_order(audited, others):
 
 def test_what_cannot_be_compared_is_one_line(audited):
     sensed = ap.sense("specimen:diffvit-0", **SENSED)
-    single = ap.audit("specimen:vit-0", **FAST)
-    fewer = ap.audit("specimen:diffvit-0", against="specimen:vit-0", **{**FAST, "limit": 3})
+    single = ap.audit("specimen:vit-1", **FAST)
+    digits = ap.audit(Net(), against=Net(), data=ap.load_data("digits", limit=5), **FAST)
     for other, line in (
         (sensed, "got AuditResult and SenseResult; expected two results of the same kind"),
-        (single, "2 models and 1; expected as many in both results"),
-        (fewer, "different images, specimen-fashion-mnist and specimen-fashion-mnist"),
+        (single, "2 models and 1, none of the same name; expected as many in both results"),
+        (digits, "different images, specimen-fashion-mnist and digits; expected the same data"),
         ("audit", "got AuditResult and str; expected two"),
     ):
         with pytest.raises(UserError, match=line):
@@ -169,8 +169,15 @@ def test_certificates_are_compared_radius_by_radius():
         assert row["difference"] == pytest.approx(held[0] - held[1])
     assert "smoothed with σ = 0.05" in repr(one)
     assert "Certified accuracy" in one._repr_html_()
-    with pytest.raises(UserError, match="smoothed differently"):
-        one.compare(ap.certify("specimen:diffvit-1", **{**CERTIFIED, "samples": 30}))
+    wider = ap.certify("specimen:diffvit-1", **{**CERTIFIED, "sigma": 0.1})
+    both = one.compare(wider)
+    assert {0.025, 0.05} <= set(both["radius"])
+    for row in both.iter_rows(named=True):
+        held = [
+            ((rows["prediction"] == rows["label"]) & (rows["radius"] >= row["radius"])).mean()
+            for rows in (one.frame(), wider.frame())
+        ]
+        assert row["difference"] == pytest.approx(held[0] - held[1])
 
 
 def test_a_training_without_out_has_the_weights_of_one_with_it(tmp_path):

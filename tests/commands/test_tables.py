@@ -1,11 +1,17 @@
+import contextlib
 import io
 import json
+import re
+import zlib
 
 import polars as pl
 import pytest
+from matplotlib.mathtext import MathTextParser
 from rich.console import Console
 
+from antiphase.errors import UserError
 from antiphase.evaluation.rates import compare, rates
+from antiphase.report.table import Field, Table, table_text
 from tests.commands.audits import audited
 
 
@@ -29,7 +35,7 @@ def test_console_shows_every_rate_and_difference_in_80_columns(run, request):
     for result in summary["results"]:
         if result["metric"] == "asr":
             assert f"{100 * result['value']:.1f}" in text
-            assert f"{100 * result['low']:.1f}–{100 * result['high']:.1f}" in text
+            assert f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]" in text
     for comparison in summary["comparisons"]:
         assert f"{100 * comparison['difference']:+.1f}".replace("-", "−") in text
 
@@ -41,7 +47,7 @@ def test_console_shows_families_by_their_means_with_the_answer_first(seeds):
     assert "mean of 3" in text
     for mean in (*run.mean_rates.filter(metric="asr").iter_rows(named=True),):
         assert f"{100 * mean['value']:.1f}" in text
-        assert f"{100 * mean['low']:.1f}–{100 * mean['high']:.1f}" in text
+        assert f"[{100 * mean['low']:.1f}, {100 * mean['high']:.1f}]" in text
     for mean in run.mean_comparisons.iter_rows(named=True):
         assert f"{100 * mean['value']:+.1f}".replace("-", "−") in text
 
@@ -117,3 +123,100 @@ def test_models_sheet_counts_each_image_once(twins):
     table = pl.read_csv(io.StringIO(sheet.csv))
     assert table["n"].to_list() == [300, 300]
     assert [row[3].text for row in sheet.rows] == [f"{100 * value:.1f}" for value in table["value"]]
+
+
+def unescaped(text):
+    """What LaTeX would show of a cell, for the characters of our tables."""
+    symbols = {r"$\varepsilon$": "ε", r"$\lambda$": "λ", "$-$": "−", r"$\infty$": "∞", "--": "–", "$<$": "<"}
+    for source, shown in symbols.items():
+        text = text.strip().replace(source, shown)
+    text = re.sub(r"\\scriptsize |\\textbf\{(.*)\}$", r"\1", text.replace("{[}", "["))
+    return re.sub(r"\\([&%$#_{}])", r"\1", text).strip()
+
+
+@pytest.mark.parametrize("run", ["twins", "seeds", "alone"])
+def test_latex_has_every_field_of_a_table_between_rules(run, request):
+    result = audited(request.getfixturevalue(run))
+    for name in result.table_names:
+        table, text = result._on_page[name], result.table(name, "latex")
+        lines = text.splitlines()
+        assert text.count("{") == text.count("}")
+        for math in re.findall(r"\$[^$]*\$", text):
+            MathTextParser("agg").parse(math)
+        columns = re.search(r"begin\{tabular\}\{([lr]+)\}", text)[1]
+        assert len(columns) == len(table.columns)
+        rules = [lines.index(f"\\{rule}rule") for rule in ("top", "mid", "bottom")]
+        body = [line.removesuffix(r" \\").split("&") for line in lines[rules[1] + 1 : rules[2]]]
+        assert {len(cells) for cells in body} == {len(table.columns)}
+        shown = iter([unescaped(cell) for cell in cells] for cells in body)
+        for row in table.rows:
+            assert next(shown) == [field.text for field in row]
+            for depth in range(max(len(field.notes) for field in row)):
+                assert next(shown) == [(*field.notes, *[""] * 9)[depth] for field in row]
+
+
+def test_what_latex_would_obey_is_escaped():
+    table = Table("a", "50 % of a_b & {c}", ("model", r"\input"), ((Field("[x]#1"), Field("~^$")),), "")
+    text = table_text(table, "latex")
+    assert r"\caption{50 \% of a\_b \& \{c\}}" in text
+    assert r"model & \textbackslash{}input \\" in text
+    assert r"{[}x]\#1 & \textasciitilde{}\textasciicircum{}\$ \\" in text
+
+
+def test_names_are_broken_after_separators_and_no_other_word_is(capsys):
+    names = [
+        "timm:vit_small_patch16_224.augreg_in21k_ft_in1k − timm:deit3_base_patch16",
+        "a somewhat longer name",
+    ]
+    rows = tuple(
+        (Field(name, kind="name"), Field("x" * 9, kind="word"), *[Field("12.3", ("[10.1, 14.9]",))] * 7)
+        for name in names
+    )
+    table = Table("a", "", ("model", "kind", *map(str, range(7))), rows, "")
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(table.console())
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("[10.1, 14.9]") == 14
+    assert text.count("xxxxxxxxx") >= 2
+    first = [line[1:40].split("  ")[0] for line in text.splitlines()]
+    assert names[0].replace(" ", "") in "".join(part.replace(" ", "") for part in first)
+
+
+def test_tables_of_a_finished_run_are_printed_as_text(seeds, run_cli, capsys):
+    result = audited(seeds)
+    for form, start in (("latex", r"\begin{table}"), ("markdown", "| model |"), ("csv", "model,")):
+        assert result.table("models", form).startswith(start)
+    assert result.table(form="latex").count(r"\begin{table}") == len(result.table_names)
+    with pytest.raises(UserError, match="table 'modells': expected one of asr-pgd-linf"):
+        result.table("modells")
+    with pytest.raises(UserError, match="table 'tex': expected one of csv, latex, markdown"):
+        result.table("models", "tex")
+
+
+def test_table_option_prints_tables_alone_or_in_json(seeds, tmp_path, run_cli):
+    words = ("compare", seeds, seeds, "--out", tmp_path / "out")
+    code, out, err = run_cli(*words, "--table", "latex")
+    assert code == 0
+    assert out.startswith(r"\begin{table}")
+    assert "report: " in err
+    answer = json.loads(run_cli(*words, "--table", "csv", "--json")[1])
+    assert set(answer["tables"]) >= {"clean-accuracy"}
+    assert pl.read_csv(io.StringIO(answer["tables"]["clean-accuracy"]))["difference"].to_list() == [0.0] * 6
+    code, out, err = run_cli(*words[:-1], tmp_path / "new", "--table", "word")
+    assert (code, out) == (2, "")
+    assert "table 'word': expected one of csv, latex, markdown" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_pdfs_have_no_type_3_fonts(twins):
+    audited(twins).write_report(twins)
+    content = (twins / "asr.pdf").read_bytes()
+    streams = re.findall(rb"stream\r?\n(.*?)endstream", content, re.DOTALL)
+    objects = [content]
+    for stream in streams:
+        with contextlib.suppress(zlib.error):
+            objects.append(zlib.decompress(stream))
+    text = b"".join(objects)
+    assert b"/TrueType" in text or b"/CIDFontType2" in text
+    assert b"/Type3" not in text

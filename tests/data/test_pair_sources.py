@@ -4,6 +4,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from antiphase.data.shards import ShardStream
 from antiphase.data.sources import PAIR_SOURCES, load_pairs
@@ -155,3 +156,14 @@ def test_a_request_that_cannot_be_served_is_one_line(name, given, line, tmp_path
     with pytest.raises(UserError, match=line) as caught:
         load_pairs(name, **given)
     assert "\n" not in str(caught.value)
+
+
+def test_unreadable_pairs_are_left_out_and_the_limit_counts_the_others(tmp_path):
+    for name in "abc":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "a.png").write_bytes(b"broken")
+    lines = ["filepath,title", *(f"{name}.png,the letter {name}" for name in "abc")]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    pairs = load_pairs(f"csv:{tmp_path / 'pairs.csv'}", skip_bad=True, limit=2, progress=False)
+    assert pairs.ids.tolist() == [1, 2]
+    assert len(pairs.skipped) == 1

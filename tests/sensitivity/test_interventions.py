@@ -248,3 +248,18 @@ def test_vectors_without_an_angle_stay():
         turned = right_angle(one, two)
         assert torch.equal(turned[0], one)
         assert torch.equal(turned[1], two)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"variant": name} for name in ("v2", "grouped", "dint")] + [{"variant": "gated", "output_gate": True}],
+)
+def test_a_map_that_takes_its_own_place_keeps_the_logits_of_every_variant(fields):
+    model = diffvit(8, depth=2, **fields).eval().requires_grad_(False)
+    image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    same = _changed(model, replace_negative, mean_negatives(model, [image]))
+    assert_close(same(image), model(image))
+    stopped, x = _changed(model, stop_gradient, ["negative"]), image.clone().requires_grad_()
+    assert_close(stopped(x), model(image))
+    (cut,), (whole,) = (torch.autograd.grad(one(x).square().sum(), x) for one in (stopped, model))
+    assert (cut - whole).abs().max() > 1e-6

@@ -38,7 +38,7 @@ GENERATORS = {
     "token_grams": lambda model: sensitivity.token_grams(model, images(), keys(), exact=False),
     "direction_grams": lambda model: sensitivity.direction_grams(model, images(), images()[None]),
     "cotangent_grams": lambda model: sensitivity.cotangent_grams(model, images(), keys()),
-    "lambda_shares": lambda model: sensitivity.lambda_shares(model, images(), images()[None]),
+    "gradient_terms": lambda model: sensitivity.gradient_terms(model, images(), images()[None]),
     "loss_grams": lambda model: sensitivity.loss_grams(
         model, images(), lambda logits: logits.logsumexp(1).sum()
     ),
@@ -88,7 +88,7 @@ def test_every_public_generator_is_covered():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_generator_leaves_the_modes_of_its_caller(name, mode):
-    model = make(**({"variant": "v2"} if name == "lambda_shares" else {}))
+    model = make(**({"variant": "v2"} if name == "gradient_terms" else {}))
     expected = [numbers(found) for found in GENERATORS[name](model)]
     assert expected
     with MODES[mode]():

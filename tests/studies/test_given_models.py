@@ -241,7 +241,7 @@ def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):
     [
         (
             ("--models", "timm:vit"),
-            "models 'timm:vit': expected diffclip:PATH#lambda_init=0.8, diffclip:PATH",
+            "models 'timm:vit': expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, diffclip:PATH",
         ),
         (("--models", "diffclip:"), "models 'diffclip:': expected"),
         (("--models", "released,released"), "models 'released': given twice"),

@@ -4,7 +4,7 @@ A layout is data: the names of the parameters, and which head of theirs each hea
 theirs at some rows; if several heads of ours are one of theirs, writing checks that they are equal.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ class WeightLayout:
     names: Mapping[str, str]  # ours: theirs
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one, of all three
     constant: tuple[str, ...] = ()  # parameters of ours that it does not have, which are 1
+    numbers: tuple[str, ...] = ()  # of theirs that are one for all heads
     # from numbers of their query and key heads; None: as ours
     heads: Callable[[int, int], Heads] | None = None
 
@@ -67,29 +68,30 @@ LAYOUTS = {
             **_VECTORS,
         },
         projections=("qkv",),
+        numbers=("lambda_a", "lambda_b"),
     ),
 }
 
 
-def _layout(name: str) -> WeightLayout:
-    if name not in LAYOUTS:
-        raise UserError(f"layout {name!r}: expected one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
+Place = tuple[str, slice, str, Tensor | None]
 
 
-def _renamed(layout: WeightLayout, name: str) -> str:
-    """Return their name of a parameter of ours that is no projection to queries, keys and values."""
-    module, _, kind = name.rpartition(".")
-    return layout.names.get(name) or f"{layout.names.get(module, module)}.{kind}"
-
-
-def _rows(layout: WeightLayout, module: DifferentialAttention, kv_heads: int) -> list[Tensor]:
-    """Return which row of their projections each row of ours is."""
-    width, sizes = module.layout.width, module.layout.rows
-    if layout.heads is None:
-        return [torch.arange(size) for size in sizes]
-    heads = layout.heads(sizes[0] // width, kv_heads)
-    return [(torch.tensor(list(one))[:, None] * width + torch.arange(width)).flatten() for one in heads]
+def _places(layout: str, module: DifferentialAttention, kv_heads: int) -> Iterator[Place]:
+    """Yield for each part of our parameters: our name and rows, their name and rows, None for all."""
+    if layout not in LAYOUTS:
+        raise UserError(f"layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
+    form, width, sizes = LAYOUTS[layout], module.layout.width, module.layout.rows
+    heads = None if form.heads is None else form.heads(sizes[0] // width, kv_heads)
+    for name in (name for name in module.state_dict() if name not in form.constant):
+        of, _, kind = name.rpartition(".")
+        if of != "qkv" or len(form.projections) == 1:
+            yield name, slice(None), form.names.get(name) or f"{form.names.get(of, of)}.{kind}", None
+            continue
+        for at, (projection, size) in enumerate(zip(form.projections, sizes, strict=True)):
+            rows = torch.arange(size)
+            if heads is not None:
+                rows = (torch.tensor(heads[at])[:, None] * width + torch.arange(width)).flatten()
+            yield name, slice(sum(sizes[:at]), sum(sizes[: at + 1])), f"{projection}.{kind}", rows
 
 
 @validated
@@ -99,40 +101,24 @@ def from_layout(state: Mapping[str, Tensor], layout: str, module: DifferentialAt
     ``layout`` is ``"microsoft-v2"``, ``"microsoft"`` (V1), ``"diffllama"`` or ``"timm"``. Keys and values that
     DiffLlama's heads share are repeated. A UserError names a parameter that is missing or does not fit.
     """
-    form, ours = _layout(layout), module.state_dict()
-    left, mine = dict(state), State()
-
-    def taken(name: str) -> Tensor:
-        if name not in left:
+    mine = {name: torch.ones_like(one) for name, one in module.state_dict().items()}
+    keys = len(state["k_proj.weight"]) // module.layout.width if "k_proj.weight" in state else 0
+    left = dict(state)
+    for name, ours, other, rows in _places(layout, module, keys):
+        stored, place = left.pop(other, None), mine[name][ours]
+        if stored is None:
+            source = LAYOUTS[layout].source
+            raise UserError(f"layout {layout}: parameter {other!r} is missing; expected those of {source}")
+        fits = stored.ndim == 0 or stored.shape == place.shape
+        if rows is not None:
+            fits = stored.shape[1:] == place.shape[1:] and len(stored) == int(rows.max()) + 1
+        if not fits:
             raise UserError(
-                f"layout {layout}: parameter {name!r} is missing; expected those of {form.source}"
+                f"layout {layout}: {other} of shape {tuple(stored.shape)} does not fit this {module.variant}"
             )
-        return left.pop(name)
-
-    for name, own in ours.items():
-        if name in form.constant:
-            mine[name] = torch.ones_like(own)
-        elif not name.startswith("qkv."):
-            stored = taken(_renamed(form, name))
-            mine[name] = stored.expand_as(own).clone() if stored.ndim == 0 else stored
-        else:
-            parts = [taken(f"{projection}.{name[4:]}") for projection in form.projections]
-            if len(parts) == 3:
-                rows = _rows(form, module, len(parts[1]) // module.layout.width)
-                if any(int(one.max()) >= len(part) for one, part in zip(rows, parts, strict=True)):
-                    shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-                    raise UserError(
-                        f"layout {layout}: projections of {shapes}: expected heads of this {module.variant}"
-                    )
-                parts = [part[one] for one, part in zip(rows, parts, strict=True)]
-            mine[name] = torch.cat(parts)
-        if mine[name].shape != own.shape:
-            shapes = f"{tuple(mine[name].shape)}, expected {tuple(own.shape)}"
-            raise UserError(f"layout {layout}: {name} has shape {shapes}")
+        mine[name][ours] = stored if rows is None else stored[rows]
     if left:
-        raise UserError(
-            f"layout {layout}: {', '.join(left)}: not in this {module.variant}; expected {form.source}"
-        )
+        raise UserError(f"layout {layout}: {', '.join(left)}: not in this {module.variant}")
     return mine
 
 
@@ -143,26 +129,18 @@ def to_layout(module: DifferentialAttention, layout: str, *, kv_heads: int | Non
     ``kv_heads``: DiffLlama's heads of keys; by default as many as of queries. A UserError refuses weights that the
     layout cannot hold.
     """
-    form, theirs = _layout(layout), State()
-    sizes = module.layout.rows
-    keys = sizes[0] // module.layout.width if kv_heads is None else kv_heads
-    for name, own in module.state_dict().items():
-        if name in form.constant:
-            if not bool((own == 1).all()):
-                raise UserError(f"layout {layout}: {name} is not 1, and {form.source} has no such weight")
-        elif not name.startswith("qkv."):
-            single = layout == "timm" and name in ("lam.a", "lam.b")
-            theirs[_renamed(form, name)] = own[0].clone() if single else own.clone()
-        elif len(form.projections) == 1:
-            theirs[name] = own.clone()
+    own, theirs = module.state_dict(), State()
+    keys = module.layout.rows[0] // module.layout.width if kv_heads is None else kv_heads
+    for name, ours, other, rows in _places(layout, module, keys):
+        part = own[name][ours]
+        if rows is not None:
+            theirs[other] = part.new_zeros(int(rows.max()) + 1, *part.shape[1:])
+            theirs[other][rows] = part
         else:
-            rows = _rows(form, module, keys)
-            for projection, part, of in zip(form.projections, own.split(sizes), rows, strict=True):
-                held = part.new_zeros(int(of.max()) + 1, *part.shape[1:])
-                held[of] = part
-                theirs[f"{projection}.{name[4:]}"] = held
+            theirs[other] = part[0] if other in LAYOUTS[layout].numbers else part.clone()
     again = from_layout(theirs, layout, module)
-    for name, own in module.state_dict().items():
-        if not torch.equal(again[name], own):
-            raise UserError(f"layout {layout}: {name}: heads that share weights there differ here")
+    if wrong := [name for name in own if not torch.equal(again[name], own[name])]:
+        raise UserError(
+            f"layout {layout}: cannot hold {', '.join(wrong)}, of which it shares or leaves out some"
+        )
     return theirs

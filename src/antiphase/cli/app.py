@@ -7,8 +7,10 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import sys
+import textwrap
 import time
 import tomllib
 import traceback
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit, TyperException
 from typer.main import get_command_from_info, get_group_from_info
 
@@ -26,7 +28,7 @@ from antiphase.commands import COMMANDS, commands_of
 from antiphase.errors import Failures, UserError, first_line, one_line, shown
 from antiphase.files import read_text
 from antiphase.processes import keep_freed_memory, rank_and_count
-from antiphase.terminal import prepare_streams, say
+from antiphase.terminal import TABLE_FORMATS, check_format, prepare_streams, say
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -37,6 +39,44 @@ if TYPE_CHECKING:
 # errors that no other path mends
 _NO_PATH = (FileNotFoundError, ConnectionError, TimeoutError, ChildProcessError)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help is plain text: no name is cut, no word is broken, and an example can be copied."""
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        text = inspect.cleandoc(self.help or "").replace("``", "").replace("**Examples**", "Examples:")
+        for paragraph in text.split("\n\n"):
+            example = paragraph.startswith(("antiphase ", "torchrun "))
+            if example:  # a line ends before an option only, so that its value is next to it
+                paragraph = re.sub(r" (?!-)", "\xa0", paragraph)
+            lines = _lines(paragraph, formatter.width - (8 if example else 2))
+            separator = " \\\n        " if example else "\n  "
+            indent = "    " if example else "  "
+            formatter.write(f"\n{indent}{separator.join(lines)}\n".replace("\xa0", " "))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records = [(each.param_type_name, each.get_help_record(ctx)) for each in self.get_params(ctx)]
+        for kind in ("argument", "option"):
+            shown = [
+                (re.sub(r" <.*>$", "", record[0]), record[1])
+                for name, record in records
+                if name == kind and record
+            ]
+            if not shown:
+                continue
+            column = min(max(len(name) for name, _ in shown), 28) + 4
+            with formatter.section(f"{kind.capitalize()}s"):
+                for name, text in shown:
+                    head = f"  {name}".ljust(column)
+                    first = [] if head.endswith("  ") else [head]
+                    start = " " * column if first else head
+                    body = f"\n{' ' * column}".join(_lines(text, formatter.width - column))
+                    formatter.write("\n".join([*first, start + body]) + "\n")
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 class HelpGroup(TyperGroup):
@@ -59,11 +99,6 @@ class LazyGroup(HelpGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _build(cmd_name) if cmd_name in COMMANDS else None
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super(TyperGroup, self).format_help(
-            ctx, formatter
-        )  # plain: rich takes longer to import than all else
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -72,8 +107,9 @@ class LazyGroup(HelpGroup):
 @functools.cache
 def _build(name: str) -> Any:
     """Return typer's command, or the group of commands whose names begin with this one."""
-    how: dict[str, Any] = {"pretty_exceptions_short": True, "rich_markup_mode": "markdown"}
-    group, commands = typer.Typer(cls=HelpGroup, help=COMMANDS[name]), commands_of(name)
+    how: dict[str, Any] = {"pretty_exceptions_short": True, "rich_markup_mode": None}
+    group = typer.Typer(cls=HelpGroup, help=COMMANDS[name], rich_markup_mode=None)
+    commands = commands_of(name)
     for command in commands.values():
         register(group, command)
     if name in commands:
@@ -119,6 +155,14 @@ def register(group: typer.Typer, command: "Command") -> None:
                 help="Print one JSON value to standard output; all else goes to standard error.",
             ),
         ] = False,
+        table: Annotated[
+            str | None,
+            typer.Option(
+                metavar=" | ".join(TABLE_FORMATS),
+                help="Print all tables of the report in this format to standard output; all else goes to standard "
+                "error. A finished run is not measured again.",
+            ),
+        ] = None,
         verbose: Annotated[
             bool,
             typer.Option(
@@ -141,11 +185,16 @@ def register(group: typer.Typer, command: "Command") -> None:
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        quiet = as_json or (table is not None and bool(check_format(table)))
+        with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
             with command.folder(chosen):
                 answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
-                answer = command.told(answer, chosen, began)
+                answer, tables = command.told(answer, chosen, began, table)
+        if as_json and tables and isinstance(answer, dict):
+            answer["tables"] = tables
+        elif tables:
+            say("\n\n".join(tables.values()))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
             say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
@@ -153,13 +202,14 @@ def register(group: typer.Typer, command: "Command") -> None:
             raise typer.Exit(1)
 
     context, *shared, _ = inspect.signature(call).parameters.values()
+    shared = [each for each in shared if each.name != "table" or command.has_report]
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     parameters = [context, *parameters, *shared]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__doc__ = options.__doc__
-    group.command(command.name.split()[-1])(call)
+    group.command(command.name.split()[-1], cls=PlainCommand)(call)
 
 
 def _log(verbose: bool) -> None:
@@ -173,7 +223,7 @@ app = typer.Typer(
     cls=LazyGroup,
     help="Measure how fragile differential attention is, and help to build models that are not.",
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # rich takes longer to import than all else
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -285,10 +335,13 @@ def _parameter(key: str, field: "FieldInfo") -> inspect.Parameter:
     typed, kind = how_typed(field), _plain(field.annotation)
     several = _several(field)
     choices = get_args(kind) if get_origin(kind) is Literal else typed.choices or ()
-    word = typed.metavar or " | ".join(choices)
+    word, text = typed.metavar or " | ".join(choices), field.description or ""
+    if not typed.metavar and len(word) > _LONG:
+        listed = all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in choices)
+        word, text = "NAME", text if listed else f"{text} One of {', '.join(choices)}."
     if not word:
         word = _WORDS.get(_plain(get_args(kind)[0]) if several else kind, "TEXT")
-    about: dict[str, Any] = {"help": field.description, "metavar": word + _bounds(field)}
+    about: dict[str, Any] = {"help": text, "metavar": word + _bounds(field)}
     flags = typed.flags or (f"--{key.replace('_', '-')}",)
     info = typer.Argument(**about) if typed.argument else typer.Option(*flags, **about)
     annotation: Any = bool if kind is bool else list[str] if several else str
@@ -323,6 +376,7 @@ def _plain(annotation: Any) -> Any:
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _WORDS = {bool: "", int: "N", float: "X", Path: "PATH"}
+_LONG = 24  # of a list of choices
 _ALL = 2**62  # a bound that leaves nothing out that one would type
 
 

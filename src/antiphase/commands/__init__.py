@@ -16,11 +16,12 @@ sense Measure how sensitive a model's attention is, layer by layer: alignment, L
 certify Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 evaluate Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
 look Draw where a CLIP and its twin look in images for a text, side by side.
-train Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).
+train Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 train-clip Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 train-vlm Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
 study The papers' tables and figures, and studies of your own. A cell is one training or one measurement.
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
+compare Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
 verify Measure again what a robustness card says, and compare every number.
 leaderboard Rank the models of all robustness cards below a folder on one page, for each data set, norm and ε.

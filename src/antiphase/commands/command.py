@@ -51,42 +51,49 @@ class Command:
         """Return the class of the result."""
         return imported(self.result)
 
+    @property
+    def has_report(self) -> bool:
+        """Whether the command leaves the directory of a run, with a report."""
+        return bool(self.result) and self.in_folder
+
     def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the work is done: the directory of a run, if there is one."""
-        if not self.result or not self.in_folder:
-            return contextlib.nullcontext()
-        return run_folder(options.out, self.name, options)
+        return run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
 
-    def told(self, answer: Answer, options: Any, began: float) -> Answer:
+    def told(
+        self, answer: Answer, options: Any, began: float, form: str | None = None
+    ) -> tuple[Answer, dict[str, str]]:
         """Print what the result of the work says and return its summary; an answer without a directory as it is.
 
         Args:
             began: when the work began, by ``time.monotonic``.
+            form: of the tables that are returned, too, by name, instead of being printed.
         """
-        if not self.result or not self.in_folder:
-            return answer
+        if not self.has_report:
+            return answer, {}
         if not this_process().first:
-            return None
+            return None, {}
         from antiphase.commands.result import read_result
 
         result = read_result(options.out, self.name)
         report = result.write_report(options.out)
-        for part in result.console():
+        for part in result.console() if form is None else ():
             console().print(part)
         for warning in result.warnings:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
         content = result.summary | {"out": str(options.out), "report": str(report)}
+        tables = {} if form is None else {name: result.table(name, form) for name in result.table_names}
         if not (unmet := result.unmet()):
-            return content
+            return content, tables
         say(f"antiphase: {'; '.join(unmet)}", err=True)
-        return Refusal(content | {"unmet": unmet})
+        return Refusal(content | {"unmet": unmet}), tables
 
     def answer(self, options: Any, typed: str) -> Answer:
         """Do the work in the directory of a run, print what the result says, and return its summary."""
         began = time.monotonic()
         with self.folder(options):
-            return self.told(self.function()(options, typed), options, began)
+            return self.told(self.function()(options, typed), options, began)[0]
 
     def measure(self, options: Any, typed: str, *, stored: bool) -> "Result":
         """Do the work in the directory of a run and return the result; its page is written if the directory stays."""

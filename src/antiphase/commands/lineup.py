@@ -87,10 +87,10 @@ class Lineup:
 
     def _lambdas(self, model: nn.Module) -> list[float]:
         """Return mean λ of each layer: as its modules say, else as it is found in what they compute."""
-        known = mean_lambdas(model)
-        if known or not isinstance(self.data, ImageSet) or card_of(model).attention in ("softmax", "none"):
-            return known
-        return list(measured_attention(model, self.data.images(range(min(8, len(self.data)))))[1])
+        if not isinstance(self.data, ImageSet) or card_of(model).attention in ("softmax", "none"):
+            return mean_lambdas(model)
+        images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
+        return mean_lambdas(model, images) or list(measured_attention(model, images)[1])
 
     def doubts(self) -> list[str]:
         """Return what was assumed, and in what models and twins differ besides their attention."""

@@ -16,6 +16,7 @@ from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
 from antiphase.files import as_json, as_json_lines, as_rows, replacing
+from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
     import polars as pl
@@ -169,20 +170,36 @@ class Result(ABC):
         return next(plot.figure for section in self.sections() for plot in section.plots)
 
     def compare(self, other: "Result") -> "pl.DataFrame":
-        """Return how the models of this result differ from those of another, paired in their order.
+        """Return how the models of this result differ from those of another: this minus the other, paired.
 
-        The differences are paired: this result minus the other on the same images, with 95 % intervals.
+        Models of the same name are paired, and the others in their order. Differences are on the images, attacks and ε
+        that both have, with 95 % intervals. ``decided`` is 1 or −1 where the difference is above or below 0, corrected
+        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts.
 
         Args:
-            other: of the same kind, on the same images, with as many models.
+            other: of the same kind; the models, and what they were measured with, may differ.
 
         Raises:
-            UserError: the two do not fit each other, or hold nothing that can be paired.
+            UserError: the two are of different kinds, or share nothing that can be paired.
         """
+        import polars as pl
+
+        from antiphase.report.words import estimate_of
+        from antiphase.statistics.decisions import decide
+
         if type(self) is not type(other):
             kinds = f"{type(self).__name__} and {type(other).__name__}"
             raise UserError(f"compare: got {kinds}; expected two results of the same kind")
-        return self.differences(other)
+        names = {"twin": "against", "value": "difference", "p": "p_value"}
+        frame = self.differences(other).rename(names, strict=False).with_row_index("place")
+        blocks = []
+        for _, block in frame.group_by(compared_together(frame), maintain_order=True):
+            rows = block.rows(named=True)
+            signs = decide(
+                [estimate_of(row, "difference") for row in rows], [row.get("p_value") for row in rows]
+            )
+            blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
+        return pl.concat(blocks).sort("place").drop("place")
 
     def save(self, directory: str | Path) -> Path:
         """Write the run with its report into a directory, as the command does, and return its path.
@@ -226,12 +243,36 @@ class Result(ABC):
         )
 
     def all_tables(self) -> "list[Table]":
-        """Return the tables of the page."""
-        return [
-            table
-            for section in self.drawn
-            for table in (*section.tables, *(table for panel in section.panels for table in panel.tables))
-        ]
+        """Return the tables of the page, or the main ones of them."""
+        return list(self._on_page.values())
+
+    @cached_property
+    def _on_page(self) -> "dict[str, Table]":
+        parts = [part for section in self.drawn for part in (section, *section.panels)]
+        return {table.name: table for part in parts for table in part.tables}
+
+    @property
+    def table_names(self) -> list[str]:
+        """The names of the tables of the page, for :meth:`table`."""
+        return list(self._on_page)
+
+    def table(self, name: str | None = None, form: str = "markdown") -> str:
+        """Return a table of the page as text, for a paper or a spreadsheet.
+
+        Args:
+            name: one of ``table_names``; all tables with their titles if not given.
+            form: ``"latex"`` (with the package booktabs), ``"markdown"``, or ``"csv"`` (all digits, in long form).
+
+        Raises:
+            UserError: there is no such table or format.
+        """
+        from antiphase.report.table import table_text
+
+        if name is None:
+            return "\n\n".join(self.table(each, form) for each in self.table_names)
+        if name not in self._on_page:
+            raise UserError(f"table {shown(name)}: expected one of {', '.join(self.table_names)}")
+        return table_text(self._on_page[name], form)
 
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return the content of a JSON file of the run.
@@ -319,20 +360,105 @@ def listed(models: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(names[:2] if more else names) + more
 
 
+_ALONG = ("eps", "radius", "layer", "text")  # columns whose values are read together
+_NUMBERS = ("difference", "low", "high", "p_value", "n", "seeds", "headline", "decided", "place")
+_CELL = ("attack", "norm", "eps", "site", "layer", "sample")  # of rows, those that they have
+
+
+def along(frame: "pl.DataFrame") -> str | None:
+    """Return the column of differences whose values are read together; None if all of two models are."""
+    return next((name for name in _ALONG if name in frame.columns), None)
+
+
+def compared_together(frame: "pl.DataFrame") -> list[str]:
+    """Return the columns of differences by which those that are read together are told from others."""
+    if along(frame) is None:
+        return ["model", "against"]
+    return [name for name in frame.columns if name not in (*_NUMBERS, along(frame))]
+
+
+def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
+    """Return the models of both, paired by name, then in their order; without those that have no partner.
+
+    Raises:
+        UserError: no two can be paired, since none has the same name and their numbers differ.
+    """
+    mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
+    left, right = (
+        [name for name in names if name not in others] for names, others in ((mine, theirs), (theirs, mine))
+    )
+    partners = {name: name for name in mine if name in theirs}
+    if len(left) == len(right):
+        partners |= dict(zip(left, right, strict=True))
+    if not partners:
+        raise UserError(
+            f"compare: {len(mine)} models and {len(theirs)}, none of the same name; expected as many in both results"
+        )
+    return [(name, partners[name]) for name in mine if name in partners]
+
+
 def combined_rows(
     one: Result, two: Result, table: str | None = None
 ) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
-    """Return the rows of both under names that differ, and the models, paired in their order, under these names."""
+    """Return the rows that both have, under names that differ, and the models, paired, under these names.
+
+    Where the two have no attack in common, the first of the one is paired with the first of the other.
+    """
     import polars as pl
 
-    mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
-    if len(mine) != len(theirs):
-        raise UserError(f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results")
-    if one.record["data_fingerprint"] != two.record["data_fingerprint"]:
+    pairs = paired_models(one, two)
+    sides = [pl.col("model").is_in(names) for names in zip(*pairs, strict=True)]
+    frames = [result.frame(table).filter(side) for result, side in zip((one, two), sides, strict=True)]
+    frames = _of_same_images(one, two, frames)
+    if all("attack" in rows.columns for rows in frames):
+        attacks = [rows["attack"].unique(maintain_order=True).to_list() for rows in frames]
+        if not {*attacks[0]} & {*attacks[1]}:
+            first = pl.col("attack") == pl.col("attack").first()
+            both = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}")
+            frames = [rows.filter(first).with_columns(attack=both) for rows in frames]
+    cell = [name for name in _CELL if all(name in rows.columns for rows in frames)]
+    kept = frames
+    for rows in frames if cell else ():
+        for part in rows.select("model", *cell).unique().partition_by("model", include_key=False):
+            kept = [each.join(part, on=cell, how="semi", nulls_equal=True) for each in kept]
+    if kept[0].is_empty():
+        has = [
+            ", ".join(f"{name} {_values(rows[name])}" for name in ("norm", "eps") if name in cell)
+            or "other rows"
+            for rows in frames
+        ]
         raise UserError(
-            f"compare: different images, {one.record['data']} and {two.record['data']}; expected the same data, split "
-            "and limit"
+            f"compare: nothing in common: {' and '.join(has)}; expected the same norm and an ε in both"
         )
-    renamed = {name: f"{name} (other)" if name in mine else name for name in theirs}
-    others = two.frame(table).with_columns(pl.col("model").replace(renamed))
-    return pl.concat([one.frame(table), others]), list(zip(mine, renamed.values(), strict=True))
+    taken = {mine for mine, _ in pairs}
+    renamed = {theirs: f"{theirs} (other)" if theirs in taken else theirs for _, theirs in pairs}
+    kept[1] = kept[1].with_columns(pl.col("model").replace(renamed))
+    return pl.concat(kept, how="diagonal"), [(mine, renamed[theirs]) for mine, theirs in pairs]
+
+
+def _of_same_images(one: Result, two: Result, frames: "list[pl.DataFrame]") -> "list[pl.DataFrame]":
+    """Return the rows on the data that both have; refuse rows of different images.
+
+    Images are the same if the fingerprints of the data are, or if data of one name have one label for each id.
+    """
+    import polars as pl
+
+    names, prints = ([result.record[key] for result in (one, two)] for key in ("data", "data_fingerprint"))
+    if isinstance(names[0], list):  # an evaluation
+        mine, theirs = (dict(zip(*each, strict=True)) for each in zip(names, prints, strict=True))
+        same = [name for name in mine if mine[name] == theirs.get(name)]
+        frames, differ = [rows.filter(pl.col("data").is_in(same)) for rows in frames], not same
+    else:
+        differ = prints[0] != prints[1]
+        if differ and names[0] == names[1] and all("label" in rows.columns for rows in frames):
+            labels = pl.concat([rows.select("sample", "label").unique() for rows in frames]).unique()
+            differ = labels["sample"].is_duplicated().any()
+    if differ:
+        both = " and ".join(", ".join([name] if isinstance(name, str) else name) for name in names)
+        raise UserError(f"compare: different images, {both}; expected the same data and split")
+    return frames
+
+
+def _values(column: "pl.Series") -> str:
+    values = column.unique(maintain_order=True).to_list()
+    return ", ".join(eps_label(value) if isinstance(value, float) else str(value) for value in values)

@@ -1,15 +1,13 @@
 """What the runs of all measurements share: how rows are described, and which files are written at the end."""
 
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
 from torch import nn
 
 from antiphase.commands.lineup import Lineup
-from antiphase.commands.run_folder import seconds_before
+from antiphase.commands.run_folder import finished
 from antiphase.data import ImageSet
 from antiphase.files import printable, write_json
 from antiphase.models.card import card_of
@@ -60,9 +58,9 @@ def write_run(
             (out / f"{name}.parquet").unlink(missing_ok=True)
         else:
             write_frame(out / f"{name}.parquet", _with_files(frame, lineup.data))
-    seconds = seconds_before(out) + time.monotonic() - began
-    record = {"date": datetime.now(UTC).isoformat(timespec="seconds")} | record
-    write_json(out / "run.json", lineup.record(options, settings, warnings, command, seconds) | record)
+    end = finished(out, began)
+    about = lineup.record(options, settings, warnings, command, end["seconds"])
+    write_json(out / "run.json", about | end | record)
     write_json(out / "summary.json", summary)
 
 

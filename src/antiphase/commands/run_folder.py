@@ -5,6 +5,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,15 @@ def _start_clock(out: Path, options: Any) -> None:
     write_json(out / CLOCK, {"options": same, "began": now, "before": before})
 
 
-def seconds_before(out: Path) -> float:
-    """Return for how long the run in a directory had gone on before it was killed; 0 if it was not."""
-    return _before.get(out, 0.0)
+def finished(out: Path, began: float) -> dict[str, Any]:
+    """Return what ``run.json`` says of a run that ends now: its seconds, with those before a kill, and the date.
+
+    Args:
+        out: the directory.
+        began: when its work began, by ``time.monotonic``.
+    """
+    seconds = _before.get(out, 0.0) + time.monotonic() - began
+    return {"seconds": round(seconds, 2), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 @contextlib.contextmanager

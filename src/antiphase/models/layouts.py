@@ -1,26 +1,33 @@
 """CLIPs of ours as open_clip and transformers store them: directories that these libraries load without antiphase."""
 
-import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from antiphase.errors import UserError
+from antiphase.files import write_json, write_text
 from antiphase.models.checkpoints import State
 from antiphase.models.clip import CLIP, ClipConfig, tokenizer
 from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.schemes.libraries import OPEN_CLIP_CONFIG, import_extra, quiet
 
+_OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 _TRUNK = "image-tower"  # folder of timm's configuration
+_B16_NAME = "vit_base_patch16_224"  # in timm
 _B16 = {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0}
 _SMALL = 2.0**-32  # of an image token: its variance vanishes next to any ε of a layer norm
 _TIMM_EPS = 1e-6
 _HALF = (0.5, 0.5, 0.5)  # what a vision transformer of ours normalises with unless told otherwise
+# ours to those of transformers, in this order
+_TABLE = """
+visual. vision_model.   vision_model.norm. vision_model.post_layernorm.   blocks. encoder.layers.
+text. text_model.       text_model.norm. text_model.final_layer_norm.     .norm .layer_norm
+.attn.proj. .self_attn.out_proj.   .attn. .self_attn.
+"""
+_RENAMED = _TABLE.split()
 
 
 def write_foreign(model: CLIP, directory: Path, layout: str) -> Path:
@@ -46,61 +53,51 @@ def write_foreign(model: CLIP, directory: Path, layout: str) -> Path:
             raise UserError(f"layout {layout!r}: the {tower} tower has {kind} attention; {fix}")
     if model.logit_bias is not None:
         raise UserError(f"layout {layout!r}: cannot store a logit bias; expected a model of the CLIP loss")
-    weights, write = WRITERS[layout]
+    write = {"open_clip": _write_open_clip, "transformers": _write_transformers}[layout]
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as staging, torch.no_grad():
-        write(model, config, Path(staging), directory)
+        weights = write(model, config, Path(staging), directory)
         for path in sorted(Path(staging).rglob("*")):
             target = directory / path.relative_to(staging)
             target.mkdir(exist_ok=True) if path.is_dir() else os.replace(path, target)
     return directory / weights
 
 
-def _write_open_clip(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> None:
+def _write_open_clip(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> str:
     vision, text = config.vision, config.text
     if vision.norm_eps != _TIMM_EPS:
-        raise UserError(
-            f"layout 'open_clip': norm_eps {vision.norm_eps:g} of the image tower: expected {_TIMM_EPS:g}"
-        )
-    trunk = "vit_base_patch16_224"
+        eps = f"norm_eps {vision.norm_eps:g} of the image tower: expected {_TIMM_EPS:g}"
+        raise UserError(f"layout 'open_clip': {eps}, as timm's have")
+    trunk = _B16_NAME
     if vision.model_dump(include=set(_B16)) != _B16:
         trunk = f"local-dir:{final.resolve() / _TRUNK}"
         args = {"img_size": vision.image_size, "embed_dim": vision.dim}
         args |= vision.model_dump(include={"patch_size", "depth", "num_heads", "mlp_ratio"})
         (folder / _TRUNK).mkdir()
-        about = {"architecture": "vit_base_patch16_224", "num_classes": 0, "model_args": args}
-        _write_json(folder / _TRUNK / "config.json", about | {"pretrained_cfg": {}})
+        about = {"architecture": _B16_NAME, "num_classes": 0, "model_args": args, "pretrained_cfg": {}}
+        write_json(folder / _TRUNK / "config.json", about)
     image = {"image_size": vision.image_size, "timm_model_name": trunk, "timm_model_pretrained": False}
-    image |= {"timm_pool": "", "timm_proj": "linear"}
     words = text.model_dump(include={"context_length", "vocab_size", "mlp_ratio"})
     words |= {"width": text.dim, "heads": text.num_heads, "layers": text.depth}
-    words |= {"norm_kwargs": {"eps": text.norm_eps}}
-    colours = {"mean": vision.mean or _HALF, "std": vision.std or _HALF}
-    _write_json(
-        folder / OPEN_CLIP_CONFIG,
-        {
-            "model_cfg": {
-                "embed_dim": config.embed_dim,
-                "quick_gelu": True,  # of the text tower; timm's towers have GELU
-                "vision_cfg": image,
-                "text_cfg": words,
-            },
-            "preprocess_cfg": colours | {"interpolation": config.interpolation, "resize_mode": "shortest"},
-        },
-    )
-    state = State()
-    for name, weight in to_released(model).items():
-        name = name.replace("visual.", "visual.trunk.", 1)
-        if name == "image_projection":
-            name, weight = "visual.head.proj.weight", weight.T
-        state[name] = weight.contiguous()
-    save_file(state, folder / "open_clip_model.safetensors")
+    sizes = {
+        "embed_dim": config.embed_dim,
+        "quick_gelu": True,  # of the text tower; timm's towers have GELU
+        "vision_cfg": image | {"timm_pool": "", "timm_proj": "linear"},
+        "text_cfg": words | {"norm_kwargs": {"eps": text.norm_eps}},
+    }
+    pixels = {"mean": vision.mean or _HALF, "std": vision.std or _HALF, "resize_mode": "shortest"}
+    pixels |= {"interpolation": config.interpolation}
+    write_json(folder / OPEN_CLIP_CONFIG, {"model_cfg": sizes, "preprocess_cfg": pixels})
+    state = {name.replace("visual.", "visual.trunk.", 1): value for name, value in to_released(model).items()}
+    state["visual.head.proj.weight"] = state.pop("image_projection").T
+    save_file({name: value.contiguous() for name, value in state.items()}, folder / _OPEN_CLIP_WEIGHTS)
+    return _OPEN_CLIP_WEIGHTS
 
 
-def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> None:
+def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> str:
     transformers = import_extra("transformers", "layout 'transformers'")
-    vision, text = config.vision, config.text
-    both: list[dict[str, Any]] = [
+    vision, text, end = config.vision, config.text, config.text.vocab_size - 1
+    image, words = (
         {
             "hidden_size": tower.dim,
             "intermediate_size": int(tower.dim * tower.mlp_ratio),
@@ -108,45 +105,42 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
             "num_attention_heads": tower.num_heads,
             "layer_norm_eps": tower.norm_eps,
             "projection_dim": config.embed_dim,
+            "hidden_act": activation,
         }
-        for tower in (vision, text)
-    ]
-    end = text.vocab_size - 1
-    both[0] |= {"image_size": vision.image_size, "patch_size": vision.patch_size, "hidden_act": "gelu"}
-    both[1] |= {"vocab_size": text.vocab_size, "max_position_embeddings": text.context_length}
-    both[1] |= {"hidden_act": "quick_gelu", "bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": end}
-    about = transformers.CLIPConfig(
-        vision_config=both[0], text_config=both[1], projection_dim=config.embed_dim
+        for tower, activation in ((vision, "gelu"), (text, "quick_gelu"))
     )
+    image |= {"image_size": vision.image_size, "patch_size": vision.patch_size}
+    words |= {"vocab_size": text.vocab_size, "max_position_embeddings": text.context_length}
+    words |= {"bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": end}
+    about = transformers.CLIPConfig(vision_config=image, text_config=words, projection_dim=config.embed_dim)
+    side = vision.image_size
     with quiet(transformers):
         with torch.device("meta"):
             theirs = transformers.CLIPModel(about)
         theirs.load_state_dict(_to_transformers(model, vision.norm_eps), assign=True)
         theirs.save_pretrained(folder)
         transformers.CLIPImageProcessor(
-            size={"shortest_edge": vision.image_size},
-            crop_size={"height": vision.image_size, "width": vision.image_size},
+            size={"shortest_edge": side},
+            crop_size={"height": side, "width": side},
             resample={"bilinear": 2, "bicubic": 3}[config.interpolation],
             image_mean=list(vision.mean or _HALF),
             image_std=list(vision.std or _HALF),
         ).save_pretrained(folder)
     _write_tokenizer(folder, text.context_length)
+    return "model.safetensors"
 
 
 def _write_tokenizer(folder: Path, length: int) -> None:
     """Write open_clip's byte pairs as files of a ``CLIPTokenizer``, which calls the first and last token otherwise."""
     ours, start, end = tokenizer(), "<|startoftext|>", "<|endoftext|>"
     theirs: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end}
-    _write_json(
-        folder / "vocab.json", {theirs.get(number, word): number for word, number in ours.encoder.items()}
-    )
+    words = {theirs.get(number, word): number for word, number in ours.encoder.items()}
+    write_json(folder / "vocab.json", words)
     pairs = sorted(ours.bpe_ranks, key=ours.bpe_ranks.get)
-    lines = ["#version: 0.2", *(" ".join(pair) for pair in pairs)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": length, "bos_token": start}
-    _write_json(
-        folder / "tokenizer_config.json", about | dict.fromkeys(("eos_token", "unk_token", "pad_token"), end)
-    )
+    write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *map(" ".join, pairs), ""]))
+    special = {"bos_token": start} | dict.fromkeys(("eos_token", "unk_token", "pad_token"), end)
+    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": length}
+    write_json(folder / "tokenizer_config.json", about | special)
 
 
 def _to_transformers(model: CLIP, eps: float) -> State:
@@ -169,29 +163,9 @@ def _to_transformers(model: CLIP, eps: float) -> State:
         "logit_scale": own.pop("logit_scale"),
     }
     for name, weight in own.items():
-        tower, _, rest = name.partition(".")
-        last = "post_layernorm." if tower == "visual" else "final_layer_norm."
-        rest = rest.replace("norm.", last, 1) if rest.startswith("norm.") else rest
-        for ours, theirs in (
-            ("blocks.", "encoder.layers."),
-            (".norm", ".layer_norm"),
-            (".attn.", ".self_attn."),
-        ):
-            rest = rest.replace(ours, theirs)
-        prefix = "vision_model." if tower == "visual" else "text_model."
-        several = [f"{part}_proj" for part in "qkv"] if ".qkv." in rest else []
-        for part, values in zip(several or [""], weight.chunk(len(several) or 1), strict=True):
-            place = rest.replace("qkv", part).replace("self_attn.proj", "self_attn.out_proj")
-            state[prefix + place] = values.contiguous()
+        for ours, theirs in zip(_RENAMED[::2], _RENAMED[1::2], strict=True):
+            name = name.replace(ours, theirs)
+        parts = [name.replace(".qkv.", f".{part}_proj.") for part in "qkv"] if ".qkv." in name else [name]
+        chunks = zip(parts, weight.chunk(len(parts)), strict=True)
+        state |= {part: values.contiguous() for part, values in chunks}
     return state
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-
-
-WRITERS: dict[str, tuple[str, Callable[[CLIP, ClipConfig, Path, Path], None]]] = {
-    "open_clip": ("open_clip_model.safetensors", _write_open_clip),
-    "transformers": ("model.safetensors", _write_transformers),
-}
-"""Layouts of other libraries: the file of the weights, and what writes the directory."""

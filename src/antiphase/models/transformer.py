@@ -167,9 +167,9 @@ class TowerConfig(Fields):
         given = self.lambda_init != 0.8 or self.lambda_schedule != "constant"
         if self.parameterisation == "gate" and given and not self.rescale:
             words = (
-                "lambda_init has no effect on λ = σ(x·W); leave it and its schedule out, or take another λ"
+                "expected none, as λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
             )
-            raise PydanticCustomError("no_effect", words)  # type: ignore[arg-type]
+            raise UserError(f"lambda_init {self.lambda_init:g}, schedule {self.lambda_schedule}: {words}")
         return self
 
     @model_serializer(mode="wrap")

@@ -95,6 +95,7 @@ STYLE: Any = {
     "xtick.color": "#55575c",
     "ytick.color": "#55575c",
     "svg.hashsalt": "antiphase",  # makes the ids in a file reproducible
+    "pdf.fonttype": 42,  # TrueType: text can be searched, as publishers ask
 }
 MARKERS = "osD^vP"
 

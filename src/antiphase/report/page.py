@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from antiphase.files import replacing, write_text
 from antiphase.report import words
 from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, shortened
-from antiphase.report.table import Table
+from antiphase.report.table import Table, table_files
 from antiphase.terminal import eps_label
 
 TITLE = 90
@@ -140,9 +140,14 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line, "eps": eps_label}
+    templates.filters |= {
+        "breakable": _breakable,
+        "in_one_line": in_one_line,
+        "eps": eps_label,
+        "table_files": table_files,
+    }
     templates.filters |= {"attack": words.attack_label, "lambda_range": words.lambda_range}
-    formats = ("percent", "percent_range", "points", "points_range", "points_interval", "p_text")
+    formats = ("percent", "percent_range", "points", "points_interval", "p_text")
     templates.filters |= {name: getattr(words, name) for name in formats}
     return templates
 

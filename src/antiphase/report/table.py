@@ -1,15 +1,18 @@
-"""Tables: one object that is HTML on a page and a table on the console; and rows of text in Markdown."""
+"""Tables: one object that is HTML on a page, a table on the console, and text in Markdown, LaTeX or CSV."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from rich import box
-from rich.console import Group
+from rich.cells import cell_len
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
-from antiphase.report.words import ends, percent, percent_range, points, points_range
+from antiphase.report.words import interval_text, percent, percent_range, points
+from antiphase.terminal import TABLE_FORMATS, check_format
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,39 +42,65 @@ class Table:
     rows: tuple[tuple[Field, ...], ...]
     csv: str
 
-    def console(self, columns: Sequence[str] | None = None, width: int = 80) -> Group:
-        """Return the table for a console: the first column in bold, notes below the values.
+    def console(self, columns: Sequence[str] = ()) -> "OnConsole":
+        """Return the table for a console, with all columns or some."""
+        return OnConsole(self, columns)
 
-        Columns that find no room follow in further tables with the same first column.
 
-        Args:
-            columns: those that are shown, in their order; all where not given.
-            width: of the console.
-        """
-        name, *places = [self.columns.index(column) for column in columns or self.columns]
-        room = width - min(max(self._width(name), 16), _NAMES)
+@dataclass(frozen=True)
+class OnConsole:
+    """A table as rich prints it: the first column in bold, notes below the values, no word broken if there is room.
+
+    Columns that find no room follow in further tables, which repeat the columns of words on the left.
+
+    Attributes:
+        table: title, columns and rows of a :class:`Table` or of another object that has them.
+        columns: those that are shown; all where not given.
+    """
+
+    table: Any
+    columns: Sequence[str] = ()
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Text | ConsoleTable]:
+        names = self.table.columns
+        places = [place for place, name in enumerate(names) if not self.columns or name in self.columns]
+        widths = {place: max(map(cell_len, self._lines(place))) for place in places}
+        words = [place for place in places if place == places[0] or _is_words(self.table, place)]
+        numbers = [place for place in places if place not in words]
+        full = options.max_width - 1  # a space on the left, and two behind each column
+        needed = sum(widths[place] + 2 for place in numbers)
+        widest = max((widths[place] + 2 for place in numbers), default=0)
+        room = max(full - needed, min(_WORDS, full - widest))
+        while sum(widths[place] + 2 for place in words) > room:
+            wide = [place for place in words if widths[place] > self._least(place)]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
         blocks: list[list[int]] = [[]]
-        for place in places:
-            if blocks[-1] and sum(map(self._width, (*blocks[-1], place))) > room:
+        for place in numbers:
+            if blocks[-1] and sum(widths[other] + 2 for other in (*words, *blocks[-1], place)) > full:
                 blocks.append([])
             blocks[-1].append(place)
-        tables = []
+        if self.table.title:
+            yield Text(self.table.title, "bold")
         for block in blocks:
-            table = ruled_table(None if tables else self.title)
-            table.add_column(self.columns[name], overflow="fold", min_width=14)
-            for place in block:
-                words = bool(self.rows) and self.rows[0][place].kind in ("name", "word")
-                justify = "left" if words else "right"
-                table.add_column(self.columns[place], overflow="fold", justify=justify, no_wrap=not words)
-            for row in self.rows:
-                table.add_row(_text(row[name], True), *(_text(row[place], False) for place in block))
-            tables.append(table)
-        return Group(*tables)
+            drawn = ConsoleTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+            together = [place for place in places if place in (*words, *block)]
+            for place in together:
+                head = "\n".join(_wrapped(names[place], widths[place]))
+                side: Any = "left" if place in words else "right"
+                drawn.add_column(head, justify=side, overflow="fold", min_width=min(widths[place], full))
+            for row in self.table.rows:
+                drawn.add_row(*(_text(row[place], place == places[0], widths[place]) for place in together))
+            yield drawn
 
-    def _width(self, place: int) -> int:
-        fields = (row[place] for row in self.rows)
-        lines = [line for field in fields for line in (field.text, *map(_short, field.notes))]
-        return max(map(len, [self.columns[place], *lines])) + 2
+    def _lines(self, place: int) -> list[str]:
+        fields = (row[place] for row in self.table.rows)
+        return [self.table.columns[place], *(line for field in fields for line in (field.text, *field.notes))]
+
+    def _least(self, place: int) -> int:
+        """Return the length of the longest part that is not to be broken."""
+        return max(cell_len(part) for line in self._lines(place) for part in _BREAKS.split(line))
 
 
 def tabulate(
@@ -115,7 +144,7 @@ def estimate_field(
     value: float | None, low: float | None, high: float | None, text: Callable[[float], str]
 ) -> Field:
     """Return a number with its interval below it; a dash for None."""
-    return Field("–") if value is None else Field(text(value), (ends(low, high, text, " to "),))
+    return Field("–") if value is None else Field(text(value), (interval_text(low, high, text),))
 
 
 def rate_field(row: Mapping[str, Any]) -> Field:
@@ -130,39 +159,132 @@ def difference_field(row: Mapping[str, Any]) -> Field:
     """
     value = row["difference"] if "difference" in row else row["value"]
     kind = "" if row.get("decided", True) else "undecided"
-    return Field(points(value), (points_range(row["low"], row["high"]),), kind=kind)
+    return Field(points(value), (percent_range(row["low"], row["high"]),), kind=kind)
 
 
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = False) -> str:
-    """Return a table in Markdown; with ``numeric``, all columns but the first are aligned to the right.
+def table_text(table: Any, form: str) -> str:
+    """Return a table as text in one of ``TABLE_FORMATS``.
 
-    >>> print(markdown_table(["ε", "ASR"], [["1/255", "12.5"]], numeric=True))
-    | ε | ASR |
-    | --- | ---: |
-    | 1/255 | 12.5 |
+    CSV has all digits, in long form. LaTeX needs the package booktabs; notes are in lines below their numbers.
+
+    Raises:
+        UserError: there is no such format.
     """
-    rule = ["---", *["---:" if numeric else "---"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *rows))
+    return {"csv": lambda _: table.csv, "latex": latex, "markdown": markdown}[check_format(form)](table)
 
 
-_NAMES = 24  # of a console's line, for the names of the rows
+def table_files(table: Any) -> list[tuple[str, str, str]]:
+    """Return what a page offers of a table: for each format its label, a file name and a data URI."""
+    files = []
+    for form, (label, ending) in TABLE_FORMATS.items():
+        if content := table_text(table, form):
+            uri = f"data:text/{form};charset=utf-8,{quote(content)}"
+            files.append((label, f"{table.name}.{ending}", uri))
+    return files
 
 
-def _short(note: str) -> str:
-    """Return an interval in brackets, in the little room that a console has."""
-    return f"[{note.replace(' to ', ' ')}]" if " to " in note else note
+def markdown(table: Any) -> str:
+    """Return a table in Markdown, notes after the values; columns of numbers are aligned to the right."""
+    numeric = all(field.kind == "" for row in table.rows for field in row[1:])
+    rule = ["---", *["---:" if numeric else "---"] * (len(table.columns) - 1)]
+    rows = [[_in_markdown(field) for field in row] for row in table.rows]
+    lines = [[escaped(name) for name in table.columns], rule, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _text(field: Field, first: bool) -> Text:
-    style = "dim" if field.kind == "undecided" else "bold" if first or field.notes else ""
-    return Text.assemble((field.text, style), *((f"\n{_short(note)}", "dim") for note in field.notes))
+def _in_markdown(field: Any) -> str:
+    text, href = escaped(" ".join((field.text, *field.notes))), getattr(field, "href", "")
+    return f"[{text}]({href})" if href else text
 
 
-def ruled_table(
-    title: str | None = None, *, caption: str | None = None, title_style: str = "bold"
-) -> ConsoleTable:
-    """Return an empty table with a rule below its head, as all commands print them."""
-    left: Any = {"title_justify": "left", "caption_justify": "left", "title_style": title_style}
-    return ConsoleTable(
-        title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, **left
+def escaped(text: str) -> str:
+    r"""Escape markup and characters that would break a table row in Markdown.
+
+    >>> print(escaped("DiffCLIP* of [1.0, 2.0] | <b>"))
+    DiffCLIP\* of [1.0, 2.0] \| \<b>
+    """
+    marks = r"[\\`*|~$<]|\](?=[(\[:])|(?<!\w)_|_(?!\w)"
+    return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
+
+
+def latex(table: Any) -> str:
+    """Return a table environment of LaTeX with the rules of booktabs."""
+    words = [_is_words(table, place) for place in range(len(table.columns))]
+    lines = []
+    for row in table.rows:
+        texts = [in_latex(field.text) for field in row]
+        if row[0].kind == "mean":
+            texts = [f"\\textbf{{{text}}}" for text in texts]
+        depth = max(len(field.notes) for field in row)
+        notes = [
+            [in_latex(note) for note in field.notes] + [""] * (depth - len(field.notes)) for field in row
+        ]
+        lines.append(" & ".join(texts).replace("[", "{[}", texts[0].startswith("[")))
+        for line in zip(*notes, strict=True):
+            lines.append(" & ".join(f"\\scriptsize {note}" if note else "" for note in line))
+    return "\n".join(
+        [
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{in_latex(table.title)}}}",
+            f"\\label{{tab:{re.sub(r'[^a-z0-9]+', '-', table.name.lower())}}}",
+            f"\\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
+            "\\toprule",
+            " & ".join(map(in_latex, table.columns)) + r" \\",
+            "\\midrule",
+            *(line.strip() + r" \\" for line in lines),
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{table}",
+        ]
     )
+
+
+def in_latex(text: str) -> str:
+    r"""Escape text for LaTeX; symbols that a font may lack are set in mathematics.
+
+    >>> print(in_latex("ε = 4/255: −3.1 % of a_b, m / (√2·L)"))
+    $\varepsilon$ = 4/255: $-$3.1 \% of a\_b, m / ($\surd$2$\cdot$L)
+    """
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+_MATHEMATICS = {
+    "ε": "varepsilon", "λ": "lambda", "θ": "theta", "ρ": "rho", "γ": "gamma", "σ": "sigma", "α": "alpha", "Δ": "Delta",
+    "∞": "infty", "‖": "Vert", "√": "surd", "·": "cdot", "×": "times", "±": "pm", "≤": "le", "≥": "ge", "→": "to",
+    "∂": "partial", "∇": "nabla", "Σ": "Sigma", "η": "eta", "μ": "mu", "κ": "kappa", "δ": "delta", "β": "beta",
+}  # fmt: skip
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"$\\{name}$" for character, name in _MATHEMATICS.items()},
+    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+    "<": "$<$", ">": "$>$", "|": "$|$", "−": "$-$", "–": "--", "—": "---", "…": "\\ldots{}",
+    "’": "'", "‘": "`", "“": "``", "”": "''",
+}  # fmt: skip
+_WORDS = 40  # of a console's line, for the columns of words where numbers need the room
+_BREAKS = re.compile(r"\s|(?<=[/_.:,=-])(?=\w)")  # where a line may end
+
+
+def _is_words(table: Any, place: int) -> bool:
+    """Whether a column is of words, not of numbers."""
+    return not place or (bool(table.rows) and table.rows[0][place].kind not in ("", "undecided"))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break a line between words, and a word that is too long after a separator."""
+    lines = [""]
+    for word in text.split(" "):
+        for place, part in enumerate(_BREAKS.split(word) if cell_len(word) > width else [word]):
+            joined = f"{lines[-1]} {part}" if lines[-1] and not place else lines[-1] + part
+            if cell_len(joined) <= width or not lines[-1]:
+                lines[-1] = joined
+            else:
+                lines.append(part)
+    return lines
+
+
+def _text(field: Field, first: bool, width: int) -> Text:
+    style = "dim" if field.kind == "undecided" else "bold" if first or field.notes else ""
+    notes = ("\n".join(_wrapped(note, width)) for note in field.notes)
+    lines = "\n".join(_wrapped(field.text, width))
+    return Text.assemble((lines, style), *((f"\n{note}", "dim") for note in notes))

@@ -40,14 +40,23 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.1f}"
 
 
-def ends(low: float | None, high: float | None, written: Callable[[float], str], between: str) -> str:
-    """Format the ends of an interval; ends without anything between them, or both infinite (None), are no interval.
+def interval_text(low: float | None, high: float | None, written: Callable[[float], str]) -> str:
+    """Format an interval; ends without anything between them, or both infinite (None), are no interval.
 
-    >>> ends(-0.1, 0.25, "{:g}".format, " to "), ends(0.0, 0.0, str, " to "), ends(None, None, str, " to ")
-    ('-0.1 to 0.25', 'no interval', 'no interval')
+    >>> interval_text(-0.1, 0.25, "{:g}".format), interval_text(0.0, 0.0, str), interval_text(None, None, str)
+    ('[-0.1, 0.25]', 'no interval', 'no interval')
     """
     low, high = -math.inf if low is None else low, math.inf if high is None else high
-    return f"{written(low)}{between}{written(high)}" if is_interval(low, high) else NO_INTERVAL
+    return f"[{written(low)}, {written(high)}]" if is_interval(low, high) else NO_INTERVAL
+
+
+def with_interval(value: str, interval: str) -> str:
+    """Put an interval behind its number.
+
+    >>> with_interval("0.3", "[0.1, 0.5]"), with_interval("0.3", "no interval")
+    ('0.3 [0.1, 0.5]', '0.3 (no interval)')
+    """
+    return f"{value} ({interval})" if interval == NO_INTERVAL else f"{value} {interval}"
 
 
 def estimate_of(row: Mapping[str, Any], value: str = "value") -> Estimate:
@@ -65,10 +74,10 @@ def percent_range(low: float | None, high: float | None) -> str:
     """Format the interval of a rate in percent.
 
     >>> percent_range(0.3251, 0.3842), percent_range(1.0, 1.0), percent_range(0.0, 0.0001)
-    ('32.5–38.4', 'no interval', '0.00–0.01')
+    ('[32.5, 38.4]', 'no interval', '[0.00, 0.01]')
     """
     digits = _digits(low, high)
-    return ends(low, high, lambda end: number(100 * end, digits), "–")
+    return interval_text(low, high, lambda end: number(100 * end, digits))
 
 
 def _digits(low: float | None, high: float | None) -> int:
@@ -88,16 +97,6 @@ def points(difference: float, digits: int = 1) -> str:
     return (text if float(text) else text[1:]).replace("-", "−")
 
 
-def points_range(low: float | None, high: float | None) -> str:
-    """Format the interval of a difference in percentage points.
-
-    >>> points_range(-0.01, 0.206)
-    '−1.0 to +20.6'
-    """
-    digits = _digits(low, high)
-    return ends(low, high, lambda end: points(end, digits), " to ")
-
-
 def points_interval(difference: float, low: float | None, high: float | None) -> str:
     """Format a difference of rates in percentage points with its interval.
 
@@ -111,11 +110,8 @@ def points_interval(difference: float, low: float | None, high: float | None) ->
     digits = _digits(low, high)
     while digits < 6 and any(end and not round(100 * end, digits) for end in (low, high)):
         digits += 1
-    interval = ends(low, high, lambda end: number(100 * end, digits), ", ")
-    if interval == NO_INTERVAL:
-        return f"{points(difference)} points ({NO_INTERVAL})"
-    value = round(100 * difference, digits) + 0.0  # −0.0 is 0
-    return f"{'+' if value > 0 else ''}{number(value, digits)} points [{interval}]"
+    interval = interval_text(low, high, lambda end: number(100 * end, digits))
+    return with_interval(f"{points(difference, 1 if interval == NO_INTERVAL else digits)} points", interval)
 
 
 def attack_condition(attack: str, norm: str, steps: int | None) -> str:

@@ -230,50 +230,50 @@ def direction_grams(
 
 @validated
 @dataclass(frozen=True)
-class LambdaShare:
-    """What λ's own gradient adds to a layer's: ‖J_DA·u‖² in three parts, (batch, heads, probes) each.
+class GradientTerms:
+    """The three terms of J_DA = J1 − λ·J2 − A2 ⊗ ∇λ along directions u, (batch, heads, probes) each.
 
-    J_DA = J1 − λ·J2 − A2 ⊗ ∇λ. The parts ⟨J1·u, J_DA·u⟩, −⟨λ·J2·u, J_DA·u⟩ and −⟨(A2 ⊗ ∇λ)·u, J_DA·u⟩ add up to
-    ``whole``; a part below 0 makes the layer less sensitive.
+    ``first``, ``second`` and ``third`` are the inner products of the terms with J_DA, and add up to ‖J_DA‖² exactly. A
+    negative one makes the layer less sensitive. ``third`` is 0 where λ does not depend on the input.
     """
 
-    whole: AnyShape  # ‖J_DA·u‖²
     first: AnyShape  # ⟨J1·u, J_DA·u⟩
     second: AnyShape  # −⟨λ·J2·u, J_DA·u⟩
     third: AnyShape  # −⟨(A2 ⊗ ∇λ)·u, J_DA·u⟩
 
     @property
     def share(self) -> AnyShape:
-        """Part of the third term, from means over the probes: (batch, heads)."""
-        return self.third.mean(-1) / self.whole.mean(-1)
+        """Share of the third term in ‖J_DA‖², from means over the probes: (batch, heads)."""
+        whole = (self.first + self.second + self.third).mean(-1)
+        return self.third.mean(-1) / whole
 
 
 @validated
-def lambda_shares(
+def gradient_terms(
     model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
-) -> Iterator[tuple[Layer, LambdaShare]]:
-    """Yield each layer whose λ depends on the tokens, and how much λ's gradient counts at the pixels.
+) -> Iterator[tuple[Layer, GradientTerms]]:
+    """Yield each layer with the three terms of its map's Jacobian at the pixels; arguments of :func:`direction_grams`.
 
-    ``directions`` as for :func:`direction_grams`, from :func:`random_directions` for the Frobenius norm of J_DA.
+    With :func:`random_directions` the values are unbiased for those of the Frobenius inner product.
     """
-    parts: dict[str, list[Tensor]] = {}
+    terms: dict[str, list[Tensor]] = {}
     layers: dict[str, Layer] = {}
     for u in directions:
         for layer in attention_layers(model, images, call=call, tangent=u):
-            if layer.term is None or layer.subtracted is None or layer.tangent is None:
-                continue
+            assert layer.tangent is not None
             with gradients(enabled=False):
-                mean = layer.weight[..., None, None]
-                one, two, three = (
-                    branch.jvp(layer.tangent) for branch in (layer.positive, layer.subtracted, layer.term)
-                )
-                whole, third = one - mean * two, -mean * three
-                terms = whole, one, whole - one - third, third
-                products = [(term * whole).flatten(2).sum(-1) for term in terms]
-            parts.setdefault(layer.name, []).append(torch.stack(products))
+                lam = layer.weight.expand(len(images), -1)[..., None, None]
+                branches = layer.positive, layer.subtracted, layer.term
+                one, two, three = (0.0 if one is None else one.jvp(layer.tangent) for one in branches)
+                whole, third = one - lam * two, -lam * three
+                parts = [
+                    ((term + 0 * whole) * whole).flatten(2).sum(-1)
+                    for term in (one, whole - one - third, third)
+                ]
+            terms.setdefault(layer.name, []).append(torch.stack(parts))
             layers[layer.name] = layer
     for name, layer in layers.items():
-        yield layer, LambdaShare(*torch.stack(parts[name], -1))
+        yield layer, GradientTerms(*torch.stack(terms[name], -1))
 
 
 @validated

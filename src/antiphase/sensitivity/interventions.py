@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attention import AttentionMaps, DifferentialAttention, softmax_maps
+from antiphase.attention import AttentionMaps, DifferentialAttention
 from antiphase.attention.lambdas import Stream, lambda_at
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import gradients
@@ -66,7 +66,7 @@ class ReplacedMap(nn.Module):
     def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
         maps, values = _taken_apart(self.attention, x, mask)
         negative = self.negative.to(maps.positive.dtype).expand_as(maps.positive)
-        return _attended(self.attention, maps._replace(negative=negative), values)
+        return _attended(self.attention, maps._replace(negative=negative), values, x)
 
 
 class StoppedGradient(nn.Module):
@@ -89,20 +89,18 @@ class StoppedGradient(nn.Module):
             return self.attention(x, mask)
         maps, values = _taken_apart(self.attention, x, mask)
         stopped = {branch: getattr(maps, branch).detach() for branch in self.branches}
-        return _attended(self.attention, maps._replace(**stopped), values)
+        return _attended(self.attention, maps._replace(**stopped), values, x)
 
 
 def _taken_apart(
     attention: DifferentialAttention, x: Tensor, mask: Tensor | None
 ) -> tuple[AttentionMaps, Tensor]:
     """Return both maps with λ, and the values."""
-    (q1, q2), (k1, k2), values = attention.parts(attention.qkv(x))
-    lam = lambda_at(attention.lam, x)
-    return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), lam), values
+    return attention.maps(x, mask), attention.parts(attention.qkv(x))[2]
 
 
-def _attended(attention: DifferentialAttention, maps: AttentionMaps, values: Tensor) -> Tensor:
-    return attention.finish(maps.combined.to(values.dtype) @ values)
+def _attended(attention: DifferentialAttention, maps: AttentionMaps, values: Tensor, x: Tensor) -> Tensor:
+    return attention.finish(maps.combined.to(values.dtype) @ values, x)
 
 
 def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:

@@ -39,6 +39,7 @@ ALIGNMENT_SCHEMA = _schema(
 LIPSCHITZ_SCHEMA = _schema(
     f"{_TEXTS} of estimator norm ball", _INTEGERS, f"{_WHO} layer name of estimator norm ball eps value"
 )
+TERMS_SCHEMA = _schema(_TEXTS, _INTEGERS, f"{_WHO} layer name head lam first second third")
 DEPTH_SCHEMA = _schema(
     f"{_TEXTS} perturbation",
     f"{_INTEGERS} stage",
@@ -69,7 +70,10 @@ _EXPLAINED: dict[str, Statistic] = {
 _WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
     {"cosine": as_difference}
     | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
-    | dict.fromkeys(("relative", "by_gamma", "by_rho", "by_cosine", "critical", "printed"), lambda any: any)
+    | dict.fromkeys(
+        ("first", "second", "third", "relative", "by_gamma", "by_rho", "by_cosine", "critical", "printed"),
+        lambda any: any,
+    )
 )
 
 Block = tuple[Sequence[Any], np.ndarray, Mapping[str, Statistic]]
@@ -127,6 +131,18 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
     """  # noqa: D415 (a list follows)
     return _by_group(rows, ["model", "site", "layer", "name"], _sample_parts, _statistics)
+
+
+def terms(rows: pl.DataFrame) -> pl.DataFrame:
+    """Estimate the share of each term of J_DA = J1 − λ·J2 − A2 ⊗ ∇λ in ‖J_DA‖², from sums over samples and heads.
+
+    Columns ``model, layer, name, metric, value, low, high, n``; the metrics ``first``, ``second`` and ``third``.
+    """
+    names = ["first", "second", "third"]
+    keys = ["model", "layer", "name"]
+    means = rows.group_by([*keys, "sample"], maintain_order=True).agg(pl.mean(*names))
+    shares = {name: lambda m, place=place: m[..., place] / m.sum(-1) for place, name in enumerate(names)}
+    return _by_group(means, keys, lambda block: block.select(names).to_numpy(), lambda block: shares)
 
 
 def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:

@@ -278,7 +278,8 @@ class ReportOptions(AnyStudyOptions):
     out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
     markdown: Path | None = Field(
         None,
-        description="Markdown file to write the numbers to as well, with a picture of the claims next to it.",
+        description="Markdown file for answers and claims, with its pictures next to it; the studies' pages are "
+        "written to a folder of its name.",
     )
     readme: Path | None = Field(
         None,

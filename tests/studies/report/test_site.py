@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.report.table import markdown
 from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact, Gallery, Panel, Plot, Table
 from antiphase.studies.report.site import prose, write_site
@@ -19,7 +20,6 @@ from antiphase.studies.report.tables import (
     claims_csv,
     claims_sheets,
     console_claims,
-    markdown,
     panel_tables,
     plot_csv,
     table_sheet,
@@ -27,8 +27,15 @@ from antiphase.studies.report.tables import (
 from tests.studies.report import made_up_studies as made_up
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
-MAGIC = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b""}
-TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
+MAGIC = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b"", "tex": b"\\begin", "md": b"| "}
+TYPES = {
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "pdf": "application/pdf",
+    "csv": "text/csv",
+    "tex": "text/latex",
+    "md": "text/markdown",
+}
 
 
 class Page(HTMLParser):
@@ -179,7 +186,7 @@ def test_downloads_are_what_they_say(pages):
             assert raw.startswith(MAGIC[ending])
             kinds.add(ending)
     assert kinds == set(TYPES)
-    assert len(pages["diffclip-figure-3"].downloads) == 2 * 4 + 2 + 2 * 3 + 1
+    assert len(pages["diffclip-figure-3"].downloads) == 2 * 4 + 3 * 2 + 2 * 3 + 3
 
 
 def test_everything_foreign_is_escaped(pages):

@@ -30,7 +30,7 @@ from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.run_files import write_run
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models
-from antiphase.files import write_json
+from antiphase.files import printable, write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
@@ -94,6 +94,9 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     rows = pl.concat(parts)
     if options.worst_case:
         rows = with_worst_case(rows, options.worst_case)
+    if files := getattr(pope.pictures, "files", None):
+        named = pl.DataFrame({"image": pope.pictures.ids.numpy(), "file": list(map(printable, files))})
+        rows = rows.join(named, on="image", maintain_order="left")
     about = lineup.about()
     # none of an audit's rates: the questions about one image are no independent draws
     answers = summarise_answers(rows, by_seed(about), lineup.pairs)
@@ -197,15 +200,6 @@ class AnswersResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        for pair in pairs:
-            attacked = [
-                set(rows.filter(model=name).select("attack", "eps", "sample").rows()) for name in pair
-            ]
-            if attacked[0] != attacked[1]:
-                raise UserError(
-                    f"compare: {pair[0]!r} and {pair[1]!r} were attacked differently; expected the same attacks, ε and "
-                    "questions"
-                )
         names = {name: [name] for pair in pairs for name in pair}
         return pl.DataFrame(summarise_answers(rows, names, pairs)["differences"], infer_schema_length=None)
 

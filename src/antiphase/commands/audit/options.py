@@ -116,7 +116,7 @@ class AuditOptions(Options):
 
     antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
 
-    antiphase audit runs/vit --attack pgd,square --fail-under "robust 40% @ 1/255" --fail-under "robust 20% @ 4/255"
+    antiphase audit runs/diffvit --against runs/vit --attack pgd,square,autoattack
 
     antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
 
@@ -291,6 +291,8 @@ class AttackOptions(AuditOptions):
     antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
 
     antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1 --set initial_const=0.1
+
+    antiphase attack runs/vit --attack pgd,square --eps 1/255,4/255 --fail-under "robust 40% @ 1/255"
 
     torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
     """

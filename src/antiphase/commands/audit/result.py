@@ -168,7 +168,7 @@ class AuditResult(Result):
                 if row["low" if gate.low else "value"] < gate.share - 1e-9:
                     interval = words.percent_range(row["low"], row["high"])
                     lines.append(
-                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % [{interval}]"
+                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % {interval}"
                     )
         return lines
 
@@ -273,7 +273,18 @@ class AuditResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        return pl.concat([compare(rows, *pair) for pair in pairs])
+        correct, clean = (
+            pl.col("clean_prediction") == pl.col("label"),
+            rows.unique(["model", "sample"], keep="first"),
+        )
+        rates = {"asr": rows, "robust_accuracy": rows.with_columns(success=correct & ~pl.col("success"))}
+        rates["clean_accuracy"] = clean.with_columns(success=correct, eps=0.0, attack=pl.lit("none"))
+        frames = [
+            compare(rows, *pair).with_columns(metric=pl.lit(name))
+            for name, rows in rates.items()
+            for pair in pairs
+        ]
+        return pl.concat(frames)
 
     def sections(self) -> list[Section]:
         seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
@@ -316,11 +327,13 @@ class AuditResult(Result):
 
     def console(self) -> list[Any]:
         titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
-        first = self._named_rates("robust_accuracy") if self.kind == "attack" else []
+        first = (
+            _named("Robust accuracy", self.rate_tables("robust_accuracy")) if self.kind == "attack" else []
+        )
         tables = [
             self.models_table(),
-            *self._named_rates("asr"),
-            *self.difference_tables(),
+            *_named("Attack success rate", self.rate_tables("asr")),
+            *_named("Difference of the attack success rates", self.difference_tables()),
             *self._norm_tables(),
         ]
         # single models are left out where their family has a mean
@@ -330,11 +343,6 @@ class AuditResult(Result):
         )
         parts: list[Any] = list(shown)
         return [*parts[: len(first)], *titles, *parts[len(first) :]]
-
-    def _named_rates(self, metric: str) -> list[Table]:
-        """Return the tables of a rate, whose titles name it."""
-        name, *_ = _RATES[metric]
-        return [replace(table, title=f"{name}, {table.title}") for table in self.rate_tables(metric)]
 
     @property
     def reading(self) -> str:
@@ -484,6 +492,11 @@ def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(model=pl.format("{}, {}", "model", attack))
 
 
+def _named(what: str, tables: Sequence[Table]) -> list[Table]:
+    """Return tables whose titles say what they hold, for the console."""
+    return [replace(table, title=f"{what}, {table.title}") for table in tables]
+
+
 def _title(attack: str, norm: str) -> str:
     return words.attack_label("Worst case" if attack.startswith(WORST) else attack, norm)
 
@@ -512,7 +525,7 @@ def _difference_field(entry: Mapping[str, Any]) -> Field:
     field = difference_field(entry)
     if entry["p_value"] is not None:
         return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
-    images = words.points_range(entry["image_low"], entry["image_high"])
+    images = words.percent_range(entry["image_low"], entry["image_high"])
     return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
 
@@ -520,4 +533,4 @@ def _norm_field(entry: Mapping[str, Any]) -> Field:
     if entry["eps"] is None:
         return Field("not reached")
     high = "∞" if entry["high"] is None else f"{entry['high']:.4g}"
-    return Field(f"{entry['eps']:.4g}", (f"{entry['low']:.4g} to {high}",))
+    return Field(f"{entry['eps']:.4g}", (f"[{entry['low']:.4g}, {high}]",))

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows
-from antiphase.errors import UserError
 from antiphase.report.figure import (
     Family,
     add_legend,
@@ -95,12 +94,12 @@ class CertifyResult(Result):
         return [f"Note: {estimated['note']}."] if "note" in estimated else []
 
     def differences(self, other: Self) -> pl.DataFrame:
-        """Return the differences of certified accuracy at each radius, with Newcombe's interval."""
-        if self.summary["smoothing"] != other.summary["smoothing"]:
-            raise UserError(
-                "compare: smoothed differently; expected the same sigma, samples, alpha and seed in both"
-            )
-        radii = [rate["radius"] for rate in self.summary["models"][0]["certified_accuracy"]]
+        """Return the differences of certified accuracy at the radii of both, with Newcombe's interval."""
+        mine, theirs = (
+            [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]]
+            for result in (self, other)
+        )
+        radii = [radius for radius in sorted({*mine, *theirs}) if radius <= min(mine[-1], theirs[-1])]
         differences = paired_differences(*combined_rows(self, other), radii)
         return pl.DataFrame(differences).rename({"value": "difference"})
 

@@ -168,5 +168,4 @@ def check_suffix(path: Path) -> None:
 def figure_bytes(figure: Figure, path: Path) -> bytes:
     """Return a figure as PNG at 200 dots per inch or as PDF with embedded fonts, by the suffix of the file."""
     check_suffix(path)
-    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType: text can be searched, as publishers ask
-        return _WRITERS[path.suffix.lower()](figure)
+    return _WRITERS[path.suffix.lower()](figure)

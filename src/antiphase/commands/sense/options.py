@@ -9,9 +9,9 @@ from antiphase.commands import options as fields
 from antiphase.commands.options import Options, at_least_one
 from antiphase.errors import UserError
 
-PARTS = ("alignment", "depth", "lipschitz")
+PARTS = ("alignment", "depth", "terms", "lipschitz")
 _USERS = {  # the parts that use an option
-    "probes": ("alignment",),
+    "probes": ("alignment", "terms"),
     "eps": ("depth",),
     "steps": ("lipschitz", "depth"),
     "radius": ("lipschitz",),

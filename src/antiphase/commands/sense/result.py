@@ -33,7 +33,7 @@ from antiphase.report.figure import (
 )
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table, estimate_field, tabulate
-from antiphase.report.words import ends, estimate_of, number
+from antiphase.report.words import estimate_of, interval_text, number, with_interval
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.sensitivity.theory import critical_cosine
@@ -44,7 +44,7 @@ from antiphase.terminal import eps_label
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
 _KINDS = {"noise": "uniform noise", "pgd": "PGD’s perturbation"}
-_PERCENT = {"below", "negative", "positive", "undecided"}
+_PERCENT = {"below", "negative", "positive", "undecided", "first", "second", "third"}
 # columns of tables: their heads by metric
 _ALIGNMENT = {
     "cosine": "cosθ",
@@ -55,6 +55,7 @@ _ALIGNMENT = {
     "positive": "surely above, %",
     "norm": "‖J_DA‖",
 }
+_TERMS = {"first": "J1", "second": "−λ·J2", "third": "−A2 ⊗ ∇λ"}
 _EXPLANATION = {
     "relative": "ln ‖J_DA‖/‖J_base‖",
     "by_gamma": "by γ",
@@ -64,7 +65,7 @@ _EXPLANATION = {
 }
 _PLANE = {"rho": "λρ", "cosine": "cosθ", "critical": "cosθ*", "gamma": "γ", "relative": "‖J_DA‖ / ‖J_base‖"}
 _DEPTH = {"gain": "gain", "lipschitz": "L(d)", "alpha": "gain / L(d)", "cancellation": "cancellation"}
-_CONSOLE = {"model", "layer", "cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %"}
+_CONSOLE = {"model", "layer", "cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", *_TERMS.values()}
 
 
 class SenseResult(Result):
@@ -93,7 +94,7 @@ class SenseResult(Result):
         return [
             table.console([column for column in table.columns if column in columns])
             for table in self.all_tables()
-            if table.name.startswith(("alignment-", "lipschitz-"))
+            if table.name.startswith(("alignment-", "lipschitz-", "terms"))
         ]
 
 
@@ -164,6 +165,13 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
     return plots, tables, {"error": sensitivity.prediction_error(rows)}
 
 
+def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
+    frame = sensitivity.terms(rows)
+    panels = [[_axis(f"share of {label}", frame, metric, groups, 0.0) for metric, label in _TERMS.items()]]
+    tables = [_table("terms", "Shares of ‖J_DA‖² at the pixels, %", frame, _TERMS, groups)]
+    return [Plot("terms", _layer_figure(panels, groups), _WORDS["terms"]["caption"])], tables, {}
+
+
 def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     frame = sensitivity.means(rows, ["model", "of", "layer", "estimator"], ["value"])
     frame = frame.with_columns(metric=pl.col("estimator"))
@@ -218,6 +226,7 @@ def _depth(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Fa
 
 _PARTS = {
     "alignment": (sensitivity.ALIGNMENT_SCHEMA, _alignment),
+    "terms": (sensitivity.TERMS_SCHEMA, _terms),
     "lipschitz": (sensitivity.LIPSCHITZ_SCHEMA, _lipschitz),
     "depth": (sensitivity.DEPTH_SCHEMA, _depth),
 }
@@ -383,4 +392,4 @@ def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:
     def text(end: float) -> str:
         return number(scale(end), digits)
 
-    return f"{text(estimate.value)} ({ends(estimate.low, estimate.high, text, ' to ')})"
+    return with_interval(text(estimate.value), interval_text(estimate.low, estimate.high, text))

@@ -26,6 +26,7 @@ from antiphase.sensitivity.alignment import (
     Gram,
     align,
     direction_grams,
+    gradient_terms,
     loss_grams,
     random_directions,
     token_grams,
@@ -36,6 +37,7 @@ from antiphase.sensitivity.layer_estimates import (
     BRANCHES_SCHEMA,
     DEPTH_SCHEMA,
     LIPSCHITZ_SCHEMA,
+    TERMS_SCHEMA,
 )
 from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.lipschitz import (
@@ -144,6 +146,8 @@ def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]
         summary["alignment"] = entries(sensitivity.alignment(frame))
         summary["explanation"] = entries(sensitivity.explanation(frame, list(pairs)))
         summary["prediction_error"] = sensitivity.prediction_error(frame)
+    if "terms" in rows:
+        summary["terms"] = entries(sensitivity.terms(rows["terms"]))
     if "lipschitz" in rows:
         keys = ["model", "of", "layer", "estimator"]
         summary["lipschitz"] = entries(sensitivity.means(rows["lipschitz"], keys, ["value"]))
@@ -249,8 +253,7 @@ def alignment_rows(
         loss: sum over the samples, of the logits; None: the cross-entropy with the predictions at x, what an attack
             climbs.
     """
-    keys = sample_keys(key(options.seed, "alignment"), ids)
-    keys = torch.stack([sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
+    keys = _probe_keys(ids, options)
     for layer_index, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
         yield _gram_rows("tokens", layer_index, layer, gram, probes, ids)
     for layer_index, (layer, gram) in enumerate(loss_grams(model, images, loss or _loss)):
@@ -258,6 +261,19 @@ def alignment_rows(
     directions = random_directions(images, keys)
     for layer_index, (layer, gram) in enumerate(direction_grams(model, images, directions)):
         yield _gram_rows("pixels", layer_index, layer, gram, options.probes, ids)
+
+
+def term_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    """Yield how much of each layer's ‖J_DA‖² comes from J1, from λ·J2 and from λ's own gradient, at the pixels."""
+    directions = random_directions(images, _probe_keys(ids, options))
+    for layer_index, (layer, terms) in enumerate(gradient_terms(model, images, directions)):
+        values = {name: getattr(terms, name).mean(-1) for name in ("first", "second", "third")}
+        yield rows_of(ids, values | {"lam": layer.weight}, layer=layer_index, name=layer.name)
+
+
+def _probe_keys(ids: Tensor, options: SenseOptions) -> Tensor:
+    keys = sample_keys(key(options.seed, "alignment"), ids)
+    return torch.stack([sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
 
 
 def _loss(logits: Tensor) -> Tensor:
@@ -370,6 +386,7 @@ _BALL = {"eps": "radius", "samples": "samples", "steps": "steps", "points": "poi
 PARTS = (
     Part("alignment", ALIGNMENT_SCHEMA, {"probes": "probes", "seed": "seed"}, alignment_rows, version=2),
     Part("lipschitz", LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, heavy=True, registered=_added_estimators),
+    Part("terms", TERMS_SCHEMA, {"probes": "probes", "seed": "seed"}, term_rows),
     Part("depth", DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
 )
 STUDY_PARTS = (

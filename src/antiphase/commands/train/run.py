@@ -24,6 +24,7 @@ from antiphase.commands.loading import (
     measured_attention,
 )
 from antiphase.commands.result import Result
+from antiphase.commands.run_folder import finished
 from antiphase.commands.train import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
@@ -67,7 +68,7 @@ def run(options: TrainingOptions, command: str = "") -> Metrics:
             raise TypeError(type(options).__name__)
     if this_process().first:
         about = {"command": command, "options": options.record()}
-        about |= {"seconds": round(time.monotonic() - began, 2)} | environment_record(find_device("auto"))
+        about |= finished(options.out, began) | environment_record(find_device("auto"))
         write_json(options.out / "run.json", about)
     return metrics
 

@@ -213,24 +213,24 @@ def _open_clip(wanted: Wanted) -> nn.Module:
     if stored and (file or drawn):
         raise UserError(f"{wanted.spec}: {folder} has its own weights; leave out @FILE and --random-weights")
     if not stored:
-        check_known(
-            base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() has them"
-        )
-        known = {
-            name: open_clip.get_pretrained_cfg(base, name)
-            for name in open_clip.list_pretrained_tags_by_model(base)
-        }
+        models, tags = open_clip.list_models(), open_clip.list_pretrained_tags_by_model(base)
+        check_known(base, models, "open_clip has no model", "open_clip.list_models() lists them")
+        known = {one: open_clip.get_pretrained_cfg(base, one) for one in tags}
         if not drawn and tag not in known and (tag or not file):
             fix = f"TAG one of {', '.join(known) or 'none'}, open_clip:{base}@FILE, or --random-weights"
             raise UserError(f"{spec}: expected open_clip:{base}/TAG with {fix}")
         about = {} if drawn else known.get(tag, {})
         parts = ("mean", "std", "interpolation", "resize_mode", "quick_gelu")
         others = not tag and len({str([one.get(part) for part in parts]) for one in known.values()}) > 1
-    what = "its text tower or tokenizer is neither cached nor" if drawn or file else "the weights are not"
-    fix = "use one such as open_clip:ViT-B-32" if drawn or file else "build the model with --random-weights"
-    lacking = downloading(
-        f"{spec}: {what} available", f"load it once with network access, or {fix}", FAILURES
-    )
+    what, fix = "the weights are not available", "build the model with --random-weights"
+    if drawn or file:
+        what = "its text tower or tokenizer is neither cached nor available"
+        fix = "use one such as open_clip:ViT-B-32"
+    fix = f"load it once with network access, or {fix}"
+    if stored:
+        what = "cannot be loaded"
+        fix = f"export it again, or correct {folder / OPEN_CLIP_CONFIG} if it was moved"
+    lacking = downloading(f"{spec}: {what}", fix, FAILURES)
     place = f"local-dir:{folder}" if stored else base
     with drawn_from(wanted.seed), quiet_logging(), lacking:
         model: Any = open_clip.create_model(

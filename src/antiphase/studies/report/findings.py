@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.page import environment
+from antiphase.report.table import escaped, markdown
 from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact
 from antiphase.studies.report import figures, forest
@@ -26,8 +27,6 @@ from antiphase.studies.report.tables import (
     check_sheet,
     claims_sheets,
     counts_sheet,
-    escaped,
-    markdown,
     models_tested,
     panel_tables,
     plot_csv,

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import polars as pl
 from rich.console import Group
 
-from antiphase.report.table import Field, markdown_table, ruled_table
+from antiphase.report.table import Field, OnConsole
 from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
@@ -205,38 +204,8 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
 
 
 def console_claims(results: Sequence[Result]) -> Group:
-    """Tabulate all claims for a console of 80 columns."""
-    tables = []
-    for sheet in claims_sheets(results, [""] * len(results)):
-        table = ruled_table(sheet.title)
-        for name, ratio in zip(sheet.columns, (3, 1, 2, 1), strict=True):
-            table.add_column(name, overflow="fold", ratio=ratio, min_width=12 if name == "verdict" else None)
-        for row in sheet.rows:
-            table.add_row(*("\n".join((field.text, *field.notes)) for field in row))
-        tables.append(table)
-    return Group(*tables)
-
-
-def markdown(sheet: Sheet) -> str:
-    """Return a table in Markdown, notes after the values; columns of numbers are aligned to the right."""
-    numeric = all(field.kind == "" for row in sheet.rows for field in row[1:])
-    rows = [[_in_markdown(field) for field in row] for row in sheet.rows]
-    return markdown_table([escaped(name) for name in sheet.columns], rows, numeric=numeric)
-
-
-def _in_markdown(field: Field) -> str:
-    text, href = escaped(" ".join((field.text, *field.notes))), getattr(field, "href", "")
-    return f"[{text}]({href})" if href else text
-
-
-def escaped(text: str) -> str:
-    r"""Escape markup and characters that would break a table row.
-
-    >>> print(escaped("DiffCLIP* of [1.0, 2.0] | <b>"))
-    DiffCLIP\* of [1.0, 2.0] \| \<b>
-    """
-    marks = r"[\\`*|~$<]|\](?=[(\[:])|(?<!\w)_|_(?!\w)"
-    return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
+    """Tabulate all claims for a console."""
+    return Group(*map(OnConsole, claims_sheets(results, [""] * len(results))))
 
 
 def claims_csv(results: Sequence[Result]) -> str:

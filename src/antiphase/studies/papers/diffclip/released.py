@@ -90,7 +90,7 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
     file = local_checkpoint(path)
     if file is not None:
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
-        towers = tuple(attention_spec(one.attention).differential for one in (config.vision, config.text))
+        towers = _differential(config)
         depth = config.vision.depth
     facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
     if any(towers):
@@ -117,15 +117,18 @@ def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
     if recipe.get("kind") != "clip":
         raise UserError(f"models {spec}: is no CLIP; expected a directory of antiphase train-clip")
     config = as_config(ClipConfig, recipe.get("model"), f"{folder / RECIPE_FILE}: ", ("model",))
-    both = (config.vision, config.text)
-    differential = [tower for tower in both if attention_spec(tower.attention).differential]
     facts: dict[str, Any] = {"trained_on": str(recipe.get("data")), "depth": config.vision.depth}
-    if differential:
-        facts["lambda_init"] = differential[0].lambda_init
-        facts["lambda_schedule"] = differential[0].lambda_schedule
+    towers = _differential(config)
+    if any(towers):
+        tower = config.vision if towers[0] else config.text
+        facts |= tower.model_dump(include={"lambda_init", "lambda_schedule"})
     by_depth = facts.get("lambda_schedule") == "depth"
-    towers = tuple(tower in differential for tower in both)
     return given(spec, series or _series(towers, by_depth), seed, **facts)
+
+
+def _differential(config: ClipConfig) -> tuple[bool, ...]:
+    """Return whether the image and the text tower have differential attention."""
+    return tuple(attention_spec(one.attention).differential for one in (config.vision, config.text))
 
 
 @lru_cache

@@ -1,0 +1,46 @@
+"""``antiphase compare``: two runs of one command, compared on what they share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.commands import options as fields
+from antiphase.commands.command import Command
+from antiphase.commands.options import Options, Typed
+
+
+class CompareOptions(Options):
+    """Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
+
+    Differences are the first run minus the second, with 95 % intervals. Models of the same name are paired, and the
+    others in their order. Runs may differ in models, attack, steps, ε, number of images and other settings; the images
+    have to be of the same data. Writes report.html, differences.csv, summary.json and the rows.
+
+    **Examples**
+
+    antiphase compare runs/audit-pgd runs/audit-autoattack
+
+    antiphase compare runs/audit-robust runs/audit-natural --out runs/robust-minus-natural
+
+    antiphase compare runs/certify-0.25 runs/certify-0.5 --table latex
+    """
+
+    first: Annotated[
+        Path, Typed(argument=True, metavar="A"), Field(description="Directory of a run, of any command.")
+    ]
+    second: Annotated[
+        Path,
+        Typed(argument=True, metavar="B"),
+        Field(description="Directory of another run of that command."),
+    ]
+    out: fields.Directory = Path("antiphase-compare")
+    """Directory to write."""
+
+
+COMMAND = Command(
+    "compare",
+    CompareOptions,
+    "antiphase.commands.compare.run:run",
+    "antiphase.commands.compare.result:CompareResult",
+)
