@@ -93,7 +93,7 @@ def record(
 
 _WHY = {
     "unknown": "attention module {kind} has no adapter; " + HOW,
-    "other": "{kind} computes softmax maps, but not as standard or differential attention with one λ for each head: "
+    "other": "{kind} computes softmax maps, but not as standard or differential attention with a λ of a head or token: "
     "{reason}; if it is attention, " + HOW,
     "pooling": "{kind}: cross-attention is not supported; expected self-attention",
 }
