@@ -31,18 +31,25 @@ from torch import Tensor, nn
 import antiphase as ap
 from antiphase.attacks import Threat, apgd, autoattack, fab, pgd, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.attacks.engine import SPEED_VERSION
 from antiphase.attention import outputs_only
+from antiphase.files import digest
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import keep_freed_memory
 from antiphase.studies.report.findings import replace_marked
 
 PUBLISHED = Path(__file__).with_name("attacks.json")
 PAGE = Path(__file__).parents[1] / "docs/commands.md"
-SHOWN = (  # what the page shows: command lines of this script
-    ["pgd", "apgd-ce", "--images", "100", "--rounds", "3"],
-    ["autoattack", "--images", "40"],
+CNN = "python:benchmarks/models.py:cnn"
+SHOWN = tuple(  # what the page shows: command lines of this script
+    [*words.split(), "--precision", "auto", "--clock", "cpu"]
+    for words in (
+        "pgd apgd-ce --images 100 --rounds 3",
+        f"pgd apgd-ce --images 100 --rounds 2 --eps 8/255 --model {CNN}",
+        f"square --images 100 --eps 8/255 --queries 300 --model {CNN}",
+    )
 )
-TITLES = {"pgd": "PGD-20", "apgd-ce": "APGD-CE", "autoattack": "AutoAttack"}
+TITLES = {"pgd": "PGD-20", "apgd-ce": "APGD-CE", "square": "Square", "autoattack": "AutoAttack"}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 Timed = Callable[[], float]  # does the work; returns the robust accuracy or the share that stands
 
@@ -54,7 +61,7 @@ def main() -> None:
     parser.add_argument("--model", default="specimen:diffvit-0")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--eps", default="2/255,8/255")
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--precision", default="float32", help="of our search: auto, float32 or bf16")
     parser.add_argument(
         "--compile", action="store_true", help="our search through torch.compile, warmed up first"
     )
@@ -84,8 +91,9 @@ def main() -> None:
 def publish(parser: argparse.ArgumentParser) -> None:
     """Measure what the page shows, write it as JSON, and put the table into the page."""
     lines = [line for words in SHOWN for line in measure(parser.parse_args(words))]
-    models = {line["model"]: ap.load_model(line["model"]) for line in lines}
-    record = provenance(models, ("pyautoattack", "foolbox", "torchattacks")) | {"measured": lines}
+    record = provenance({}, ("pyautoattack", "foolbox", "torchattacks"))
+    record |= {"models": {line["model"]: digest_of(line["model"]) for line in lines}}
+    record |= {"speed version": SPEED_VERSION, "measured": lines}
     PUBLISHED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     replace_marked(PAGE, "speed", speed_table(record))
 
@@ -156,16 +164,18 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
 
 def speed_table(record: Mapping[str, Any]) -> str:
     """Return the table of a record of ``--publish`` in Markdown, with what it was measured with below."""
-    head = ("attack", "ε", "images", "compared with", "times as fast", "robust accuracy, ours and theirs")
+    head = ("model", "attack", "ε", "images", "compared with", "times as fast", "robust accuracy, both")
     rows = [head, ("---",) * len(head)]
     for line in record["measured"]:
         ours, *_ = line["seconds"]
+        asked = f", {line['queries']:,} queries" if line["what"] in ("square", "autoattack") else ""
         for who, times in line["times faster"].items():
             left = " and ".join(f"{100 * line['standing'][each]:.1f} %" for each in (ours, who))
             version = record["versions"].get(who, "")
             rows.append(
                 (
-                    TITLES.get(line["what"], line["what"]),
+                    line["model"].rpartition(":")[2],
+                    TITLES.get(line["what"], line["what"]) + asked,
                     line["eps"],
                     str(line["images"]),
                     f"{who} {version}".strip(),
@@ -176,15 +186,23 @@ def speed_table(record: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     models = ", ".join(f"`{name}`" for name in record["models"])
     about = (
-        f"Ratio of the fastest rounds, all in float32, of {models} on {record['hardware']}; torch "
-        f"{record['versions']['torch']}, commit {record['commit']}, {record['date']}."
+        f"Ratio of the CPU times of the fastest rounds, ours with `--precision auto`. Models: {models}. On "
+        f"{record['hardware']}; torch {record['versions']['torch']}, commit {record['commit']}, {record['date']}."
     )
     return "\n".join([*lines, "", about, ""])
 
 
-def changed_models(record: Mapping[str, Any]) -> list[str]:
-    """Return the models of a record whose weights or code are no longer those that were measured."""
-    return [name for name, digest in record["models"].items() if fingerprint(ap.load_model(name)) != digest]
+def changed(record: Mapping[str, Any]) -> list[str]:
+    """Return what is no longer what was measured: models, by weights or code, and the attacks, by their version."""
+    models = [name for name, digest in record["models"].items() if digest_of(name) != digest]
+    return models + ["attacks"] * (record["speed version"] != SPEED_VERSION)
+
+
+def digest_of(name: str) -> str:
+    """Return the SHA-256 of a model's weights and code; of the file of one that is trained when it is loaded."""
+    if not name.startswith("python:"):
+        return fingerprint(ap.load_model(name))
+    return digest((PAGE.parents[1] / name.split(":")[1]).read_bytes())
 
 
 def ours_name(options: argparse.Namespace) -> str:

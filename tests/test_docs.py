@@ -15,6 +15,7 @@ import torch
 import typer.main
 from PIL import Image
 
+from antiphase.attacks.engine import SPEED_VERSION
 from antiphase.cli.app import app
 from antiphase.models import clip, diffclip, diffvit, load_model, vit, write_model
 from antiphase.models.checkpoints import save
@@ -162,18 +163,18 @@ def benchmark(monkeypatch):
     return module
 
 
-def test_the_table_of_speed_is_of_the_models_of_today(benchmark):
+def test_the_table_of_speed_is_of_the_models_and_attacks_of_today(benchmark):
     _, _, rest = benchmark.PAGE.read_text(encoding="utf-8").partition("<!-- speed -->\n")
     shown = rest.partition("<!-- /speed -->")[0]
     if not benchmark.PUBLISHED.exists():
         assert shown == ""
         return
     record = json.loads(benchmark.PUBLISHED.read_text(encoding="utf-8"))
-    assert benchmark.changed_models(record) == [], "measure again: benchmarks/attacks.py --publish"
+    assert benchmark.changed(record) == [], "measure again: benchmarks/attacks.py --publish"
     assert shown == benchmark.speed_table(record)
 
 
-def test_a_record_of_speed_is_told_from_one_of_another_model(benchmark):
+def test_a_record_of_speed_is_told_from_one_of_another_model_or_attack(benchmark):
     line = {
         "what": "apgd-ce",
         "model": "specimen:diffvit-0",
@@ -191,12 +192,14 @@ def test_a_record_of_speed_is_told_from_one_of_another_model(benchmark):
         "hardware": "a CPU",
         "commit": "abc",
         "date": "today",
+        "speed version": SPEED_VERSION,
     }
-    assert benchmark.changed_models(record) == []
+    assert benchmark.changed(record) == []
+    assert benchmark.changed(record | {"speed version": 0}) == ["attacks"]
     record["models"] = {name: digests["specimen:diffvit-0"] for name in digests}
-    assert benchmark.changed_models(record) == ["specimen:vit-0"]
+    assert benchmark.changed(record) == ["specimen:vit-0"]
     table = benchmark.speed_table(record)
-    assert "| APGD-CE | 2/255 | 7 | pyautoattack 0.2 | 2.5 | 50.0 % and 51.0 % |" in table
+    assert "| diffvit-0 | APGD-CE | 2/255 | 7 | pyautoattack 0.2 | 2.5 | 50.0 % and 51.0 % |" in table
     assert "torch 2.9, commit abc, today" in table
 
 

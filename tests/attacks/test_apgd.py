@@ -150,11 +150,6 @@ def test_bad_parameters(options, message):
         apgd(_network(), _images(2), None, **options)
 
 
-def test_dlr_needs_three_classes():
-    with pytest.raises(UserError, match="DLR needs at least 3 classes, the model has 2"):
-        apgd(_linear(2), _images(2), None, objective="dlr")
-
-
 @pytest.mark.parametrize(("kinds", "targets"), [(objectives._TARGETED, None), (objectives._TARGETED, 2)])
 def test_every_objective_of_the_catalogue_has_a_name_of_its_own(kinds, targets):
     model, images = toys.network(), toys.images(2)

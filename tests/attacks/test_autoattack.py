@@ -62,13 +62,6 @@ def test_finished_samples_are_told_of_once():
     assert len(result) == 37
 
 
-@pytest.mark.parametrize(("version", "classes"), [("standard", 3), ("plus", 2), ("2020", 2), ("rand", 2)])
-def test_too_few_classes(version, classes):
-    name = "autoattack" if version == "standard" else f"autoattack-{version}"
-    with pytest.raises(UserError, match=rf"^{name} needs at least \d classes .* has {classes}"):
-        autoattack(toys.network(classes), toys.images(2), None, THREAT, version=version)
-
-
 def test_unknown_version():
     with pytest.raises(UserError, match="version '2019': expected 'standard', '2020', 'plus' or 'rand'"):
         autoattack(toys.network(), toys.images(2), None, THREAT, version="2019")

@@ -84,11 +84,11 @@ def test_dlr_of_equal_logits_is_zero():
     assert torch.equal(objectives.dlr(logits, torch.arange(3)), torch.zeros(3))
 
 
-def test_too_few_classes():
-    with pytest.raises(UserError, match="DLR needs at least 3 classes, the model has 2"):
-        objectives.dlr(torch.zeros(1, 2), torch.tensor([0]))
-    with pytest.raises(UserError, match="targeted DLR needs at least 4 classes, the model has 3"):
-        objectives.dlr(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([1]))
+def test_dlr_of_few_classes_is_the_margin():
+    two, three = LOGITS[:, :2], LOGITS[:, :3]
+    labels, targets = torch.tensor([0, 1]), torch.tensor([1, 0])
+    assert torch.equal(objectives.dlr(two, labels), objectives.margin(two, labels))
+    assert torch.equal(objectives.dlr(three, labels, targets), objectives.margin(three, labels, targets))
 
 
 @pytest.mark.parametrize("resolve", [objectives.resolve, lambda name: objectives.resolve(name, 1)])

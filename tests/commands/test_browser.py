@@ -1,7 +1,9 @@
 """The page in a real browser: at a desk and on a phone, in light and dark, without a network."""
 
+import base64
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,3 +134,24 @@ def test_images_are_enlarged_with_hard_pixels_and_csv_downloads_decode(browser, 
     )
     assert text.splitlines()[0] == "model,against,attack,norm,eps,difference,low,high,p_value,n,decided"
     assert len(text.splitlines()) == 6
+
+
+def test_an_a4_of_the_page_loses_no_column_and_keeps_colours(browser, pages):
+    """The sheet is 186 mm wide between its margins, 703 CSS pixels."""
+    for run in ("twins", "seeds"):
+        open_page(browser, pages[run], 703)
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        cut, shown, exact = browser.execute_script(
+            "const right = document.querySelector('main').getBoundingClientRect().right + 1;"
+            "return [[...document.querySelectorAll('td, th, img, svg, dd, pre')]"
+            ".filter(e => e.getBoundingClientRect().right > right).map(e => e.textContent),"
+            " [...document.querySelectorAll('.panel')].every(e => e.offsetParent),"
+            " getComputedStyle(document.querySelector('.mark')).printColorAdjust]"
+        )
+        assert cut == []
+        assert shown
+        assert exact == "exact"
+        printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+        sheets = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))
+        assert 1 < len(sheets) <= 6
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -16,8 +16,7 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 Version = Literal["standard", "2020", "plus", "rand"]
-# least and most classes: DLR needs 3, its targeted form 4; untargeted FAB takes a backward pass for each
-_CLASSES = {"standard": (4, None), "2020": (3, MOST_CLASSES), "plus": (4, MOST_CLASSES), "rand": (3, None)}
+_MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB takes a backward pass for each
 _PASSES = 20  # of a randomised model, averaged
 
 
@@ -81,7 +80,7 @@ def autoattack_ensemble(
         "rand": (ce, dlr),
     }[version]
     name = "autoattack" if version == "standard" else f"autoattack-{version}"
-    return Ensemble(name, stages, *_CLASSES[version])
+    return Ensemble(name, stages, _MOST_CLASSES.get(version))
 
 
 def _stages(**settings: Any) -> Ensemble:

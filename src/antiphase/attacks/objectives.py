@@ -40,15 +40,14 @@ def dlr(logits: Logits, labels: Classes, targets: Classes | None = None) -> Valu
 
     It is margin / (z₍₁₎ − z₍₃₎), with targets margin / (z₍₁₎ − (z₍₃₎ + z₍₄₎) / 2). It is invariant to shifting and
     scaling the logits, so it does not saturate on confident models. Its gradient is 0 if the label ranks third, when
-    the prediction has already changed.
+    the prediction has already changed. With fewer classes, where these are not defined, it is the margin.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
     Parameter-free Attacks*, ICML 2020, Section 4.
     """
-    count, name = (3, "DLR") if targets is None else (4, "targeted DLR")
+    count = 3 if targets is None else 4
     if logits.shape[1] < count:
-        needs = f"{name} needs at least {count} classes, the model has {logits.shape[1]}"
-        raise UserError(f"{needs}: use objective='margin' or 'cross_entropy'")
+        return margin(logits, labels, targets)
     top = logits.topk(count, dim=1).values
     lower = top[:, 2] if targets is None else 0.5 * (top[:, 2] + top[:, 3])
     return margin(logits, labels, targets) / (top[:, 0] - lower + _TINY)

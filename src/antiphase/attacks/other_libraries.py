@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.arguments import validated
-from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.oracle import Classifier, Oracle, two_classes
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Logits
@@ -218,7 +218,7 @@ class _Counter(nn.Module):
                 raise UserError(f"{asks}, each with a context of its own: attack with batch_size=1")
             inputs.append(self.context.expand(len(x), *self.context.shape[1:]))
         with running(self.model, x):
-            logits = self.model(*inputs)
+            logits = two_classes(self.model(*inputs))
         self.forwards += len(x)
         if logits.requires_grad:
             logits.register_hook(self._count)

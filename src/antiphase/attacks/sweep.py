@@ -46,11 +46,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Attacks in order, and how many classes a model may tell apart for all of them to be able to attack it."""
+    """Attacks in order, and the most classes that a model may tell apart for all of them to be able to attack it."""
 
     name: str
     stages: tuple[Stage, ...]
-    least_classes: int = 1
     most_classes: int | None = None
 
     @property
@@ -62,20 +61,17 @@ class Ensemble:
         """Ask the model about the first image, and its context if any, before hours are spent on the first stages.
 
         Raises:
-            UserError: There are no images, or the model has too few or too many classes.
+            UserError: There are no images, the model has too many classes, or fewer than a stage has targets.
         """
         if not len(images):
             raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
-        least, most = self.least_classes, self.most_classes
+        most = self.most_classes
         targets = [count for stage in self.stages if (count := stage.settings.get("targets"))]
-        if not (least > 1 or targets):
+        if not (most or targets):
             return
         classes = logits_of(model, images[:1], None if context is None else context[:1]).shape[1]
         for count in targets:
             check_targets(count, classes)
-        if classes < least:
-            needs = f"{self.name} needs at least {least} classes (for DLR) and the model has {classes}"
-            raise UserError(f"{needs}: use apgd, fab and square one by one")
         if classes > (most or classes):
             takes = f"{self.name} takes at most {most} classes (untargeted FAB needs a gradient of each)"
             raise UserError(f"{takes} and the model has {classes}: use the standard version")

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from antiphase.evaluation.rates import by_seed, over_seeds
 from antiphase.report.words import number, points_interval
-from antiphase.statistics.intervals import Estimate, is_interval, mean_over_seeds
+from antiphase.statistics.intervals import Estimate, as_difference, as_share, is_interval, mean_over_seeds
 from antiphase.terminal import eps_label
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
@@ -194,11 +194,39 @@ def mean_line(
     return ForestLine(label, within(mean_over_seeds(seeds)), color, seeds, marked)
 
 
-def accuracy_forest(title: str, lines: Sequence[ForestLine], models: Sequence[Mapping[str, Any]]) -> Forest:
-    """Compare accuracies with chance: 1 / number of classes, if ``summary.json`` has it for all models."""
+def chance(models: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return 1 / number of classes, if ``summary.json`` has it for all models."""
     classes = [model["num_classes"] for model in models if model.get("num_classes")]
-    chance = 1 / min(classes) if len(classes) == len(models) else None
-    return Forest(title, lines, chance, "chance", limits=(0, 1))
+    return 1 / min(classes) if len(classes) == len(models) else None
+
+
+def answer_figure(
+    what: str,
+    rows: Sequence[tuple[str, Sequence[Estimate], int, bool]],
+    accuracy: str,
+    sides: Sequence[tuple[str, str, Sequence[Estimate]]],
+    level: float | None,
+) -> Figure:
+    """Draw what a title quotes above accuracies and their chance level.
+
+    Args:
+        what: the quantity that is compared, or that one model has.
+        rows: label, estimates (of one model or pair, or of each seed), 1 or −1 if decided and 0 if not, and whether the
+            title quotes it; differences if there are two sides, else rates. There may be none.
+        accuracy: title of the accuracies.
+        sides: name, colour and accuracies of the model or family and of what it is compared with.
+        level: chance.
+    """
+    signed = len(sides) > 1
+    colors = (UNDECIDED, sides[0][1], sides[-1][1])
+    within = as_difference if signed else as_share
+    lines = [mean_line(label, found, within, colors[sign], marked) for label, found, sign, marked in rows]
+    forests = [Forest(f"{what}, %", lines, limits=(0, 1))] if lines else []
+    if signed and lines:
+        names = " minus ".join(shortened(name, 18) for name, *_ in sides)
+        forests = [Forest(f"{what}, {names}, points", lines, 0.0, signed=True)]
+    below = [mean_line(name, found, as_share, color) for name, color, found in sides if found]
+    return forest_figure([*forests, Forest(f"{accuracy}, %", below, level, "chance", limits=(0, 1))])
 
 
 def forest_figure(forests: Sequence[Forest]) -> Figure:
@@ -219,7 +247,7 @@ def forest_figure(forests: Sequence[Forest]) -> Figure:
                 weight = "bold" if line.marked else "normal"
                 right: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "parse_math": False}
                 axes.text(1.02, place, forest.number(estimate), fontsize=8.5, weight=weight, **right)
-            axes.set_yticks(range(len(forest.lines)), [shortened(line.label, 24) for line in forest.lines])
+            axes.set_yticks(range(len(forest.lines)), [shortened(line.label, 30) for line in forest.lines])
             for label, line in zip(axes.get_yticklabels(), forest.lines, strict=True):
                 label.set(weight="bold" if line.marked else "normal", parse_math=False)
             axes.set_ylim(len(forest.lines) - 0.4, -0.6)

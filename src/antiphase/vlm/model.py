@@ -372,9 +372,8 @@ class VisionLanguageModel(nn.Module):
 class YesNo(nn.Module):
     """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
 
-    Every attack of the engine that works with two classes applies to it (not those on the loss DLR, which takes three
-    or more, hence not AutoAttack); for several questions, which of them each image is asked is the attack's
-    ``context``. Its card has two classes, ``no`` and ``yes``.
+    Every attack of the engine applies to it, those on the loss DLR in its margin form; for several questions, which of
+    them each image is asked is the attack's ``context``. Its card has two classes, ``no`` and ``yes``.
 
     ``questions`` are one, or several different ones. Puts the model into evaluation mode.
     """

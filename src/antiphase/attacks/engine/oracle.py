@@ -201,15 +201,23 @@ def _mean(logits: list[Tensor]) -> Tensor:
 
 
 def checked(logits: Any, images: Tensor) -> Tensor:
-    """Return a model's logits of some images, in the images' precision; refuse what is not one finite row per image."""
+    """Return a model's logits of some images, in the images' precision; refuse what is not one finite row per image.
+
+    A single logit z, that of class 1 under a sigmoid, becomes (0, z): softmax(0, z) = (1 − sigmoid(z), sigmoid(z)).
+    """
     count = len(images)
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count:
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count or not logits.shape[1]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         wanted = f"expected logits of shape ({count}, classes); wrap the model in a module that returns them"
         raise UserError(f"the model returned {shape} for {count} images: {wanted}")
     if not torch.isfinite(logits).all():
         raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
-    return logits.to(images.dtype)
+    return two_classes(logits.to(images.dtype))
+
+
+def two_classes(logits: Tensor) -> Tensor:
+    """Return the logits of both classes of a model that has one logit; other logits as they are."""
+    return torch.cat([torch.zeros_like(logits), logits], 1) if logits.shape[1:] == (1,) else logits
 
 
 @contextlib.contextmanager

@@ -32,7 +32,6 @@ from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
-from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 from antiphase.terminal import status_bar
 
@@ -140,9 +139,6 @@ class _Work:
         size = min(run.batch_size or largest_batch(images[0], oracle.device, _ROWS), _MOST_ROWS)
         logits = oracle.by_batches(images, run.context, size)
         count, classes = logits.shape
-        if classes < 2:
-            shape = tuple(logits.shape)
-            raise UserError(f"the model returned logits of shape {shape}: expected at least two classes")
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
         check_classes("labels", label, classes)

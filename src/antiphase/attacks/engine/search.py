@@ -127,8 +127,8 @@ class Run:
             example is kept.
         precision: precision of the search, ``"float32"``, ``"bf16"`` (autocast) or ``"auto"``, the faster of the two
             as measured once for each architecture and machine. Successes are confirmed in float32 in all of them, and
-            bf16 searches that fail within rounding error are repeated in float32. FAB takes its last steps in float32,
-            Carlini-Wagner all of them; Square accepts a change only if its loss rises in float32.
+            bf16 searches that fail within rounding error are repeated in float32. Carlini-Wagner and Square search in
+            float32 in any case; FAB with ``"auto"``, and with ``"bf16"`` in its last steps.
         compile: run the search on the ``torch.compile``-d model; successes are confirmed on the original.
         passes: for randomised models, forward passes whose mean logits are attacked (A. Athalye, N. Carlini, D. Wagner,
             *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).

@@ -34,17 +34,7 @@ from antiphase.files import printable, write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.report.figure import (
-    UNDECIDED,
-    Forest,
-    ForestLine,
-    accuracy_forest,
-    colors_of,
-    families,
-    forest_figure,
-    rate_figure,
-    shortened,
-)
+from antiphase.report.figure import answer_figure, colors_of, families, rate_figure
 from antiphase.report.gallery import gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
@@ -290,27 +280,23 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
     rows = [row for row in rows if (row["model"], row["twin"]) == sides]
     shown = rows or _only(answers["results"], first | {"metric": "false yes", "family": sides[0]})
     quoted = min(row["eps"] for row in shown if row["eps"])
-    signs = [decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1 for row in shown]
     lines = [
-        ForestLine(
+        (
             f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack",
-            estimate_of(row),
-            (UNDECIDED, colors[sides[0]], colors[sides[-1]])[sign],
-            marked=row["eps"] == quoted,
+            [estimate_of(row)],
+            decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1,
+            row["eps"] == quoted,
         )
-        for row, sign in zip(shown, signs, strict=True)
+        for row in shown
     ]
-    title = f"Rise of false yes, {shortened(sides[0], 18)} minus {shortened(sides[-1], 18)}, points"
-    limits = None if rows else (0, 1)
-    forest = Forest(title if rows else "False yes, %", lines, 0.0 if rows else None, "", limits, bool(rows))
     accuracies = [
-        ForestLine(row["family"], estimate_of(row), colors[row["family"]])
+        (row["family"], colors[row["family"]], [estimate_of(row)])
         for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
         if row["family"] in sides
     ]
-    accuracy = accuracy_forest("Right answers without an attack, %", accuracies, [{"num_classes": 2}])
-    words = _words("answer", compared=bool(rows), seeds=shown[0]["seeds"])
-    return Plot("answer", forest_figure([forest, accuracy]), words)
+    what = "Rise of false yes" if rows else "False yes"
+    figure = answer_figure(what, lines, "Right answers without an attack", accuracies, 0.5)
+    return Plot("answer", figure, _words("answer", compared=bool(rows), seeds=shown[0]["seeds"]))
 
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

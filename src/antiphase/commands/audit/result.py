@@ -39,24 +39,19 @@ from antiphase.evaluation.rates import (
 from antiphase.registry import QUESTIONS, find
 from antiphase.report import words
 from antiphase.report.figure import (
-    UNDECIDED,
     Family,
-    Forest,
-    ForestLine,
-    accuracy_forest,
+    answer_figure,
+    chance,
     colors_of,
     families,
-    forest_figure,
-    mean_line,
     rate_figure,
     seed_counts,
-    shortened,
 )
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.statistics.intervals import as_share
+from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
@@ -226,53 +221,50 @@ class AuditResult(Result):
             title, _words("lead_alone", **middle), plot=lambda: self._rate_plot(model, frame, middle["eps"])
         )
 
-    def _plot(self, names: Sequence[str], sides: Sequence[Sequence[str]], forest: Forest) -> Plot:
-        """Draw a forest above the accuracies of models or families."""
-        lines = [
-            mean_line(
+    def _plot(
+        self,
+        names: Sequence[str],
+        sides: Sequence[Sequence[str]],
+        rows: Sequence[tuple[str, Sequence[Estimate], int, bool]],
+    ) -> Plot:
+        """Draw differences or rates by ε above the accuracies of models or families."""
+        accuracies = [
+            (
                 name,
-                list(map(words.estimate_of, self.accuracy.filter(pl.col("model").is_in(models)).to_dicts())),
-                as_share,
                 self.colors[name],
+                list(map(words.estimate_of, self.accuracy.filter(pl.col("model").is_in(models)).to_dicts())),
             )
             for name, models in zip(names, sides, strict=True)
         ]
-        accuracy = accuracy_forest("Accuracy without an attack, %", lines, self.models)
+        figure = answer_figure(
+            "Attack success rate", rows, "Accuracy without an attack", accuracies, chance(self.models)
+        )
         caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
-        return Plot(f"answer-{names[0]}", forest_figure([forest, accuracy]), caption)
+        return Plot(f"answer-{names[0]}", figure, caption)
 
     def _difference_plot(
         self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame, quoted: float
     ) -> Plot:
-        """Draw the differences by ε, those of single seeds as dots, above the accuracies."""
-        single = self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR)
-        single = _of(single, self._attack) if len(pairs) > 1 else single.clear()
-        colors = {0: UNDECIDED, 1: self.colors[names[0]], -1: self.colors[names[1]]}
-        lines = [
-            ForestLine(
-                f"ε = {eps_label(row['eps'])}",
-                words.estimate_of(row, "difference"),
-                colors[row["decided"]],
-                single.filter(eps=row["eps"])["difference"].to_list(),
-                row["eps"] == quoted,
+        """Draw the differences by ε, those of single seeds as dots."""
+        single = _of(self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR), self._attack)
+        rows = [
+            (
+                f"ε = {eps_label(eps)}",
+                [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()],
+                sign,
+                eps == quoted,
             )
-            for row in _of(frame, self._attack).sort("eps").iter_rows(named=True)
+            for eps, sign in _of(frame, self._attack).sort("eps").select("eps", "decided").iter_rows()
         ]
-        title = f"ASR of {shortened(names[0], 20)} minus that of {shortened(names[1], 20)}, points"
-        return self._plot(names, list(zip(*pairs, strict=True)), Forest(title, lines, 0.0, signed=True))
+        return self._plot(names, list(zip(*pairs, strict=True)), rows)
 
     def _rate_plot(self, model: str, frame: pl.DataFrame, quoted: float) -> Plot:
-        """Draw the attack success rate of one model by ε, above its accuracy."""
-        lines = [
-            ForestLine(
-                f"ε = {eps_label(row['eps'])}",
-                words.estimate_of(row),
-                self.colors[model],
-                marked=row["eps"] == quoted,
-            )
+        """Draw the attack success rate of one model by ε."""
+        rows = [
+            (f"ε = {eps_label(row['eps'])}", [words.estimate_of(row)], 1, row["eps"] == quoted)
             for row in frame.iter_rows(named=True)
         ]
-        return self._plot([model], [[model]], Forest("Attack success rate, %", lines, limits=(0, 1)))
+        return self._plot([model], [[model]], rows)
 
     @property
     def _attack(self) -> tuple[str, str]:

@@ -12,19 +12,15 @@ from rich.text import Text
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows
 from antiphase.report.figure import (
-    UNDECIDED,
     Family,
-    Forest,
-    ForestLine,
-    accuracy_forest,
     add_legend,
+    answer_figure,
+    chance,
     colors_of,
     draw_families,
     dress,
     families,
-    forest_figure,
     new_figure,
-    shortened,
 )
 from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, estimate_field, rate_field, tabulate
@@ -66,32 +62,17 @@ class CertifyResult(Result):
     def _answer_plot(self) -> Plot:
         """Draw the differences by radius, or the accuracy of one model, above the accuracies without smoothing."""
         models, comparisons = self.summary["models"], self.summary["comparisons"]
-        colors = [colors_of(families(models))[model["name"]] for model in models]
-        rows = comparisons or models[0]["certified_accuracy"]
-        signs = decide([estimate_of(row) for row in comparisons]) if comparisons else [1] * len(rows)
+        colors = colors_of(families(models))
+        shown = comparisons or models[0]["certified_accuracy"]
+        signs = decide([estimate_of(row) for row in comparisons]) if comparisons else [1] * len(shown)
         quoted = quoted_place(signs) if comparisons else 0
-        lines = [
-            ForestLine(
-                f"R ≥ {row['radius']:g}",
-                estimate_of(row),
-                (UNDECIDED, colors[0], colors[-1])[sign],
-                marked=place == quoted,
-            )
-            for place, (row, sign) in enumerate(zip(rows, signs, strict=True))
+        rows = [
+            (f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, place == quoted)
+            for place, (row, sign) in enumerate(zip(shown, signs, strict=True))
         ]
-        title, level = "Right and certified, %", None
-        if comparisons:
-            sides = [shortened(model["name"], 20) for model in models]
-            title, level = f"Certified accuracy of {sides[0]} minus {sides[1]}, points", 0.0
-        accuracies = [
-            ForestLine(model["name"], estimate_of(model["clean_accuracy"]), color)
-            for model, color in zip(models, colors, strict=True)
-        ]
-        forest = Forest(title, lines, level, limits=None if comparisons else (0, 1), signed=bool(comparisons))
-        unsmoothed = accuracy_forest("Accuracy without smoothing, %", accuracies, models)
-        return Plot(
-            "answer", forest_figure([forest, unsmoothed]), _words("answer", compared=bool(comparisons))
-        )
+        sides = [(one["name"], colors[one["name"]], [estimate_of(one["clean_accuracy"])]) for one in models]
+        figure = answer_figure("Certified", rows, "Accuracy without smoothing", sides, chance(models))
+        return Plot("answer", figure, _words("answer", compared=bool(comparisons)))
 
     def sections(self) -> list[Section]:
         figure = curve_figure(self.frame("rows"), self.summary)

@@ -26,15 +26,13 @@ from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
 from antiphase.report.figure import (
     MARKERS,
-    UNDECIDED,
     Family,
-    Forest,
     add_legend,
+    answer_figure,
     colors_of,
     draw_radar,
     dress,
     families,
-    forest_figure,
     legend_label,
     mean_line,
     new_figure,
@@ -171,42 +169,35 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
     def place(row: Number) -> tuple[str, ...]:
         return tuple(row[name] for name in ("task", "data", "setting", "metric"))
 
-    forests, seeds, left = [], 0, 0
+    rows, seeds, sides = [], 1, ()
     if differences:
         sides = owner[quoted["model"]], owner[quoted["twin"]]
-        of_place: dict[tuple[str, ...], list[Number]] = {}
+        of_place: dict[tuple[str, ...], list[Number]] = {place(quoted): []}  # the title's comes first
         for row in differences:
             shown = row["headline"] or place(row) == place(quoted)
             if shown and (owner[row["model"]], owner[row["twin"]]) == sides:
                 of_place.setdefault(place(row), []).append(row)
         seeds = max(map(len, of_place.values()))
-        signs = {
-            id(row): sign for sign, rows in zip((1, -1), _decided(differences), strict=False) for row in rows
-        }
-        lines = []
-        for where, rows in of_place.items():
-            label = f"{heading(rows[0])}, {rows[0]['data']}"
-            estimates = [estimate_of(row, "difference") for row in rows]
-            line = mean_line(label, estimates, as_difference, marked=where == place(quoted))
-            sign = decide([line.estimate], seeds=seeds)[0] if seeds > 1 else signs.get(id(rows[0]), 0)
-            lines.append(replace(line, color=(UNDECIDED, colors[sides[0]], colors[sides[1]])[sign]))
-        lines.sort(key=lambda line: not line.marked)
-        left, lines = max(0, len(lines) - _MOST_LINES), lines[:_MOST_LINES]
-        title = f"{shortened(sides[0], 18)} minus {shortened(sides[1], 18)}, points"
-        forests.append(Forest(title, lines, 0.0, signed=True))
+        higher, lower, _ = _decided(differences)
+        for where, of_pairs in of_place.items():
+            estimates = [estimate_of(row, "difference") for row in of_pairs]
+            sign = (of_pairs[0] in higher) - (of_pairs[0] in lower)
+            if seeds > 1:
+                (sign,) = decide([mean_line("", estimates, as_difference).estimate], seeds=seeds)
+            label = f"{heading(of_pairs[0])}, {of_pairs[0]['data']}"
+            rows.append((label, estimates, sign, where == place(quoted)))
     rates: dict[str, list[Number]] = {}
     for row in summary["results"]:
         if place(row) == place(quoted):
             rates.setdefault(owner[row["model"]], []).append(row)
-    lines = [
-        mean_line(family, list(map(estimate_of, rows)), as_share, colors[family])
-        for family, rows in rates.items()
-    ]
-    chance = next((row["chance"] for rows in rates.values() for row in rows if row.get("chance")), None)
+    level = next((row["chance"] for several in rates.values() for row in several if row.get("chance")), None)
     title = shortened(f"{heading(quoted)}, {quoted['data']}")
-    forests.append(Forest(f"{title}, %", lines, chance, "chance", limits=(0, 1)))
-    caption = _words("answer", seeds=seeds if seeds > 1 else 0, more=left, compared=bool(differences))
-    return Plot("answer", forest_figure(forests), caption)
+    accuracies = [
+        (name, colors[name], list(map(estimate_of, rates.get(name, ())))) for name in sides or tuple(rates)
+    ]
+    more = max(0, len(rows) - _MOST_LINES)
+    caption = _words("answer", seeds=seeds if seeds > 1 else 0, more=more, compared=bool(differences))
+    return Plot("answer", answer_figure("Difference", rows[:_MOST_LINES], title, accuracies, level), caption)
 
 
 def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
