@@ -42,10 +42,11 @@ TINY = {
 REPEATED = ("attack", "train")  # below, by antiphase rerun
 LONGER = {"rerun", "study run", "study rows", "study claims", "study pack", "study report"}  # below
 TRIED_ELSEWHERE = {
+    "compare",
     "quickstart",
     "verify",
     "leaderboard",
-}  # test_cli, commands/test_card.py, test_leaderboard.py
+}  # commands/test_compare.py, test_cli, commands/test_card.py, test_leaderboard.py
 
 
 @pytest.fixture

@@ -108,7 +108,10 @@ def test_help_cuts_no_name_and_breaks_no_word_at_80_columns(run_cli, monkeypatch
             "samples 100000000000000: expected an integer of at least 1 and below 2**31",
         ),
         (["sense", "specimen:vit-0", "--samples", "9"], "--samples: is of lipschitz alone"),
-        (["sense", "specimen:vit-0", "--parts", "depth", "--probes", "9"], "--probes: is of alignment alone"),
+        (
+            ["sense", "specimen:vit-0", "--parts", "depth", "--probes", "9"],
+            "--probes: is of alignment and terms alone",
+        ),
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--lambda-init", "0.5"], "no λ"),
         (["train-clip", "--model", "clip", "--data", "openmoji", "--out", "x", "--lambda-init", "1"], "no λ"),
         (["export", "specimen:vit-0", "--out", "x", "--public"], "--public: is of a new repository"),

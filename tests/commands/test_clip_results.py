@@ -35,7 +35,7 @@ def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
     found = one.compare(two)
     assert found["difference"].to_list() == [each["difference"] for each in both.summary["differences"]]
     assert found["low"].to_list() == [each["low"] for each in both.summary["differences"]]
-    assert "zero-shot" in repr(one)
+    assert "top-1" in repr(one)
     assert "clip" in repr(both)
     assert one.plot().axes
     assert "zero-shot, %" in both._repr_html_()

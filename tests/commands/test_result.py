@@ -253,7 +253,11 @@ def test_a_module_without_a_card_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        (Net(), {}, "model Net: says nothing of its images; give data= as an image set"),
+        (
+            Net(),
+            {},
+            "model Net: says nothing of its images; give data=, as the name of a source or as images",
+        ),
         (
             Net(),
             {"data": "specimen"},

@@ -60,7 +60,7 @@ def test_an_estimator_of_ones_own_is_in_rows_tables_and_the_page(model, tmp_path
     (logits,) = (table for table in result.all_tables() if table.name == "lipschitz-logits")
     console = Console(width=150)
     with console.capture() as printed:
-        console.print(logits.console(width=150))
+        console.print(logits.console())
     assert "half" in printed.get()
     page = result.write_report(out).read_text(encoding="utf-8")
     assert "Half: half of the slope at the image." in page

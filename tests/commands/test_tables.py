@@ -196,14 +196,14 @@ def test_tables_of_a_finished_run_are_printed_as_text(seeds, run_cli, capsys):
 
 def test_table_option_prints_tables_alone_or_in_json(seeds, tmp_path, run_cli):
     words = ("compare", seeds, seeds, "--out", tmp_path / "out")
-    code, out, err = run_cli(*words, "--table", "latex")
+    code, out, err = run_cli(*words, "--tables", "latex")
     assert code == 0
     assert out.startswith(r"\begin{table}")
     assert "report: " in err
-    answer = json.loads(run_cli(*words, "--table", "csv", "--json")[1])
+    answer = json.loads(run_cli(*words, "--tables", "csv", "--json")[1])
     assert set(answer["tables"]) >= {"clean-accuracy"}
     assert pl.read_csv(io.StringIO(answer["tables"]["clean-accuracy"]))["difference"].to_list() == [0.0] * 6
-    code, out, err = run_cli(*words[:-1], tmp_path / "new", "--table", "word")
+    code, out, err = run_cli(*words[:-1], tmp_path / "new", "--tables", "word")
     assert (code, out) == (2, "")
     assert "table 'word': expected one of csv, latex, markdown" in err
     assert not (tmp_path / "new").exists()

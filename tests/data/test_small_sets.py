@@ -222,5 +222,5 @@ def test_random_images_depend_on_seed_and_split_and_are_a_prefix_for_a_smaller_l
 
 @pytest.mark.parametrize("missing", ["image_size", "channels", "num_classes"])
 def test_random_needs_its_three_sizes(missing):
-    with pytest.raises(UserError, match=f"'random' has no default shape.*{missing}=None"):
+    with pytest.raises(UserError, match=f"random: has no {missing} of its own; expected a model"):
         random_set(**{missing: None})

@@ -129,6 +129,8 @@ def test_report_writes_a_site_and_markdown(call, store, tmp_path):
     assert (tmp_path / "site" / "index.html").exists()
     assert (tmp_path / "site" / "robustness-table-1.html").exists()
     markdown = (tmp_path / "n.md").read_text()
+    assert "(n/robustness-table-1.md)" in markdown
+    markdown = (tmp_path / "n" / "robustness-table-1.md").read_text()
     assert "| λ_init |" in markdown
     page = (tmp_path / "site" / "robustness-table-1.html").read_text()
     for text in (markdown, page):
@@ -142,7 +144,7 @@ def test_the_claims_of_a_report_can_be_replaced(call, store, tmp_path):
     page = tmp_path / "findings.md"
     call("report", *words, "--out", tmp_path / "site", "--markdown", page)
     written = page.read_text()
-    assert written.index("## Claims") < written.index("<!-- claims -->") < written.index("## Table 1")
+    assert written.index("## Claims") < written.index("<!-- claims -->") < written.index("## Studies")
     page.write_text(written.replace("not judged", "holds"))
     code, _, err = call("claims", *words, "--into", page)
     assert code == 0, err

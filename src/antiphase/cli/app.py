@@ -155,7 +155,7 @@ def register(group: typer.Typer, command: "Command") -> None:
                 help="Print one JSON value to standard output; all else goes to standard error.",
             ),
         ] = False,
-        table: Annotated[
+        tables: Annotated[
             str | None,
             typer.Option(
                 metavar=" | ".join(TABLE_FORMATS),
@@ -185,16 +185,16 @@ def register(group: typer.Typer, command: "Command") -> None:
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
-        quiet = as_json or (table is not None and bool(check_format(table)))
+        quiet = as_json or (tables is not None and bool(check_format(tables)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
             with command.folder(chosen):
                 answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
-                answer, tables = command.told(answer, chosen, began, table)
-        if as_json and tables and isinstance(answer, dict):
-            answer["tables"] = tables
-        elif tables:
-            say("\n\n".join(tables.values()))
+                answer, shown = command.told(answer, chosen, began, tables)
+        if as_json and shown and isinstance(answer, dict):
+            answer["tables"] = shown
+        elif shown:
+            say("\n\n".join(shown.values()))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
             say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
@@ -202,7 +202,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             raise typer.Exit(1)
 
     context, *shared, _ = inspect.signature(call).parameters.values()
-    shared = [each for each in shared if each.name != "table" or command.has_report]
+    shared = [each for each in shared if each.name != "tables" or command.has_report]
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     parameters = [context, *parameters, *shared]

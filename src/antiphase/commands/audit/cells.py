@@ -77,7 +77,7 @@ def measure(
     """
     options.ensemble.check(model, data.images(range(1)), context)
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
-    results = cells.sweep(cells.attack, options.nested)
+    results = cells.sweep(cells.attack, options.nested)()
     if kept is not None:
         (at,) = (result for result in results if result.threat.eps == kept.eps)
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
@@ -112,7 +112,7 @@ def passes_left(
         return cells.result(stage, threat, ids, robust)
 
     # going down, only what is broken is attacked again: then every ε counts whole
-    cells.sweep(count, "off" if options.nested == "down" else options.nested)
+    cells.sweep(count, "off" if options.nested == "down" else options.nested)()
     known = [passes for passes in counts if passes is not None]
     return None if len(known) < len(counts) else (sum(f for f, _ in known), sum(b for _, b in known))
 
@@ -178,8 +178,8 @@ class _Cells:
         """Where each sample is in the data."""
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
-    def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> list[AttackResult]:
-        """Call ``attack`` with each stage and the samples that it is given in place of the stage's own attack."""
+    def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> Callable[[], list[AttackResult]]:
+        """Return the sweep that calls ``attack`` with each stage and its samples in place of the stage's attack."""
         # settings are checked with the images that are attacked
         stages = (
             replace(stage, attack=functools.partial(attack, stage), settings={})
@@ -190,7 +190,9 @@ class _Cells:
         stored = Ensemble(self.options.ensemble.name, tuple(stages))
         threat = Threat(self.options.norm)
         how = {"nested": nested, "ids": self.data.ids}
-        return unchecked(sweep)(stored, self.model, unknown, None, threat, self.options.eps, **how)
+        return functools.partial(
+            unchecked(sweep), stored, self.model, unknown, None, threat, self.options.eps, **how
+        )
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
         """Open the cell of a stage at one ε."""

@@ -23,7 +23,7 @@ class CompareOptions(Options):
 
     antiphase compare runs/audit-robust runs/audit-natural --out runs/robust-minus-natural
 
-    antiphase compare runs/certify-0.25 runs/certify-0.5 --table latex
+    antiphase compare runs/certify-0.25 runs/certify-0.5 --tables latex
     """
 
     first: Annotated[

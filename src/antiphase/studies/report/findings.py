@@ -189,7 +189,8 @@ def replace_claims(results: Sequence[Result], into: Path) -> None:
     Raises:
         UserError: the file lacks the marks.
     """
-    replace_marked(into, "claims", summary(results, "claims.md"))
+    folder = into.stem if into.with_suffix("").is_dir() else ""
+    replace_marked(into, "claims", summary(results, "claims.md", folder))
 
 
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
