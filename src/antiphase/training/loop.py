@@ -254,7 +254,7 @@ def _described(row: dict[str, Any]) -> str:
     lists = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
     numbers = {name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items()}
     return " · ".join(
-        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if name != "epoch"
+        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if words and name != "epoch"
     )
 
 
