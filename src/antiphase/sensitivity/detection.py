@@ -404,7 +404,9 @@ def _integral_weights(
 
 
 def _stamp(module: nn.Module) -> Any:
-    return tuple((id(one), one.data_ptr(), one._version) for one in module.parameters())
+    """Return what changes with the parameters; fused optimizers change them without a new version."""
+    parameters = ((one, float(one.detach().double().norm())) for one in module.parameters())
+    return tuple((id(one), one.data_ptr(), one._version, norm) for one, norm in parameters)
 
 
 def _agree(one: Tensor, two: Tensor) -> bool:
