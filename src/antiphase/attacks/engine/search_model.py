@@ -24,7 +24,7 @@ from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.precision import Precision, SearchPrecision, autocast, multiplies_bf16
 
-_EXACT = 1e-4  # largest difference between a copy's logits and the model's, as a share of the widest range of an image's
+_EXACT = 1e-4  # largest difference of a copy's logits, as a share of the widest range of an image's
 _COARSE = 0.1  # the same for bf16: beyond it, most searches would be repeated in float32
 _FASTER = 0.9  # a choice is preferred to a plainer one if it takes at most this share of its time
 _MEASURED, _LEAST = 32, 16  # images on which the choice is measured, and least number for which it is
