@@ -226,6 +226,9 @@ def test_npz_files(tmp_path):
     notes = np.array([{"not": "read"}])  # a pickle
     np.savez_compressed(tmp_path / "c.npz", x_test=pixels()[:, 0], y_test=LABELS, notes=notes)  # Keras's
     same(load_data(f"npz:{tmp_path / 'c.npz'}"), pixels()[:, :1])
+    np.savez(tmp_path / "d.npz", images=pixels(), labels=LABELS)
+    with pytest.raises(UserError, match=r"no train split, .*: name them train_images and train_labels"):
+        load_data(f"npz:{tmp_path / 'd.npz'}", split="train")
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,12 @@ def test_a_lambda_that_is_trained_further_is_found_again():
     with torch.no_grad():
         net.mix.lam.fill_(0.25)
     assert_close(attention_maps(net, x)["mix"].lam, torch.full((2,), 0.25).double(), rtol=1e-4, atol=0)
+    fused = torch.optim.Adam(
+        net.requires_grad_().parameters(), lr=0.1, fused=True
+    )  # leaves versions as they are
+    net(x).square().sum().backward()
+    fused.step()
+    assert_close(attention_maps(net, x)["mix"].lam, net.mix.lam.expand(2), rtol=1e-4, atol=0)
 
 
 def test_a_map_function_of_a_module_that_was_not_seen_before_works():

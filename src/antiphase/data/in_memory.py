@@ -17,7 +17,7 @@ from antiphase.data.decoding import flat, pil_to_tensor
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.image_sets import prompt_names
 from antiphase.data.images import ArrayImages, subset_rows
-from antiphase.errors import UserError, first_line, shown
+from antiphase.errors import NoSuchSplit, UserError, first_line, shown
 from antiphase.files import printable, regular_file
 
 MOST_CLASSES = 1_000_000
@@ -140,6 +140,9 @@ def npz_images(path: str, split: str) -> ArrayImages:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array")
             keys = _by_split(name, archive.files)
+            if [*keys] == ["test"] != [split]:
+                fix = f"name them {split}_images and {split}_labels, and others test_images and test_labels"
+                raise NoSuchSplit(f"{name}: has no {split} split, only images and labels to test on: {fix}")
             split = choose_split(name, split, [part for part in SPLITS if part in keys])
             images, labels = (archive[key] for key in keys[split])  # the other arrays are not read
             names = archive["class_names"].tolist() if "class_names" in archive.files else None

@@ -208,7 +208,7 @@ def _run(
     _check_together(standing, path, accelerator)
     saver = _Saver(task, identity, path, accelerator)
     shown = progress and accelerator.is_main_process
-    with status_bar("", epochs * steps, shown, standing.step) as bar:
+    with status_bar("training", epochs * steps, shown, standing.step) as bar:
         for epoch in range(standing.step // steps, epochs):
             note = now = f"epoch {epoch + 1}/{epochs}"
             losses: list[Tensor] = []
@@ -252,9 +252,11 @@ def _run(
 
 def _described(row: dict[str, Any]) -> str:
     lists = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
-    numbers = {name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items()}
+    numbers = {
+        name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items() if values
+    }
     return " · ".join(
-        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if name != "epoch"
+        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if words and name != "epoch"
     )
 
 

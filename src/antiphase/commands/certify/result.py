@@ -181,7 +181,7 @@ def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
         )
         frame = frame.with_columns(layer=pl.format("layer {}", pl.col("layer") + 1))
         title = " / ".join(model["name"] for model in models)
-        title += ", geometric means; R is predicted by equation (6)"
+        title += ", geometric means" + "; R is predicted by equation (6)" * ("printed" in frame["quantity"])
         tables.append(tabulate("ratios", title, frame, ["layer"], "quantity", _estimate, _RATIOS))
     return tables
 

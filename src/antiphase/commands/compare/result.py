@@ -79,7 +79,9 @@ class CompareResult(Result):
         where = f" at {_AXES[axis]} = {self._head(row['place'])}" if axis in _AXES else ""
         interval = _field(row).notes[0]
         number_ = f"{_field(row).text}{' points' * row['points']}"
-        what, side = row["what"], "higher" if row["decided"] > 0 else "lower"
+        several = self.rows.filter(what=row["what"])["pair"].n_unique() > 1
+        what = row["what"] + f" of {shortened(row['pair'], 24)}" * several
+        side = "higher" if row["decided"] > 0 else "lower"
         answer = (
             f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
             if row["decided"]
