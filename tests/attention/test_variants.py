@@ -139,7 +139,12 @@ def test_dint_sees_nothing_later_through_a_causal_mask(redraw, tokens):
     x = tokens(2, TOKENS, DIM)
     causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     short = module(x[:, :4], causal[:4, :4])
-    assert_close(module(x, causal)[:, :4], short, rtol=0, atol=1e-12)
+    least = torch.finfo(torch.float64).min
+    shut = (
+        torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, one) for one in (-torch.inf, least)
+    )
+    for mask in (causal, *shut):
+        assert_close(module(x, mask)[:, :4], short, rtol=0, atol=1e-12)
 
 
 def test_a_mask_that_is_the_same_for_all_queries_needs_no_rows(case):
