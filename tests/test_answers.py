@@ -45,7 +45,8 @@ TRIED_ELSEWHERE = {
     "quickstart",
     "verify",
     "leaderboard",
-}  # test_cli, commands/test_card.py, test_leaderboard.py
+    "compare",
+}  # test_cli, commands/test_card.py, test_leaderboard.py, test_compare.py
 
 
 @pytest.fixture

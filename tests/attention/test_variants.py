@@ -6,7 +6,9 @@ from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.errors import UserError
+from antiphase.files import read_json_lines
 from antiphase.models import build, diffclip, diffvit, load_model, vit
+from antiphase.models.vit import configure
 from antiphase.registry import VARIANTS
 from tests.reference import variants as reference
 
@@ -137,7 +139,21 @@ def test_dint_sees_nothing_later_through_a_causal_mask(redraw, tokens):
     x = tokens(2, TOKENS, DIM)
     causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     short = module(x[:, :4], causal[:4, :4])
-    assert_close(module(x, causal)[:, :4], short, rtol=0, atol=1e-12)
+    least = torch.finfo(torch.float64).min
+    shut = (
+        torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, one) for one in (-torch.inf, least)
+    )
+    for mask in (causal, *shut):
+        assert_close(module(x, mask)[:, :4], short, rtol=0, atol=1e-12)
+
+
+def test_a_mask_that_is_the_same_for_all_queries_needs_no_rows(case):
+    module, _, x = case
+    keys = torch.tensor([True, True, False] + [True] * (TOKENS - 3))
+    expected = module(x, keys.expand(TOKENS, TOKENS))
+    for mask in (keys, keys[None], keys.expand(len(x), 1, 1, TOKENS)):
+        assert_close(module(x, mask), expected, rtol=0, atol=1e-12)
+        assert module.maps(x, mask).combined.shape[-2:] == (TOKENS, TOKENS)
 
 
 def test_lambda_zero_is_the_standard_twin(tokens, redraw):
@@ -196,9 +212,10 @@ def test_every_variant_has_a_case():
     }  # V1: test_modules.py
 
 
+@pytest.mark.parametrize("fields", [{}, {"bias": True}, {"bias": False}])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_model_of_each_variant_is_built_again_from_its_recipe(variant):
-    model = diffvit(8, variant=variant, depth=2, seed=3)
+def test_a_model_of_each_variant_is_built_again_from_its_recipe(variant, fields):
+    model = diffvit(8, variant=variant, depth=2, seed=3, **fields)
     config = type(model.config).model_validate_json(model.config.model_dump_json())
     assert config == model.config
     again = build(config, 3).state_dict()
@@ -230,6 +247,10 @@ def test_what_a_variant_has_not_is_refused():
         UserError, match=r"variant 'v2': expected none, as softmax attention subtracts no map"
     ):
         vit(8, variant="v2")
+    with pytest.raises(UserError, match="kv_heads 2: softmax attention has none; leave it out"):
+        vit(8, kv_heads=2)
+    with pytest.raises(UserError, match="bias False: normed attention has biases"):
+        configure("normed", 8, {"bias": False})
     with pytest.raises(UserError, match=r"lambda_init 0.5, schedule constant: expected none, as λ = σ"):
         diffvit(8, variant="v2", lambda_init=0.5)
     assert diffvit(8, variant="v2", parameterisation="fixed", lambda_init=0.5).blocks[0].attn.lam() == 0.5
@@ -245,6 +266,10 @@ def test_a_model_is_trained_by_variant_on_the_command_line(tmp_path, run_cli):
     assert (code, errors) == (0, "")
     model = load_model(str(tmp_path / "a"))
     assert (model.card.attention, model.blocks[0].attn.layout.noise) == ("differential", 2)
+    code, *_ = run_cli("train", "--model", "diffvit", "--variant", "v2", *words, tmp_path / "c")
+    (row,) = read_json_lines(tmp_path / "c" / "metrics.jsonl", "")
+    assert (code, len(row["lambda"])) == (0, 1)
+    assert 0.3 < row["lambda"][0] < 0.7
     code, _, errors = run_cli("train", "--model", "vit", "--variant", "v2", *words, tmp_path / "b")
     assert (code, errors.count("\n")) == (2, 1)
     assert not (tmp_path / "b").exists()

@@ -102,15 +102,23 @@ class Gated(Projected):
 
 
 class GatedByChannel(Projected):
-    """A1·V − g ⊙ (A2·V) with a gate of each channel."""
+    """A1·V − g ⊙ (A2·V) with a gate of each channel, or a number of each."""
 
-    def __init__(self):
+    def __init__(self, how="difference"):
         super().__init__()
-        self.gate = nn.Linear(DIM, HEADS * WIDTH)
+        self.how, self.gate = how, nn.Linear(DIM, HEADS * WIDTH)
 
     def forward(self, x):
         one, two, v = self.pairs(x)
-        return self.wo(merge(one @ v) - self.gate(x).sigmoid() * merge(two @ v))
+        one, two, gate = merge(one @ v), merge(two @ v), self.gate(x).sigmoid()
+        match self.how:
+            case "sum":
+                return self.wo(one + -gate * two)
+            case "alpha":
+                return self.wo(torch.add(one, gate * two, alpha=-1))
+            case "of no token":
+                return self.wo(torch.lerp(one, -two, self.gate.bias.sigmoid().expand_as(one)))
+        return self.wo(one - gate * two)
 
 
 class OutputGated(Projected):

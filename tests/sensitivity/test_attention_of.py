@@ -139,6 +139,13 @@ OF_TOKENS = {  # and λ of each query, from the module's tokens
     "gates of both maps": (variants.Gated, lambda own, x: 1 / own.gate(x).sigmoid() - 1),
 }
 UNKNOWN = {
+    **{
+        f"gates of channels, {how}": (
+            lambda how=how: variants.GatedByChannel(how),
+            "several of its maps weigh the same values",
+        )
+        for how in ("sum", "alpha", "of no token")
+    },
     "V2, a sum": (lambda: variants.V2("sum"), "several of its maps weigh the same values"),
     "gates of channels": (
         variants.GatedByChannel,

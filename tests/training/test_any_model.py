@@ -87,7 +87,8 @@ def test_a_run_of_own_code_needs_permission_like_the_code_itself(code):
     from antiphase.commands.loading import check_code
 
     ap.train(code, "digits", out="run", **QUICK)
-    for spec in ("run", f"mine={code}", code):
+    ap.train("run", "digits", out="run-2", **QUICK)
+    for spec in ("run", "run-2", f"mine={code}", code):
         with pytest.raises(UserError, match="add --run-code"):
             check_code(AuditOptions(model=(spec,)), allowed=False, whose="card")
     check_code(AuditOptions(model=("specimen:vit-0",)), allowed=False, whose="card")

@@ -133,12 +133,16 @@ def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Modul
 
 
 def code_of(text: str) -> str:
-    """Return the file or module of a user's code that a specification runs, or the run directory that it names."""
-    spec = named_spec(text).spec
-    if os.path.isdir(spec):
+    """Return the file or module of a user's code that a specification runs, itself or by the runs it names."""
+    spec, seen = named_spec(text).spec, set[str]()
+    while os.path.isdir(spec) and spec not in seen:
+        seen.add(spec)
+        recipe: dict[str, Any] = {}
         with suppress(UserError):
             recipe = checkpoints.read_recipe(Path(spec))
-            spec = recipe["model"]["spec"] if is_starting_model(recipe) else ""
+        inner = named_spec(str(recipe["model"]["spec"])).spec if is_starting_model(recipe) else ""
+        beside = os.path.join(str(recipe.get(FOLDER, "")), inner)
+        spec = beside if inner and os.path.isdir(beside) else inner
     kind, _, rest = spec.partition(":")
     return rest.partition(":")[0] if kind == "python" else ""
 

@@ -164,6 +164,12 @@ class TowerConfig(Fields):
 
     @model_validator(mode="after")
     def _check_lambda(self) -> Self:
+        if self.attention in ("softmax", "normed"):
+            for name in ("ratio", "kv_heads", "output_gate"):
+                if value := getattr(self, name):
+                    raise UserError(f"{name} {value}: {self.attention} attention has none; leave it out")
+            if not self.bias:
+                raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
         given = self.lambda_init != 0.8 or self.lambda_schedule != "constant"
         if self.parameterisation == "gate" and given and not self.rescale:
             words = (
@@ -175,9 +181,14 @@ class TowerConfig(Fields):
     @model_serializer(mode="wrap")
     def _leave_out_later_fields(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         # keeps the identity of recipes written before these fields existed
-        fields, kinds = dump(self), type(self).model_fields
-        usual = {name for name in _LATER if name in kinds and getattr(self, name) == kinds[name].default}
-        return {name: value for name, value in fields.items() if name not in usual}
+        kinds = {name: kind for name, kind in type(self).model_fields.items() if name in _LATER}
+        own = find(VARIANTS, self.attention, "variant").defaults if self.attention in VARIANTS else {}
+        usual = {
+            name
+            for name, kind in kinds.items()
+            if getattr(self, name) == kind.default == own.get(name, kind.default)
+        }
+        return {name: value for name, value in dump(self).items() if name not in usual}
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,7 @@ class _Run:
     maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
     differences: list[tuple[Tensor, Tensor]]  # both sides of each subtraction
     square: list[Tensor]  # what else has the shape of a map in its last two axes
+    computed: list[Tensor]  # what every call of torch returned
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ class Replay:
         parts: list[Tensor] = []
         differences: list[tuple[Tensor, Tensor]] = []
         square: list[Tensor] = []
+        computed: list[Tensor] = []
 
         def replaced(computed: Tensor) -> Tensor:
             """Note the maps of one softmax, (batch · maps) × tokens × tokens, and return them or the replacements."""
@@ -212,8 +214,10 @@ class Replay:
             output = func(*args, **kwargs)
             if softmax_rows(func, args, kwargs, output):
                 return replaced(output)
-            if isinstance(output, Tensor) and output.ndim > 2 and output.shape[-1] == output.shape[-2]:
-                square.append(output)
+            if isinstance(output, Tensor) and output.ndim > 2:
+                computed.append(output)
+                if output.shape[-1] == output.shape[-2]:
+                    square.append(output)
             return output
 
         def moved(value: Any) -> Any:
@@ -225,7 +229,7 @@ class Replay:
         maps = torch.cat(parts, 1)
         if self.groups is not None:
             maps = maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]
-        return _Run(output, maps, differences, square)
+        return _Run(output, maps, differences, square, computed)
 
 
 def _softmax_and_values(
@@ -293,8 +297,9 @@ def _examined(call: Call) -> Detection:
     small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
     positive, negative = _signs(sides, groups)
     stamp = _stamp(call.module)
+    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     if not negative:
-        if _dependent(grams, small):
+        if _dependent(grams, small) or _in_proportion(call, groups, other, small):
             raise NotAttention("several of its maps weigh the same values")
         if not _values_are_averaged(run, x, plain.maps):
             raise NotAttention("its output is not an average of values")
@@ -303,7 +308,6 @@ def _examined(call: Call) -> Detection:
         raise NotAttention("it subtracts only some of its maps")
     if _lowest(total[positive][:, positive]) <= small**2:
         raise NotAttention("several of its maps weigh the same values")
-    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     others = _slopes(call, groups, other)[0]
     same, shares = False, torch.empty(0)
     weights: Tensor | None = _weights(total, positive, negative, small)
@@ -536,6 +540,31 @@ def _slopes(
         sides = [(_read(one, maps), _read(two, maps)) for one, two in run.differences]
         written = [(left, right) for left, right in sides if left - right and right - left]
         return grams, written or [_weighted(tensor, maps) for tensor in run.square]
+
+
+def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float) -> bool:
+    """Return whether of some number on the way to the output the slopes of two maps, over the keys, are in proportion.
+
+    So it is where λ is a number for each channel: no combination of the slopes of the output itself is zero then.
+    """
+    single, generator = Replay(call), torch.Generator().manual_seed(5)
+    numbers = torch.tensor(groups, device=x.device)
+    used = numbers >= 0
+    with gradients(enabled=True):
+        maps = leaf(single(x).maps)
+        for tensor in single(x, maps).computed:
+            if not tensor.requires_grad or not tensor.is_floating_point():
+                continue
+            for at in torch.randint(tensor.numel(), (2,), generator=generator).tolist():
+                number = tensor.flatten()[at]
+                (slope,) = torch.autograd.grad(number, maps, retain_graph=True, materialize_grads=True)
+                keys = slope[:, used].double().sum((0, 2))
+                joined = keys.new_zeros(max(groups) + 1, keys.shape[-1]).index_add(0, numbers[used], keys)
+                read = F.normalize(joined[joined.norm(dim=-1) > _SHARE * joined.norm()], dim=-1)
+                squares = (read @ read.mT).square().fill_diagonal_(0)
+                if len(read) > 1 and 1 - squares.max() <= small**2:
+                    return True
+    return False
 
 
 def _range(tensor: Tensor, maps: Maps, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -256,7 +256,7 @@ def _described(row: dict[str, Any]) -> str:
         name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items() if values
     }
     return " · ".join(
-        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if name != "epoch"
+        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if words and name != "epoch"
     )
 
 

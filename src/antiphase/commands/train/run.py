@@ -97,8 +97,9 @@ def _train_classifier(options: TrainOptions) -> Metrics:
     fields |= {"data": images.name} if in_memory else {}
     kind: Any = options.model if model is None else starting_model(model)
     recipe = make_recipe(kind, images, options.model_part, **fields)
+    how["lambdas"] = partial(_lambdas, images=images)
     if model is not None:
-        how |= {"model": model, "lambdas": partial(_lambdas, images=images)}
+        how["model"] = model
         stored |= {FOLDER: str(Path.cwd())}
     metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
     if (module := live_object(named_spec(options.model).spec)) is not None:
@@ -117,11 +118,12 @@ def _loaded(options: TrainOptions) -> nn.Module:
 
 
 def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
-    """Return the mean λ of each layer of a model in training: of its λ modules, or as it is found."""
-    known = [float(lam.mean()) for lam in layer_lambdas(model)]
-    if known or card_of(model).attention in ("softmax", "none"):
+    """Return the mean λ of each layer of a model in training on some images: of its λ modules, or as it is found."""
+    some = images.images(range(min(2, len(images)))).to(device_of(model))
+    known = [float(lam.mean()) for lam in layer_lambdas(model, some)]
+    if known or not hasattr(model, "card") or card_of(model).attention in ("softmax", "none"):
         return known
-    return list(measured_attention(model, images.images(range(min(2, len(images)))))[1])
+    return list(measured_attention(model, some)[1])
 
 
 def _images(options: TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
