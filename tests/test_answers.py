@@ -46,7 +46,8 @@ TRIED_ELSEWHERE = {
     "quickstart",
     "verify",
     "leaderboard",
-}  # commands/test_compare.py, test_cli, commands/test_card.py, test_leaderboard.py
+    "compare",
+}  # test_cli, commands/test_card.py, test_leaderboard.py, test_compare.py
 
 
 @pytest.fixture

@@ -70,7 +70,24 @@ def hooked():
     return model
 
 
-@pytest.mark.parametrize("model", [Cnn(skip=True), hooked(), Random()], ids=["skip", "hook", "random"])
+def hooked_backward():
+    model = Cnn()
+    model.one.register_full_backward_hook(lambda part, inputs, outputs: (0 * inputs[0],))
+    return model
+
+
+def with_offset():
+    """The difference to a copy is small only next to an offset of all logits, which decides nothing."""
+    model = Cnn(skip=True)
+    model.head.bias += 1e5
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Cnn(skip=True), hooked(), hooked_backward(), with_offset(), Random()],
+    ids=["skip", "hook", "backward hook", "offset", "random"],
+)
 def test_no_copy_of_a_model_that_it_would_not_equal(model):
     assert faithful_copy(model, toys.images(19)) is None
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
@@ -12,9 +13,11 @@ from antiphase.commands.audit.options import AuditOptions
 from antiphase.commands.audit.run import attack_settings
 from antiphase.commands.lineup import seeded
 from antiphase.commands.options import read_models
+from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.models.card import mean_lambdas
+from antiphase.report.figure import chance
 
 QUICK = {"eps": "1/255", "limit": 4, "sense_limit": 0, "steps": 1, "quiet": True}
 
@@ -130,3 +133,21 @@ def test_a_path_without_its_kind_is_told_the_kind(photos, tmp_path):
         ap.load_data(path)
     with pytest.raises(UserError, match=r"did you mean python:net.py:build"):
         load_model("net.py:build")
+
+
+def test_a_single_logit_tells_two_classes(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).requires_grad_(False)
+    model[1].weight.fill_(1.0)
+    model[1].bias.fill_(-2.0)
+    pixels = torch.rand(40, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    labels = (model(pixels)[:, 0] > 0).long()
+    assert 0 < labels.sum() < 40
+    data = ArrayImages(
+        name="two", split="test", class_names=("a", "b"), ids=torch.arange(40), labels=labels, pixels=pixels
+    )
+    result = ap.attack(model, data=data, attack="apgd-t", steps=3, eps="0.5", quiet=True, out=tmp_path)
+    assert result.frame()["clean_prediction"].to_list() == labels.tolist()
+    assert result.record["settings"]["apgd-t"]["targets"] == 1
+    assert result.frame()["success"].any()
+    assert not any("chance" in warning for warning in result.warnings)
+    assert chance(result.summary["models"]) == 0.5

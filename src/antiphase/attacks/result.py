@@ -45,7 +45,7 @@ class AttackResult:
     clean_prediction: Int64[Tensor, " samples"]
     prediction: Int64[Tensor, " samples"]
     success: Bool[Tensor, " samples"]
-    adversarial: Float[Tensor, "samples *shape"]
+    adversarial: Float[Tensor, " samples *shape"]
     distance: Float[Tensor, " samples"]
     forwards: Int64[Tensor, " samples"]
     backwards: Int64[Tensor, " samples"]

@@ -155,9 +155,10 @@ def register(group: typer.Typer, command: "Command") -> None:
                 help="Print one JSON value to standard output; all else goes to standard error.",
             ),
         ] = False,
-        tables: Annotated[
+        form: Annotated[
             str | None,
             typer.Option(
+                "--table",
                 metavar=" | ".join(TABLE_FORMATS),
                 help="Print all tables of the report in this format to standard output; all else goes to standard "
                 "error. A finished run is not measured again.",
@@ -185,16 +186,16 @@ def register(group: typer.Typer, command: "Command") -> None:
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
-        quiet = as_json or (tables is not None and bool(check_format(tables)))
+        quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
             with command.folder(chosen):
                 answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
-                answer, shown = command.told(answer, chosen, began, tables)
-        if as_json and shown and isinstance(answer, dict):
-            answer["tables"] = shown
-        elif shown:
-            say("\n\n".join(shown.values()))
+                answer, tables = command.told(answer, chosen, began, form)
+        if as_json and tables and isinstance(answer, dict):
+            answer["tables"] = tables
+        elif tables:
+            say("\n\n".join(tables.values()))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
             say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
@@ -202,7 +203,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             raise typer.Exit(1)
 
     context, *shared, _ = inspect.signature(call).parameters.values()
-    shared = [each for each in shared if each.name != "tables" or command.has_report]
+    shared = [each for each in shared if each.name != "form" or command.has_report]
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     parameters = [context, *parameters, *shared]

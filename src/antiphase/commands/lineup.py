@@ -81,7 +81,8 @@ class Lineup:
         """Return what ``summary.json`` says of each model."""
         cards = ((name, card_of(model), model) for name, model in self.by_name.items())
         return [
-            {"name": name, "attention": card.attention, "seed": card.seed, "lambda": self._lambdas(model)}
+            {"name": name, "attention": card.attention, "seed": card.seed}
+            | {"lambda": self._lambdas(model), "num_classes": card.classes}
             for name, card, model in cards
         ]
 
@@ -160,7 +161,7 @@ def load_lineup(options: Any) -> Lineup:
         size, channels = size_for(loaded)
         if size and wanted not in (None, size):
             raise UserError(f"image_size {wanted}: {card.spec} takes images of {size} pixels; leave it out")
-        classes = (card.num_classes or source_of(source).classes) if noise else None
+        classes = (card.classes or source_of(source).classes) if noise else None
         size = size or wanted or (card.image_shape[1] if noise else None)
         images = load_data(
             source, split=options.split, image_size=size, channels=channels, num_classes=classes, **how
@@ -177,7 +178,7 @@ def load_lineup(options: Any) -> Lineup:
                 "--classes: a CLIP takes the data's own class names, random images have none; leave it out"
             )
         for model in loaded:
-            names = read_class_names(file, card_of(model).num_classes)
+            names = read_class_names(file, card_of(model).classes)
             with_card(model, replace(card_of(model), class_names=names))
     loaded = [bound(model, images, options.prompt) for model in loaded]
     return Lineup(loaded[: len(models)], loaded[len(models) :], images)
@@ -216,8 +217,8 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
     """Refuse images whose shape or number of classes a model does not take."""
     if card.image_shape != data.image_shape:
         why = f"takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}"
-    elif len(data) and int(data.labels.max()) >= card.num_classes:
-        why = f"tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}"
+    elif len(data) and int(data.labels.max()) >= card.classes:
+        why = f"tells {card.classes} classes apart, {data.name} has {len(data.class_names)}"
     else:
         return
     raise UserError(f"{card.spec} {why}; give data that fits with --data")

@@ -50,7 +50,9 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     name, stored = recorded(options.run)
     name = "audit" if name == "quickstart" else name  # it stores the options of its audit
     repeatable = [
-        each for each in COMMANDS if each not in ("quickstart", "look", "study") and find_command(each).result
+        each
+        for each in COMMANDS
+        if each not in ("quickstart", "look", "compare", "study") and find_command(each).result
     ]
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")

@@ -165,6 +165,11 @@ class ModelCard:
     doubts: tuple[str, ...] = ()  # what had to be assumed about it, as warnings for records
     tag: str = ""  # its library's name of the pretrained weights, which tells their training
 
+    @property
+    def classes(self) -> int:
+        """Number of classes that the logits tell apart: a single logit tells two."""
+        return 2 if self.num_classes == 1 else self.num_classes
+
 
 def card_of(model: nn.Module) -> ModelCard:
     """Return the card of a model loaded by ``load_model``; refuse a model without one."""

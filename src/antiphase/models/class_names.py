@@ -61,16 +61,16 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str], fix: str) -> tu
     if trained_on_it or card.class_names == data.class_names:
         return numbers
     if data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers)):
-        if count > card.num_classes:
+        if count > card.classes:
             has = f"labels up to {count - 1} without class names"
-            raise UserError(f"{data.name} has {has}, but {spec} has {card.num_classes} classes")
+            raise UserError(f"{data.name} has {has}, but {spec} has {card.classes} classes")
         warnings.append(f"{data.name} has no class names: its numbers are taken for outputs of {spec}")
         return numbers
     if card.class_names is not None:
         return _matched(spec, card.class_names, data, fix)
     listed = _listed(data.class_names)
-    if count != card.num_classes:
-        has = f"has {card.num_classes} classes and does not store their names"
+    if count != card.classes:
+        has = f"has {card.classes} classes and does not store their names"
         raise UserError(f"{spec} {has}, but {data.name} has {count} ({listed}); {fix}")
     warnings.append(
         f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of "

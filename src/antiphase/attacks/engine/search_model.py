@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from antiphase.attacks.engine.oracle import two_classes
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.precision import Precision, SearchPrecision, autocast, multiplies_bf16
 
-_EXACT = 1e-4  # largest difference between a copy's logits and the model's, as a share of the largest logit
+_EXACT = 1e-4  # largest difference of a copy's logits, as a share of the widest range of an image's
 _COARSE = 0.1  # the same for bf16: beyond it, most searches would be repeated in float32
 _FASTER = 0.9  # a choice is preferred to a plainer one if it takes at most this share of its time
 _MEASURED, _LEAST = 32, 16  # images on which the choice is measured, and least number for which it is
@@ -77,14 +78,14 @@ def faithful_copy(model: nn.Module, *given: Tensor) -> nn.Module | None:
                 if order is torch.contiguous_format and not folded:
                     break
                 copied.to(memory_format=order)
-                error = (copied(*(part.clone() for part in some)) - exact).abs().max() / exact.abs().max()
+                error = _error(copied(*(part.clone() for part in some)), exact)
         except Exception as problem:  # the user's code
             why = f"{type(problem).__name__}: {problem}"
             continue
         if error <= _EXACT:
             _log.info("copy of %s with %d folded batch norms, %s", type(model).__name__, folded, order)
             return copied
-        why = f"its logits differ by {float(error):.1g} of the largest"
+        why = f"its logits differ by {error:.1g} of their range"
     _log.info("no copy of %s for the search: %s", type(model).__name__, why or "it has no batch norm to fold")
     return None
 
@@ -130,8 +131,9 @@ def _convolutional(model: Any) -> bool:
 
 
 def _hooked(model: nn.Module) -> bool:
-    """Return whether a hook sees forward passes: it may write to what belongs to the original."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    """Return whether hooks see passes: they may write to the original, and a folded batch norm would lose its own."""
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return any(getattr(part, kind) for part in model.modules() for kind in kinds)
 
 
 def _fastest(choices: dict[str, tuple[Any, str]], given: list[Tensor], device: torch.device) -> str:
@@ -164,11 +166,17 @@ def _seconds(model: Any, precision: Any, given: list[Tensor], exact: Tensor, dev
                 logits = model(leaf, *context).float()
             if logits.requires_grad:
                 torch.autograd.grad(logits.logsumexp(1).sum(), leaf, materialize_grads=True)
-        error = float((logits.detach() - exact).abs().max() / exact.abs().max())  # waits for a GPU
+        error = _error(logits.detach(), exact)  # waits for a GPU
         seconds.append(clock() - began)
         if not error <= _COARSE:
             return math.inf
     return min(seconds)
+
+
+def _error(logits: Tensor, exact: Tensor) -> float:
+    """Return the largest difference of logits as a share of the range of an image's: an offset of all is no scale."""
+    first, second = two_classes(logits), two_classes(exact)
+    return float((first - second).abs().max() / (second.amax(1) - second.amin(1)).max())
 
 
 def _machine(device: torch.device) -> tuple[Any, ...]:

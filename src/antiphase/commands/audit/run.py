@@ -77,7 +77,7 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     rows = pl.concat(parts)
     if options.worst_case:
         rows = with_worst_case(rows, options.worst_case)
-    classes = {name: card_of(model).num_classes for name, model in models.items()}
+    classes = {name: card_of(model).classes for name, model in models.items()}
     chance = not_above_chance(clean_accuracy(rows), classes)
     summary = summarise_rates(rows, lineup.about(), lineup.pairs)
     if norms := [entry for one in options.each_attack() if one.minimal for entry in _norms(rows, one)]:

@@ -33,7 +33,7 @@ def say_time(
     """
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():
-        classes = card_of(model).num_classes or len(data.class_names)
+        classes = card_of(model).classes or len(data.class_names)
         passes = None if options.quiet else passes_left(name, model, data, options, out, classes)
         if passes is None:
             return

@@ -70,7 +70,7 @@ def certify(
         for name, model in lineup.by_name.items()
     ]
     rows = pl.concat(smoothed)
-    outputs = {name: card.num_classes for name, card in cards.items()}
+    outputs = {name: card.classes for name, card in cards.items()}
     summary = summarise_certificates(rows, smoothing)
     summary |= {
         "warnings": lineup.doubts() + warnings + not_above_chance(clean_accuracy(rows), outputs),

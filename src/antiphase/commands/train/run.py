@@ -29,7 +29,7 @@ from antiphase.commands.train import TrainClipOptions, TrainingOptions, TrainOpt
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
-from antiphase.errors import UserError
+from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
 from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
@@ -89,7 +89,10 @@ def _train_classifier(options: TrainOptions) -> Metrics:
     images = _images(options, options.data, "train", model)
     in_memory = live_object(options.data) is not None  # and has no other split
     held_out = options.held_out or ("none" if in_memory else options.data)
-    validation = None if held_out == "none" else _images(options, held_out, "test", model)
+    try:
+        validation = None if held_out == "none" else _images(options, held_out, "test", model)
+    except NoSuchSplit as error:
+        raise UserError(f"{error}; --held-out none trains without") from None
     fields = _of_recipe(options, Recipe) | {"adversarial": options.adversary or None}
     fields |= {"data": images.name} if in_memory else {}
     kind: Any = options.model if model is None else starting_model(model)
