@@ -42,7 +42,6 @@ TINY = {
 REPEATED = ("attack", "train")  # below, by antiphase rerun
 LONGER = {"rerun", "study run", "study rows", "study claims", "study pack", "study report"}  # below
 TRIED_ELSEWHERE = {
-    "compare",
     "quickstart",
     "verify",
     "leaderboard",

@@ -341,7 +341,7 @@ def test_a_lambda_of_each_query_is_found_with_its_gradient(name, dtype):
     assert attention_of(net, x) == ("differential", (pytest.approx(float(expected.mean()), rel=1e-3),))
     t, v = rand(*seen.shape, seed=3, dtype=dtype), rand(*layer.maps.positive.shape, seed=4, dtype=dtype)
     found = layer.term.jvp(t) * layer.weight[..., None, None]
-    _, moved = torch.func.jvp(lambda tokens: truth(module, tokens).mT, (seen,), (t,))
+    moved = torch.func.jvp(lambda tokens: truth(module, tokens).mT, (seen,), (t,))[1]
     assert_close(found, moved[..., None] * layer.maps.negative, **close)
     pulled = (layer.term.vjp(v) * t[:, None]).sum((2, 3)) * layer.weight
     assert_close(pulled, (found * v).sum((2, 3)), rtol=1e-3, atol=1e-4)

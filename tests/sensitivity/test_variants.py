@@ -62,7 +62,7 @@ def test_the_combined_maps_move_as_the_layers_branches_say(case):
     t, v = rand(*layer.tokens.shape, seed=3), rand(*combined(net, layer.tokens).shape, seed=4)
     weight = layer.weight if layer.weight.ndim == 2 else layer.weight.expand(len(x), -1)
     moved = layer.positive.jvp(t) - weight[..., None, None] * layer.subtracted.jvp(t)
-    _, expected = torch.func.jvp(lambda tokens: combined(net, tokens), (layer.tokens,), (t,))
+    expected = torch.func.jvp(lambda tokens: combined(net, tokens), (layer.tokens,), (t,))[1]
     assert_close(moved, expected, rtol=1e-9, atol=1e-11)
     step = 1e-6
     ahead, behind = (combined(net, layer.tokens + sign * step * t) for sign in (1, -1))
@@ -122,11 +122,11 @@ def test_the_three_terms_add_up_and_the_third_is_that_of_lambda(case):
     for probe, direction in enumerate(u):
         (layer,) = attention_layers(net, x, tangent=direction)
         maps = net.attn.maps(layer.tokens)
-        _, whole = torch.func.jvp(lambda t: combined(net, t), (layer.tokens,), (layer.tangent,))
+        whole = torch.func.jvp(lambda t: combined(net, t), (layer.tokens,), (layer.tangent,))[1]
         total = terms.first + terms.second + terms.third
         assert_close(total[..., probe], whole.square().flatten(2).sum(-1))
         if name in OF_TOKENS:
-            _, moved = torch.func.jvp(lambda t: net.attn.maps(t).lam, (layer.tokens,), (layer.tangent,))
+            moved = torch.func.jvp(lambda t: net.attn.maps(t).lam, (layer.tokens,), (layer.tangent,))[1]
             third = -moved[..., None] * maps.negative
             assert_close(terms.third[..., probe], (third * whole).flatten(2).sum(-1))
     assert ((terms.share.abs() > 1e-4) == (name in OF_TOKENS)).all()

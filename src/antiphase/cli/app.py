@@ -158,7 +158,7 @@ def register(group: typer.Typer, command: "Command") -> None:
         form: Annotated[
             str | None,
             typer.Option(
-                "--table",
+                "--tables",
                 metavar=" | ".join(TABLE_FORMATS),
                 help="Print all tables of the report in this format to standard output; all else goes to standard "
                 "error. A finished run is not measured again.",

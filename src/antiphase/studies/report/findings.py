@@ -142,7 +142,7 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
 
 def _write_study(result: Result, findings: Path) -> None:
     folder, artefact = findings.parent / findings.stem, result.artefact or Artefact()
-    drawings = [
+    drawings: list[tuple[Any, str, Callable[[], Figure]]] = [
         (plot, plot_csv(plot) + plot.caption, functools.partial(figures.plot_figure, plot))
         for plot in artefact.plots
         if plot.panels
