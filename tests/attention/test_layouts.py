@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.layers.diff_attention import DiffAttention
 from torch.testing import assert_close
+from transformers.models.diffllama import modeling_diffllama as llama
 
 from antiphase.attention import DifferentialAttention, from_layout, to_layout
 from antiphase.errors import UserError
@@ -45,7 +46,6 @@ def test_microsofts_v2_there_and_back(kv_heads, tokens):
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_diff_llamas_layer_there_and_back(kv_heads, redraw, tokens):
-    llama = pytest.importorskip("transformers.models.diffllama.modeling_diffllama")
     config = llama.DiffLlamaConfig(
         hidden_size=DIM, num_attention_heads=HEADS, num_key_value_heads=kv_heads, attn_implementation="eager"
     )
