@@ -56,7 +56,6 @@ class VectorLambda(nn.Module):
         self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(0.1 * torch.randn(width)) for _ in range(4))
 
     def draw_parameters(self, stream: Stream) -> None:
-        """Draw the vectors from N(0, 0.1)."""
         for name, parameter in self.named_parameters():
             nn.init.normal_(parameter, 0.0, 0.1, stream(name))
 
@@ -77,7 +76,6 @@ class ScalarLambda(nn.Module):
         self.a, self.b = (nn.Parameter(torch.zeros(num_diff_heads)) for _ in range(2))
 
     def draw_parameters(self, stream: Stream) -> None:
-        """Set both numbers of each head to 0."""
         nn.init.zeros_(self.a)
         nn.init.zeros_(self.b)
 
@@ -117,7 +115,6 @@ class GateLambda(nn.Module):
         self.gate = nn.Linear(dim, num_diff_heads, bias=False)
 
     def draw_parameters(self, stream: Stream) -> None:
-        """Draw W as PyTorch's linear layers do, uniformly within ±1/√dim."""
         bound = self.gate.in_features**-0.5
         nn.init.uniform_(self.gate.weight, -bound, bound, stream("gate.weight"))
 

@@ -36,7 +36,6 @@ class WeightLayout:
 
 
 def _halves(queries: int, keys: int) -> Heads:
-    """Branches are the halves of the heads, and both halves of a value are heads."""
     half, group = queries // 2, queries // keys
     pairs = [head + branch * half for head in range(half) for branch in (0, 1)]
     values = [head // group + part * keys // 2 for head in range(half) for part in (0, 1)]
@@ -77,7 +76,6 @@ Place = tuple[str, slice, str, Tensor | None]
 
 
 def _places(layout: str, module: DifferentialAttention, kv_heads: int) -> Iterator[Place]:
-    """Yield for each part of our parameters: our name and rows, their name and rows, None for all."""
     if layout not in LAYOUTS:
         raise UserError(f"layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     form, width, sizes = LAYOUTS[layout], module.layout.width, module.layout.rows

@@ -30,17 +30,13 @@ class AttentionMaps(NamedTuple):
 
     @property
     def combined(self) -> Float[Tensor, "batch heads queries keys"]:
-        """A1 − λ·A2, or A1 where there is no negative map."""
         if self.negative is None or self.lam is None:
             return self.positive
         return combine(self.positive, self.negative, self.lam)
 
 
 class _SelfAttention(nn.Module):
-    """Projection to queries, keys and values, maps, λ, norm and factor behind each head, gate, projection.
-
-    The layout says which maps there are; two maps of a head are weighted by a λ.
-    """
+    """Projection to queries, keys and values, the maps of the layout, λ, norm and factor, gate, projection."""
 
     shown: tuple[str, ...]
 
@@ -71,10 +67,7 @@ class _SelfAttention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=proj_bias)
 
     def parts(self, *projected: Projection) -> Parts:
-        """Return queries and keys, one of each per map of a head, and values, of their projection or of two.
-
-        They are views of it, unless several heads share keys, values or A2, which are then repeated.
-        """
+        """Return queries and keys, one of each per map of a head, and values: views, unless heads share some."""
         layout = self.layout
         q, k, v = self._split(*projected)
         branches, values = 2 if layout.paired else 1, v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
@@ -113,15 +106,11 @@ class _SelfAttention(nn.Module):
         return self._merge(heads, x[:, :queries])
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"], x: Tokens | None = None) -> Tokens:
-        """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection.
-
-        ``x``, the tokens, are read by an output gate alone.
-        """
+        """Return the output from (A1 − λ·A2)·V of each head: norm, factor, projection; a gate reads x."""
         norm = self.head_norm()
         return self._merge(heads if norm is None else norm(heads), x)
 
     def extra_repr(self) -> str:
-        """Say what the weights do not: part of a model's fingerprint."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
 
     def head_norm(self) -> HeadNorm | None:
@@ -144,7 +133,6 @@ class _SelfAttention(nn.Module):
         return self.proj(merged if self.gate is None else merged * self.gate(x).sigmoid())
 
     def _products(self, mask: Tensor | None, *projected: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A1·V and A2·V of each head, one map at a time."""
         layout, backend = self.layout, self.backend
         of_heads = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
         if of_heads or (layout.paired and not layout.shared):
@@ -183,7 +171,6 @@ class _SelfAttention(nn.Module):
         return x.unflatten(-1, (-1, self.layout.width)).transpose(1, 2)
 
     def _queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries of all A1 and of all A2."""
         heads = self._heads(q)
         if self.layout.paired:
             return heads[:, ::2], heads[:, 1::2]
@@ -303,7 +290,6 @@ class DifferentialAttention(_SelfAttention):
 
 
 def _project(qkv: nn.Linear, rows: int, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
-    """Return the projection of all tokens, or that of the first to queries, its first rows, and of all to the rest."""
     if queries is None:
         return (qkv(x),)
     if type(qkv) is not nn.Linear or "forward" in vars(qkv):  # another layer in its place: ask for all

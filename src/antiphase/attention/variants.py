@@ -30,7 +30,6 @@ class Variant:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The settings of a layer that a variant has where nothing else is said."""
         return {name: getattr(self, name) for name in ("parameterisation", "head_norm", "rescale", "bias")}
 
 
@@ -55,7 +54,6 @@ class Layout:
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Rows of the projection to queries, keys and values."""
         keys = self.keys + (0 if self.shared else self.noise)
         return (self.signal + self.noise) * self.width, keys * self.width, self.keys * self.values
 

@@ -133,10 +133,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
 
 @validated
 def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
-    """Return one number per layer: λ averaged over heads, samples and queries; arguments of :func:`layer_lambdas`.
-
-    In a user's own attention, which has no λ module, it was measured when the model was loaded.
-    """
+    """Return λ of each layer averaged over heads, samples and queries, or as measured when it was loaded."""
     means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
     measured = getattr(getattr(model, "card", None), "lambdas", ())
     return list(measured) if len(measured) > len(means) else means
@@ -167,7 +164,6 @@ class ModelCard:
 
     @property
     def classes(self) -> int:
-        """Number of classes that the logits tell apart: a single logit tells two."""
         return 2 if self.num_classes == 1 else self.num_classes
 
 
@@ -233,10 +229,7 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
 
 
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
-    """Return side in pixels and channels of the images that models take; no side if they take any, or are not square.
-
-    Refuses models that take images of different sizes.
-    """
+    """Return side (None: any, or not square) and channels of the images that models take; refuse models that differ."""
     cards = [card_of(model) for model in models]
     fixed = [card for card in cards if not card.any_size]
     for card in fixed[1:]:

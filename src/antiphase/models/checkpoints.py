@@ -187,13 +187,11 @@ def as_config(kind: type[Config], values: Any, source: str = "", place: tuple[st
 def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:
     """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
 
-    Reads safetensors, dictionaries written by ``torch.save``, and the index of a checkpoint in several files. A pickle
-    is read with ``weights_only``, so that no code in the file is executed. The weights may be in a dictionary within
-    the file, such as ``state_dict``, and their names may have a prefix, such as ``module.``. If a file has weights and
-    their moving average (``ema``, ``swa``), the average is taken, as timm does. A warning names what is ignored.
-
-    ``name`` is the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
-    ``own`` are the model's tensors by name, whose shapes count if ``sized``.
+    Reads safetensors, dictionaries of ``torch.save`` (with ``weights_only``: no code is run) and the index of a
+    checkpoint in several files. The weights may be in a dictionary within the file, such as ``state_dict``, and have a
+    prefix, such as ``module.``. Of weights and their moving average (``ema``, ``swa``) the average is taken, as timm
+    does; a warning names what is ignored. ``name`` is FILE or ``FILE#SET``, SET the dictionary or prefix of one of
+    several sets. ``own`` are the model's tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
     held = _tensors(path)
@@ -231,7 +229,6 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
 
 
 def _is_in(key: str, prefix: str) -> bool:
-    """Return whether a tensor's name begins with a prefix, and no dictionary's key follows."""
     return key.startswith(prefix) and "\0" not in key[len(prefix) :]
 
 

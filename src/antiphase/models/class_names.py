@@ -17,9 +17,8 @@ _HOW = "use --classes FILE with the folder names in the order of the model's out
 def in_model_order(cards: Sequence[ModelCard], data: ImageSet, fix: str = _HOW) -> tuple[ImageSet, list[str]]:
     """Return the images with each label replaced by the index of the model's output, and warnings.
 
-    A class is matched by its exact name, otherwise by its letters and digits, ignoring case. ImageNet classes are
-    also matched by WordNet id and synonym. The data may cover a subset of the model's classes. ``fix`` is what errors
-    advise.
+    A class is matched by its exact name, else by its letters and digits, ignoring case; ImageNet classes also by
+    WordNet id and synonym. The data may cover a subset of the model's classes. ``fix`` is what errors advise.
     """
     if data.name == "random":  # its labels are noise
         return data, []
@@ -54,7 +53,6 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
 
 
 def _order(card: ModelCard, data: ImageSet, warnings: list[str], fix: str) -> tuple[int, ...]:
-    """Return the index of the model's output for each class of the data."""
     spec, count = card.spec, len(data.class_names)
     numbers = tuple(range(count))
     trained_on_it = card.class_names is None and (card.recipe or {}).get("data") == data.name
@@ -124,18 +122,15 @@ def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
 
 
 def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the names that belong to exactly one output."""
     pairs = set(naming)
     counts = Counter(name for name, _ in pairs)
     return {name: output for name, output in pairs if name and counts[name] == 1}
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name, ignoring case."""
     return "".join(filter(str.isalnum, name.casefold()))
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first few names."""
     named = list(filter(None, names))
     return ", ".join(named[:10]) + f", … ({len(named)} in all)" * (len(named) > 10)

@@ -114,7 +114,6 @@ class CLIP(nn.Module):
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
-        """Return embeddings of strings or token ids, of length 1 if ``normalize``."""
         if isinstance(texts, str):  # would be read as a list of letters
             raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
         tokens = texts if isinstance(texts, Tensor) else tokenize(texts, self.text.context_length)
@@ -154,12 +153,7 @@ def bare_clip(config: ClipConfig) -> CLIP:
 
 
 def _initialise(model: CLIP, init: Init, seed: int) -> None:
-    """Draw a dual encoder's weights anew; each parameter has a stream of its own.
-
-    ``"matched"`` gives both kinds of towers the rule of the baseline, so that twins of a seed start from equal
-    projections: image tower N(0, 0.02) with zero biases (timm's), text tower as SLIP and CLIP draw it. ``"released"``
-    differs in differential towers: the image tower's blocks and the text tower's biases keep PyTorch's default.
-    """
+    """Draw the weights: ``"matched"`` twins start from equal projections, ``"released"`` as in DiffCLIP's code."""
     dim, depth = model.text.pos_embed.shape[1], len(model.text.blocks)
     out = dim**-0.5 * (2 * depth) ** -0.5
     stds = {
@@ -224,7 +218,6 @@ class ClipVariant:
 
     @property
     def schedule(self) -> str | None:
-        """The schedule of its λ_init; None for standard attention in both towers."""
         return self.fields.get("schedule", "constant") if self.fields.get("towers") else None
 
 
@@ -244,8 +237,8 @@ def find_clip(variant: str) -> ClipVariant:
 def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build a CLIP with standard attention in both towers, of the preset ``"b16"`` or ``"small"``.
 
-    ``fields`` are ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim`` and the
-    other fields of :class:`~antiphase.models.clip.ClipConfig`.
+    ``fields`` are those of :class:`~antiphase.models.clip.ClipConfig`; ``vision`` and ``text`` are dictionaries of what
+    differs from the preset.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 
@@ -277,10 +270,7 @@ def diffclip_vit_b16(
     seed: Seed = 0,
     **fields: Any,
 ) -> CLIP:
-    """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4); arguments as for :func:`diffclip`.
-
-    The initial weights are ``"matched"`` to the baseline, or as in the ``"released"`` DiffCLIP.
-    """
+    """Build the paper's DiffCLIP at ViT-B/16 (Section 4), its initial weights the baseline's or the released."""
     fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
     return clip("b16", seed=seed, **fields)
 

@@ -33,17 +33,14 @@ _RENAMED = _TABLE.split()
 def write_foreign(model: CLIP, directory: Path, layout: str) -> Path:
     """Write a CLIP for another library, ``"open_clip"`` or ``"transformers"``; return the path of its weights.
 
-    open_clip: ``create_model_and_transforms("local-dir:DIRECTORY")``. Its image tower is a vision transformer of timm.
-    One of other sizes than ViT-B/16 is described in a folder of its own, which ``open_clip_config.json`` names by its
-    absolute path.
+    open_clip: ``create_model_and_transforms("local-dir:DIRECTORY")``. An image tower of other sizes than ViT-B/16 is
+    described in a folder of its own, which ``open_clip_config.json`` names by its absolute path.
 
-    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. The layer norm that its
-    image tower has before the first block is made to subtract the mean of each token alone, which all later layer norms
-    do, too: tokens are scaled down by 2^32 before it, so that its ε counts and not their variance. Float16 cannot hold
-    them; float32 and bfloat16 can.
+    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. Its layer norm before
+    the first block, which ours lacks, only subtracts each token's mean, as all later norms do: tokens are scaled down
+    by 2^32 before it, so that its ε counts and not their variance. Float16 cannot hold them; float32 and bfloat16 can.
 
-    Raises:
-        UserError: the layout cannot express the model: differential attention, a logit bias, other layer norms.
+    A UserError refuses what the layout cannot express: differential attention, a logit bias, other layer norms.
     """
     config = model.config
     assert config is not None
@@ -131,7 +128,6 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
 
 
 def _write_tokenizer(folder: Path, length: int) -> None:
-    """Write open_clip's byte pairs as files of a ``CLIPTokenizer``, which calls the first and last token otherwise."""
     ours, start, end = tokenizer(), "<|startoftext|>", "<|endoftext|>"
     theirs: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end}
     words = {theirs.get(number, word): number for word, number in ours.encoder.items()}
@@ -144,7 +140,6 @@ def _write_tokenizer(folder: Path, length: int) -> None:
 
 
 def _to_transformers(model: CLIP, eps: float) -> State:
-    """Return the weights under the names of ``transformers.CLIPModel``."""
     own = {name: weight.clone() for name, weight in model.state_dict().items()}
     shift = own.pop("visual.patch_embed.proj.bias")  # of every patch: becomes part of its position
     positions = own.pop("visual.pos_embed")[0]

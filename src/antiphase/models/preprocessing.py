@@ -44,7 +44,6 @@ class Normalize(nn.Module):
         return normalised.flip(-3) if self.bgr else normalised
 
     def extra_repr(self) -> str:
-        """Tell the order of the channels, which is part of a model's fingerprint."""
         return "bgr" if self.bgr else ""
 
 
@@ -70,11 +69,9 @@ class Preprocessing:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
         return len(self.mean), self.square.size, self.square.size
 
     def normalize(self) -> Normalize:
-        """Return the part that lives in the model."""
         return Normalize(self.mean, self.std, self.bgr)
 
     def __str__(self) -> str:
@@ -188,7 +185,6 @@ def _square(
 
 
 def _affine(processor: Any, channels: int) -> tuple[Numbers, Numbers]:
-    """Return mean and standard deviation of each channel, in units of the [0, 1] pixel range."""
     rescales = getattr(processor, "do_rescale", True)
     factor = 255 * processor.rescale_factor if rescales else 255
     offset = float(rescales and getattr(processor, "rescale_offset", False))  # EfficientNet's, in [-1, 1]
@@ -228,7 +224,6 @@ def _checked(
 
 
 def _pictures(size: int, channels: int) -> Iterator[Image.Image]:
-    """Yield noise wider than the model's images, smaller and higher, and of their size; in colour, grey, or none."""
     rng = np.random.default_rng(0)
     for shape in ((size * 5 // 4 + 3, size * 3 // 2 + 1), (size // 2 + 2, size // 3 + 1), (size, size)):
         pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)

@@ -69,16 +69,10 @@ def is_starting_model(recipe: dict[str, Any]) -> bool:
 def rebuilt(
     directory: Path, recipe: dict[str, Any], build: Callable[[str], nn.Module], module: nn.Module | None
 ) -> nn.Module:
-    """Build the model of a run from its specification again, and load the trained weights into it.
+    """Build the model of a run from its specification again, and load the trained weights into it, or into ``module``.
 
-    Relative paths are of the folder in which it was trained, or else of the working directory.
-
-    Args:
-        build: loads a specification; what weights it has does not matter.
-        module: gets the weights in place of what the specification names.
-
-    Raises:
-        UserError: the code or folder that the specification names has moved, or the weights do not fit.
+    Relative paths are of the folder in which it was trained, or else of the working directory. A UserError says if the
+    code or folder that the specification names has moved, or the weights do not fit.
     """
     source = directory / checkpoints.RECIPE_FILE
     start = checkpoints.as_config(StartingModel, recipe["model"], f"{source}: ", ("model",))
@@ -108,11 +102,7 @@ def rebuilt(
 
 
 def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Module:
-    """Replace the linear layer that gives a loaded classifier's logits by one for other classes, drawn from a seed.
-
-    Raises:
-        UserError: the last layer is not linear.
-    """
+    """Replace the linear layer that gives a loaded classifier's logits by one for other classes, drawn from a seed."""
     card = card_of(model)
     calls: list[tuple[str, Tensor]] = []  # output of each linear layer
     with ExitStack() as hooks, torch.no_grad():
@@ -148,7 +138,6 @@ def code_of(text: str) -> str:
 
 
 def _card_of_module(module: nn.Module, start: StartingModel) -> ModelCard:
-    """Return the card of a module, or one of the model that was trained."""
     kind, shape = attention_kind(module), start.image_shape
     return getattr(module, "card", None) or ModelCard("", "", kind, None, shape, start.num_classes)
 

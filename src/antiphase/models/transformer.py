@@ -65,7 +65,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
     def first_token(self, x: Tokens) -> Float[Tensor, "batch 1 dim"]:
-        """Return the first token after the block, without computing the others' outputs."""
         normed = self.norm1(x)
         # only our own attention modules take `queries`
         ours = _as_written(self.attn, SoftmaxAttention, DifferentialAttention)
@@ -295,11 +294,7 @@ class TextConfig(TowerConfig):
 
 
 class TextTransformer(nn.Module):
-    """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
-
-    Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
-    Section 2.4 (causal attention, QuickGELU).
-    """
+    """Encode texts' token ids as the normalised output at the end-of-text token (CLIP, Section 2.4)."""
 
     def __init__(self, attention: AttentionFactory, config: TextConfig) -> None:
         super().__init__()
@@ -314,7 +309,6 @@ class TextTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=eps)
 
     def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch dim"]:
-        """Return one feature vector per text, which ends at the largest id of its row."""
         length = tokens.shape[1]
         if length > self.context_length:
             raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")

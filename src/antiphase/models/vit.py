@@ -43,15 +43,11 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """A classifier of images in [0, 1]: patches, class token, learned positions, blocks, linear head.
 
-    Source: A. Dosovitskiy et al., *An Image is Worth 16x16 Words*, ICLR 2021. Parameter names and shapes
-    are those of timm's ``VisionTransformer`` (class-token pooling), so its state dicts load as they are.
-
-    Args:
-        attention: ``attention(layer_index)`` is a layer's attention, from ``(batch, tokens, dim)`` to the same shape.
-        image_size: height and width of the images in pixels, divisible by ``patch_size``.
-        num_classes: number of logits; 0 leaves the head out, and the model returns its features.
-        mlp_ratio: hidden width of the MLP over ``dim``.
-        mean: subtracted from the images, one number per channel (0.5 by default), before division by ``std``.
+    Source: A. Dosovitskiy et al., *An Image is Worth 16x16 Words*, ICLR 2021. Parameter names and shapes are those of
+    timm's ``VisionTransformer`` (class-token pooling), so its state dicts load as they are. ``attention(layer_index)``
+    is a layer's attention, from ``(batch, tokens, dim)`` to the same shape; ``num_classes=0`` leaves the head out;
+    ``mlp_ratio`` is the MLP's hidden width over ``dim``; images are normalised by ``mean`` and ``std``, 0.5 for each
+    channel by default.
     """
 
     pos_embed: Tensor
@@ -93,7 +89,6 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
 
     def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
-        """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             shape = tuple(images.shape)
             raise UserError(f"images of shape {shape}: this model takes (batch, *{self.image_shape})")
@@ -104,11 +99,7 @@ class VisionTransformer(nn.Module):
     def features(
         self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
     ) -> Float[Tensor, "batch dim"]:
-        """Return the class token after the last norm, the head's input.
-
-        ``keep`` has the indices of the patches that the blocks see (Y. Li et al., *Scaling Language-Image
-        Pre-training via Masking*, CVPR 2023); all by default.
-        """
+        """Return the head's input; ``keep``: the patches that the blocks see (Y. Li et al., FLIP, 2023)."""
         x = self.tokens(images)
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
@@ -163,11 +154,9 @@ PRESETS: dict[int, dict[str, int]] = {
 def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
     """Build a ViT with standard attention; sizes that are not given come from the image size's preset.
 
-    Args:
-        image_size: height and width in pixels; 8, 28, 32, 64 and 224 have presets.
-        seed: of the initial weights.
-        **sizes: ``patch_size, in_channels, dim, depth, num_heads, num_classes`` and the other fields of
-            :class:`VitConfig`. One that is unknown, missing or does not fit the others is a ``UserError``.
+    Presets are for ``image_size`` 8, 28, 32, 64 and 224 pixels; ``sizes`` are ``patch_size, in_channels, dim, depth,
+    num_heads, num_classes`` and the other fields of :class:`VitConfig`. One that is unknown, missing or does not fit is
+    a ``UserError``.
     """
     return build(configure("softmax", image_size, sizes), seed)
 
@@ -222,12 +211,11 @@ def build_vision(config: VitConfig) -> VisionTransformer:
 
 
 def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") -> None:
-    """Draw a vision transformer's weights anew.
+    """Draw a vision transformer's weights anew, each parameter from a stream of its own, so that twins start alike.
 
-    Matrices of the blocks (N(0, 0.02) cut at two standard deviations if ``scheme="normal"``) and the patch projection
-    are uniform within ±1/√fan_in (PyTorch's default), positions and head N(0, 0.02) cut at two standard deviations,
-    biases 0, norms 1. λ modules draw their own. Each parameter has a random stream of its own, so the two twins of a
-    seed start from equal projections. How large the patches start matters to robustness: see dev/models.md.
+    Matrices of the blocks and patches are uniform within ±1/√fan_in (PyTorch's default; blocks N(0, 0.02) cut at two
+    standard deviations if ``scheme="normal"``), positions and head N(0, 0.02) cut so, biases 0, norms 1; see
+    dev/models.md.
     """
 
     def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:
@@ -250,11 +238,7 @@ def draw_uniform(parameter: Tensor, weight: Tensor, stream: torch.Generator) -> 
 
 @torch.no_grad()
 def draw_own(model: nn.Module, seed: int, draw: Callable[[str, Tensor, torch.Generator], None]) -> None:
-    """Draw all parameters of a model: ``draw(name, parameter, stream)`` those that no module draws by itself.
-
-    A module with a method ``draw_parameters(stream)`` draws all of its own; ``stream(name)`` is the random generator
-    of the parameter of that name, given by the seed and the name in the model.
-    """
+    """Draw a model's parameters, those by ``draw`` that no module draws by ``draw_parameters(stream)``."""
     drawn: set[str] = set()
     for path, module in model.named_modules():
         if hasattr(type(module), "draw_parameters"):

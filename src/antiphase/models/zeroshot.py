@@ -79,9 +79,7 @@ def zero_shot_classifier(
     *,
     prompts: Sequence[Sequence[str]] | None = None,
 ) -> ZeroShotClassifier:
-    """Bind a dual encoder to class prompts.
-
-    The embedding of a class is the mean of its prompts' unit vectors, normalised again (CLIP, Section 3.1.4).
+    """Bind a dual encoder to class prompts; a class is the normalised mean of its prompts' unit vectors (CLIP, 3.1.4).
 
     ``class_names`` become words (:func:`~antiphase.data.image_sets.class_words`) in the templates, which are strings
     with ``{}`` or functions of the name, like open_clip's. ``prompts``, complete texts for each class, replace both.

@@ -39,14 +39,11 @@ def load_model(
 ) -> nn.Module:
     """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode, with ``model.card``.
 
-    :func:`~antiphase.models.zero_shot_classifier` turns a dual encoder into a classifier.
-
     Args:
         spec: a run directory of ``antiphase train`` or ``train-clip``, or one of the forms of :func:`forms`, such as
-            ``python:model.py:build``, which runs the code in that file. ``NAME=SPEC`` names the model, ``SPEC@seed=N``
-            states the seed of its training, from which it is drawn if it is random.
-        random_weights: build a ``timm:``, ``torchvision:``, ``hf:`` or ``open_clip:`` model with random weights,
-            without a download.
+            ``python:model.py:build``, which runs that file. ``NAME=SPEC`` names the model, ``SPEC@seed=N`` states the
+            seed of its training, from which it is drawn if it is random.
+        random_weights: build a ``timm:``, ``torchvision:``, ``hf:`` or ``open_clip:`` model without a download.
         seed: random seed of these weights, and of all that a ``python:`` function draws from torch.
         lambda_init: λ_init of a ``diffclip:`` checkpoint, which does not contain it.
         module: gets the weights of a run directory of ``antiphase.train(module, …)``, which holds no code.
@@ -80,11 +77,7 @@ def load_model(
 
 
 def named(model: nn.Module, name: str, seed: int | None) -> nn.Module:
-    """Give a loaded model a name, and the seed of its training, which ends the name.
-
-    Raises:
-        UserError: the training is known to have another seed.
-    """
+    """Give a loaded model a name, and the seed of its training, which ends the name; refuse another seed."""
     card = card_of(model)
     if None not in (seed, card.seed) and seed != card.seed:
         raise UserError(f"{card.spec}@seed={seed}: was trained with seed {card.seed}; leave out @seed={seed}")
@@ -186,7 +179,6 @@ def _hub(wanted: Wanted) -> nn.Module:
 
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
-    """Return the class names in a recipe; None for runs of older versions."""
     names = recipe.get(checkpoints.CLASS_NAMES)
     if names is None:
         return None
@@ -202,12 +194,10 @@ Layout = Literal["antiphase", "released", "open_clip", "transformers"]
 def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "antiphase") -> Path:
     """Write a model to a directory; return the path of its weights.
 
-    Layout ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads. The recipe has sizes,
-    λ_init and preprocessing of a model of ours, and the specification of any other, whose code it does not contain.
-    Layout ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints, for its authors' code; size
-    and λ_init are in the file's header, where ``load_model("diffclip:FILE")`` finds them.
-    Layouts ``"open_clip"`` and ``"transformers"``: a CLIP with standard attention as a directory that these libraries
-    load; see :func:`~antiphase.models.layouts.write_foreign`.
+    Layout ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads; of a foreign model
+    the recipe has the specification, not the code. ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's
+    checkpoints, for its authors' code; size and λ_init are in its header, where ``load_model("diffclip:FILE")`` finds
+    them. ``"open_clip"``, ``"transformers"``: see :func:`~antiphase.models.layouts.write_foreign`.
     """
     directory, card = Path(directory), getattr(model, "card", None)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:

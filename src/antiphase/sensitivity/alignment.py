@@ -1,11 +1,8 @@
 """Gradient alignment of the two maps of every layer, at its tokens or at the pixels.
 
-J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from the averages of the Frobenius inner products
-⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, never from averages of ratios. The random estimators are unbiased for these, and
-Lemma 1 holds exactly for each probe:
-
-Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows sum to 1), and the gradients of
-‖A‖_F or of an operator norm do not satisfy Lemma 1.
+J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from averages of the Frobenius inner products ⟨J1,
+J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbiased; Lemma 1 holds exactly for each probe. Scalar
+summaries of a map are not used: A.sum() has zero gradient, and gradients of norms do not satisfy Lemma 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +39,10 @@ class Gram:
 
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
-        """Stack the inner products of several probes, which have a difference, along a new last axis."""
         names = cls.__dataclass_fields__
         return cls(*(torch.stack([getattr(probe, name) for probe in probes], -1) for name in names))
 
     def mean(self) -> "Gram":
-        """Return the average over the probes."""
         return Gram(*(None if part is None else part.mean(-1) for part in vars(self).values()))  # pyright: ignore
 
     def difference(self, lam: AnyShape | float) -> AnyShape:
@@ -68,10 +63,9 @@ class Alignment:
 
 @validated
 def align(gram: Gram, probes: bool) -> Alignment:
-    """Compute cosθ and ρ from inner products.
+    """Compute cosθ = m₁₂ / √(m₁₁·m₂₂) and ρ = √(m₂₂ / m₁₁) from inner products, m their means over the probes.
 
-    cosθ = m₁₂ / √(m₁₁·m₂₂) and ρ = √(m₂₂ / m₁₁), where m are the means over the probes. The 95 % interval is
-    Student's t on the linearised ratio: cosθ ± t_{.975, K−1}·s_r / √K, clipped to [−1, 1], with
+    The 95 % interval is Student's t on the linearised ratio: cosθ ± t_{.975, K−1}·s_r / √K, clipped to [−1, 1], with
     r_k = (g₁₂ − ½·cosθ·(g₁₁·m₂₂ + g₂₂·m₁₁) / √(m₁₁·m₂₂))_k / √(m₁₁·m₂₂). ``probes``: whether the last axis is that of
     random probes, at least 2, to be averaged.
     """
@@ -116,16 +110,12 @@ def _layer_gram(layer: Layer, gradient: Callable[[Subtracted], Tensor]) -> Gram:
 
 @validated
 def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
-    """Compute the Frobenius inner products of the Jacobians with respect to the tokens in closed form.
+    """Compute the Frobenius inner products of the Jacobians by the tokens, (batch, heads), in closed form, in float64.
 
-    Let a_i be row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by the key tokens and M
-    the one by the query token (see :class:`~antiphase.sensitivity.layers.Branch`). The Jacobian of a_i with
-    respect to token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
+    With a_i row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by the key tokens and M that
+    by the query token, the Jacobian of a_i by token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
 
     ⟨J1, J2⟩ = Σ_i ⟨P1_i, P2_i⟩·⟨u1_i, u2_i⟩ + ⟨P1_i·M1, P2_i·M2⟩ + u1_iᵀ(P2_i·M2)ᵀP1_i·e_i + u2_iᵀ(P1_i·M1)ᵀP2_i·e_i.
-
-    A head costs O(N²·D) for N tokens of width D, like a forward pass. The inner products, of shape (batch, heads), are
-    in float64.
     """
     positive = positive.double()
     first = _inner(positive, positive).clamp_min(0.0)
@@ -168,10 +158,9 @@ def _crossed(one: Branch, two: Branch, both: Tensor, mean_two: Tensor) -> Tensor
 def cotangent_gram(
     positive: AnyBranch, negative: Subtracted | None, lam: Float[Tensor, "*batch heads"], keys: Probes
 ) -> Gram:
-    """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v shared by both maps.
+    """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩, (batch, heads, probes), for v shared by both maps.
 
-    v is standard normal, keyed by each sample and probe, so that each value, of shape (batch, heads, probes), is an
-    unbiased estimate of the Frobenius inner product. Lemma 1 holds exactly for each v.
+    v is standard normal, keyed by sample and probe, so that each value is unbiased for the Frobenius inner product.
     """
     maps = positive.attention
     if lam.shape[-1] != maps.shape[1]:
@@ -181,7 +170,6 @@ def cotangent_gram(
 
 
 def _cotangents(maps: Tensor, keys: Tensor) -> Iterator[Tensor]:
-    """Yield a standard normal cotangent of the maps for each probe."""
     for probe in keys.to(maps.device).unbind(1):
         yield normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
 
@@ -192,8 +180,8 @@ def token_grams(
 ) -> Iterator[tuple[Layer, Gram, int]]:
     """Yield each layer, its inner products at its own tokens, and the number of probes.
 
-    ``keys`` are the random streams of each sample and probe. ``exact``: use the closed form for layers with plain
-    queries and keys; the number of probes is then 0, and the inner products have no probe axis.
+    ``keys`` are the random streams of each sample and probe. ``exact``: take the closed form for layers with plain
+    queries and keys, without probes and their axis.
     """
     for layer in attention_layers(model, inputs, call=call):
         with gradients(enabled=False):  # else parameters would keep an unused graph alive
@@ -211,9 +199,8 @@ def direction_grams(
 ) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
-    For standard normal u (:func:`random_directions`) the three products, of shape (batch, heads, probes), are unbiased
-    estimates of ‖J1‖²_F, ‖J2‖²_F and ⟨J1, J2⟩_F. With the δ of an attack as u, they measure the response of the two
-    maps to that perturbation. Costs one forward-mode pass per direction, for any number of layers and heads.
+    For standard normal u the products, (batch, heads, probes), are unbiased for the Frobenius inner products; with an
+    attack's δ as u they measure the response to it. One forward-mode pass per direction, for all layers and heads.
     """
     grams: dict[str, list[Gram]] = {}
     layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
@@ -243,7 +230,6 @@ class GradientTerms:
 
     @property
     def share(self) -> AnyShape:
-        """Share of the third term in ‖J_DA‖², from means over the probes: (batch, heads)."""
         whole = (self.first + self.second + self.third).mean(-1)
         return self.third.mean(-1) / whole
 
@@ -252,10 +238,7 @@ class GradientTerms:
 def gradient_terms(
     model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
 ) -> Iterator[tuple[Layer, GradientTerms]]:
-    """Yield each layer with the three terms of its map's Jacobian at the pixels; arguments of :func:`direction_grams`.
-
-    With :func:`random_directions` the values are unbiased for those of the Frobenius inner product.
-    """
+    """Yield each layer with the terms of its map's Jacobian at the pixels, unbiased with :func:`random_directions`."""
     terms: dict[str, list[Tensor]] = {}
     layers: dict[str, Layer] = {}
     for u in directions:
@@ -311,11 +294,10 @@ def cotangent_grams(
 def loss_grams(
     model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor], *, call: Forward = None
 ) -> Iterator[tuple[Layer, Gram]]:
-    """Yield each layer with the inner products at its tokens for the cotangent v = ∂loss/∂(A1 − λ·A2).
+    """Yield each layer with the inner products, (batch, heads), at its tokens for v = ∂loss/∂(A1 − λ·A2).
 
-    J1ᵀv and −λ·J2ᵀv are the two parts of the loss gradient through the layer's maps, so their alignment is the one
-    relevant to an attacker. Exact, of shape (batch, heads); one forward and one backward pass for all layers. ``loss``
-    maps the model's output to a sum over the samples.
+    J1ᵀv and −λ·J2ᵀv are the parts of the loss gradient through the layer's maps, those that matter to an attacker.
+    Exact; one forward and one backward pass. ``loss`` maps the model's output to a sum over the samples.
     """
     outputs: list[Tensor] = []
 

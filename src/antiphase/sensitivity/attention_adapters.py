@@ -29,8 +29,8 @@ _BLOCKS = {f"timm.models.vision_transformer.{name}ParallelScalingBlock" for name
 def register(module: type | str, adapter: Adapter | None) -> None:
     """Register an adapter for a class of attention modules, named in full if its library may not be installed.
 
-    The adapter is a function of (module, call) that returns a :class:`~antiphase.sensitivity.Layer`, whose output is
-    compared with the module's own at every call; None to ignore such modules.
+    It is a function of (module, call) that returns a :class:`~antiphase.sensitivity.Layer`, whose output is compared
+    with the module's own at every call; None to ignore such modules.
 
     >>> class Pooling(nn.Module): ...
     >>> register(Pooling, None)
@@ -56,10 +56,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def block_ends(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    """Return the submodules of a block that receive its attention's tokens and output; None for other modules.
-
-    They exclude the norm, the residual path and the layer scale, as for attention that is a module of its own.
-    """
+    """Return the parts of a block that get its attention's tokens and output, without norm, residual path and scale."""
     known = not _BLOCKS.isdisjoint(_class_names(block))
     return (block.get_submodule("in_proj"), block.get_submodule("ls")) if known else None
 
@@ -118,7 +115,6 @@ def _additive(
 
 
 def _pair(both: Branch, alternating: bool = True) -> list[Branch]:
-    """Split the heads of a branch into A1's and A2's: every other one, or the first and the second half."""
     half = both.heads // 2
     return [
         replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
@@ -133,7 +129,6 @@ def _layer(
     finish: Callable[[Tensor], Tensor],
     lam: Tensor | None = None,
 ) -> Layer:
-    """Return a layer whose values are multiplied by the map; ``finish`` receives the product."""
     negative = branches[1] if len(branches) > 1 else None
     return Layer(
         call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values), call.tangent, values
@@ -141,7 +136,6 @@ def _layer(
 
 
 def _has_our_parts(module: Any) -> bool:
-    """Return whether a module has the parts of :class:`~antiphase.attention.DifferentialAttention`."""
     methods = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
     return methods and isinstance(getattr(module, "qkv", None), nn.Linear) and lambda_of(module) is not None
 
@@ -222,7 +216,6 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
 
 
 def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
-    """Return the branch of all query heads, the values of all key heads, and the output projection."""
     x, layers = call.tokens, (module.q_proj, module.k_proj, module.v_proj)
     counts = [layer.out_features // module.head_dim for layer in layers]
     weights, biases = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias"))

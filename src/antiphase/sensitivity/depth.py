@@ -61,10 +61,7 @@ class Path:
 
 
 def blocks(model: nn.Module, images: Batch) -> list[Call]:
-    """Run a model once and return the calls of the blocks that contain its attention layers.
-
-    The block of a layer is the innermost enclosing module that is an element of a ModuleList or Sequential.
-    """
+    """Return the calls of the blocks that hold attention layers: elements of a ModuleList or Sequential."""
     parts = dict(model.named_modules())
     names = dict.fromkeys(_block_of(call.name.partition("@")[0], parts) for call in record(model, images))
     calls: list[Call] = []
@@ -122,10 +119,7 @@ def stage_norms(
     seed: Seed = 0,
     ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
 ) -> Float[Tensor, "batch stages"]:
-    """Estimate L(d) of each stage, the L2 operator norm of its Jacobian at the clean input, from below.
-
-    By ``steps`` of power iteration, whose initial directions are keyed by ``seed`` and ``ids``, the positions if None.
-    """
+    """Estimate L(d) of each stage from below, by ``steps`` of power iteration keyed by ``seed`` and ``ids``."""
     calls = blocks(model, images)
 
     def again(block: Call, tokens: Tensor) -> Tensor:
@@ -172,7 +166,6 @@ class BranchChange:
 
     @property
     def alpha(self) -> PerSample:
-        """α, over all heads."""
         return _over_heads(self.moved) / _over_heads(self.positive)
 
     @property
@@ -198,7 +191,6 @@ def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterato
 
 
 def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return A1·V and (A1 − λ·A2)·V of each head."""
     if layer.values is None:
         raise UserError(f"{layer.name}: its adapter gives no values V; pass `values` to its Layer")
     maps, values = layer.maps, layer.values.double()
@@ -206,10 +198,10 @@ def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def row_centred(one: Maps, two: Maps) -> PerHead:
-    """Compute Pearson's correlation of the entries of two maps after subtracting each row's mean.
+    """Compute Pearson's correlation of two maps' entries after subtracting each row's mean; NaN if one is uniform.
 
-    r = Σ(a_ij − ā_i)(b_ij − b̄_i) / √(Σ(a_ij − ā_i)²·Σ(b_ij − b̄_i)²). Without the centring, the share 1/N that
-    every key receives would count as agreement. NaN if a map is uniform.
+    r = Σ(a_ij − ā_i)(b_ij − b̄_i) / √(Σ(a_ij − ā_i)²·Σ(b_ij − b̄_i)²). Uncentred, the share 1/N would count as
+    agreement.
     """
     one, two = (part - part.mean(-1, keepdim=True) for part in (one, two))
     return (one * two).flatten(2).sum(-1) / (_norm(one) * _norm(two))

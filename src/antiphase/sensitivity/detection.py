@@ -168,8 +168,6 @@ def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | Non
 
 @dataclass
 class _Run:
-    """What one run of a module computed."""
-
     output: Tensor  # first tensor that the module returned
     maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
     differences: list[tuple[Tensor, Tensor]]  # both sides of each subtraction
@@ -193,7 +191,6 @@ class Replay:
         computed: list[Tensor] = []
 
         def replaced(computed: Tensor) -> Tensor:
-            """Note the maps of one softmax, (batch · maps) × tokens × tokens, and return them or the replacements."""
             flat = computed.reshape(len(x), -1, *computed.shape[-2:])
             numbers = torch.arange(flat.shape[1]) + sum(part.shape[1] for part in parts)
             parts.append(flat)
@@ -386,10 +383,7 @@ def _integral(
 def _integral_weights(
     gram: Tensor, positive: list[int], negative: list[int], small: float
 ) -> tuple[list[int], Tensor]:
-    """Solve ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2) for each A1; return its A2, −1 if there is none, and λ.
-
-    The second half of ``gram`` are the means over the queries.
-    """
+    """Solve ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2) for each A1; return its A2 (−1 if there is none) and λ."""
     count, pairs, lambdas = len(gram) // 2, list[int](), list[Tensor]()
     for one in positive:
         chosen, lam = -1, gram.new_zeros(())
@@ -410,13 +404,11 @@ def _stamp(module: nn.Module) -> Any:
 
 
 def _agree(one: Tensor, two: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
     tolerance = 20 * torch.finfo(one.dtype).eps ** 0.75 * float(two.abs().max())
     return bool((one - two).abs().max() <= tolerance)
 
 
 def _moved(x: Tensor, token: int, step: Tensor) -> Tensor:
-    """Return the tokens with one token of the first sample changed."""
     x = x.clone()
     x[0, token] += step
     return x
@@ -459,7 +451,6 @@ def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: 
     small = _ROUNDING * torch.finfo(x.dtype).eps * float(fixed.abs().max())
 
     def only(output: Tensor, *rows: int) -> bool:
-        """Return whether of the outputs only these differ, and the reader's does."""
         change = (output - fixed).abs().amax(-1)
         allowed = torch.zeros_like(change, dtype=torch.bool)
         allowed[0, list(rows)] = True
@@ -514,11 +505,10 @@ def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
 def _slopes(
     call: Call, groups: tuple[int, ...], x: Tensor, means: bool = False
 ) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
-    """Return Σ_u ⟨∂(u·y)/∂A_g, ∂(u·y)/∂A_h⟩ of the rows of all maps, over random u, and what is subtracted from what.
+    """Return Σ_u ⟨∂(u·y)/∂A_g, ∂(u·y)/∂A_h⟩ by row, over random u, and the maps on both sides of each subtraction.
 
-    The former has the shape (batch, queries, maps, maps). The latter are pairs of the numbers of maps before equal ones
-    are joined: those that the minuend depends on, and those that the subtrahend does. Where no subtraction is written,
-    weights below zero are. ``means``: the slopes' means over the queries count as further maps.
+    Shape (batch, queries, maps, maps). The sides are numbers of maps before equal ones are joined; where no subtraction
+    is written, weights below zero count. ``means``: the slopes' means over the queries are further maps.
     """
     single = Replay(call)
     numbers = torch.tensor(groups, device=x.device)
@@ -543,10 +533,7 @@ def _slopes(
 
 
 def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float) -> bool:
-    """Return whether of some number on the way to the output the slopes of two maps, over the keys, are in proportion.
-
-    So it is where λ is a number for each channel: no combination of the slopes of the output itself is zero then.
-    """
+    """Return whether of a number on the way to the output the slopes of two maps are in proportion: λ by channel."""
     single, generator = Replay(call), torch.Generator().manual_seed(5)
     numbers = torch.tensor(groups, device=x.device)
     used = numbers >= 0
@@ -568,7 +555,6 @@ def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float)
 
 
 def _range(tensor: Tensor, maps: Maps, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest slope of a tensor by the entries of each map."""
     slope = torch.zeros_like(maps)
     if tensor.requires_grad:
         (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, materialize_grads=True)
@@ -580,7 +566,6 @@ def _numbers(chosen: Tensor) -> set[int]:
 
 
 def _read(tensor: Tensor, maps: Maps) -> set[int]:
-    """Return the numbers of the maps that a tensor depends on."""
     u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
     low, high = _range(tensor, maps, u)
     return _numbers((low < 0) | (high > 0))
@@ -596,7 +581,6 @@ def _weighted(square: Tensor, maps: Maps) -> tuple[set[int], set[int]]:
 
 
 def _signs(sides: list[tuple[set[int], set[int]]], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return which maps are minuends and which subtrahends."""
     positive, negative = set[int](), set[int]()
     for left, right in sides:
         one, two = ({groups[at] for at in side} - {-1} for side in (left - right, right - left))
@@ -615,7 +599,6 @@ def _lowest(grams: Tensor) -> Tensor:
 
 
 def _dependent(grams: Tensor, small: float) -> bool:
-    """Return whether at every query the slopes of the maps are linearly dependent."""
     used = (grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)  # else the query's output counts for nothing
     return grams.shape[-1] > 1 and bool(used.any() and (_lowest(grams[used]) <= small**2).all())
 

@@ -41,15 +41,12 @@ class ScaledLambda(nn.Module):
         self.inner, self.factor = lam, factor
 
     def extra_repr(self) -> str:
-        """Say what the weights do not: part of a model's fingerprint."""
         return f"factor={self.factor!r}"
 
     def draw_parameters(self, stream: Stream) -> None:
-        """Refuse: the λ inside is trained."""
         raise UserError("a scaled λ belongs to a trained model: expected no new initial weights")
 
     def forward(self, x: Tokens) -> Float[Tensor, "..."]:
-        """Return factor · λ."""
         return self.factor * lambda_at(self.inner, x)
 
 
@@ -70,10 +67,7 @@ class ReplacedMap(nn.Module):
 
 
 class StoppedGradient(nn.Module):
-    """Differential attention that passes no gradient through some of its maps.
-
-    Where no gradient is asked for, it is the layer itself, so that verdicts are the untouched model's.
-    """
+    """Differential attention that passes no gradient through some maps; where none is asked for, the layer itself."""
 
     def __init__(self, attention: DifferentialAttention, branches: Sequence[Branch]) -> None:
         super().__init__()
@@ -81,7 +75,6 @@ class StoppedGradient(nn.Module):
         self.branches = tuple(branches)
 
     def extra_repr(self) -> str:
-        """Say what the weights do not: part of a model's fingerprint."""
         return f"branches={self.branches!r}"
 
     def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
@@ -95,7 +88,6 @@ class StoppedGradient(nn.Module):
 def _taken_apart(
     attention: DifferentialAttention, x: Tensor, mask: Tensor | None
 ) -> tuple[AttentionMaps, Tensor]:
-    """Return both maps with λ, and the values."""
     return attention.maps(x, mask), attention.parts(attention.qkv(x))[2]
 
 
@@ -204,7 +196,6 @@ class MarginGradients:
             self._stopped.append(stopped)
 
     def __call__(self, images: Images) -> Margins:
-        """Return the margins of images in [0, 1]."""
         images = images.double()
         prediction, margin, whole = _gradient(self._whole, images)
         margins = Margins(prediction, margin, whole.norm(1, -1), whole.norm(2, -1))
@@ -218,10 +209,10 @@ class MarginGradients:
 
 
 def right_angle(first: Vectors, second: Vectors) -> tuple[Vectors, Vectors]:
-    """Turn two vectors to a right angle: both by the same angle, within their plane, with their lengths kept.
+    """Turn two vectors to a right angle within their plane, both by the same angle, with their lengths kept.
 
-    With e1, e2 their directions, u = (e1 + e2)/‖e1 + e2‖ and w = (e1 − e2)/‖e1 − e2‖, the new directions are
-    (u ± w)/√2, the nearest orthogonal pair. Vectors of length 0, or parallel to each other, stay as they are.
+    With e1, e2 their directions, u = (e1 + e2)/‖e1 + e2‖, w = (e1 − e2)/‖e1 − e2‖, the new directions are (u ± w)/√2.
+    Vectors of length 0, or parallel to each other, stay as they are.
 
     >>> first, second = right_angle(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, -3.0]]))
     >>> first.round(decimals=6).tolist(), second.round(decimals=6).tolist()
@@ -239,7 +230,6 @@ def right_angle(first: Vectors, second: Vectors) -> tuple[Vectors, Vectors]:
 
 
 def _gradient(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return prediction, margin and the margin's gradient, one row of pixels for each image."""
     with gradients(enabled=True):
         x = images.detach().clone().requires_grad_()
         prediction, margin, *_ = margins_of(model(x.clone()))

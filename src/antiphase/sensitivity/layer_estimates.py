@@ -1,8 +1,7 @@
 """From stored rows of sensitivity to tables: alignment by layer, what explains it, Lipschitz constants, depth.
 
-Every mean is taken over the samples before a ratio is formed, and every interval is over the samples
-(:func:`~antiphase.statistics.intervals.jackknife`, 95 %), for these weights: what other training seeds would
-give, only several models can tell.
+Means are taken over the samples before a ratio is formed; intervals are over the samples (jackknife, 95 %), for these
+weights: what other training seeds would give, only several models can tell.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,7 +112,6 @@ def _by_group(
     parts: Callable[[pl.DataFrame], np.ndarray],
     statistics: Callable[[pl.DataFrame], Mapping[str, Statistic]],
 ) -> pl.DataFrame:
-    """Return the estimates of each group of rows, in the order of the rows."""
     groups = rows.group_by(keys, maintain_order=True)
     blocks = ((key, parts(block), statistics(block)) for key, block in groups)
     return estimate_table(blocks, rows.select(keys).schema)
@@ -134,10 +132,7 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def terms(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate the share of each term of J_DA = J1 − λ·J2 − A2 ⊗ ∇λ in ‖J_DA‖², from sums over samples and heads.
-
-    Columns ``model, layer, name, metric, value, low, high, n``; the metrics ``first``, ``second`` and ``third``.
-    """
+    """Estimate ``first``, ``second``, ``third``: each term's share in ‖J_DA‖², by model, layer and name."""
     names = ["first", "second", "third"]
     keys = ["model", "layer", "name"]
     means = rows.group_by([*keys, "sample"], maintain_order=True).agg(pl.mean(*names))
@@ -146,11 +141,10 @@ def terms(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
-    """Estimate how much larger each metric of :func:`alignment` is than another model's.
+    """Estimate how much larger each metric of :func:`alignment` is than another model's, samples paired.
 
-    The interval is the jackknife's over the samples, each left out of both models of a pair (model, against) at once.
-    Metrics that only one of the two has are left out, and so is the norm along the loss's gradient, which is along
-    another cotangent in each model. Columns ``model, against, site, layer, metric, difference, low, high, n``.
+    Metrics that only one of the two has are left out, and the norm along the loss's gradient, which is along another
+    cotangent in each. Columns ``model, against, site, layer, metric, difference, low, high, n``.
     """
     blocks: list[Block] = []
     for pair in pairs:
@@ -204,7 +198,6 @@ def _sample_parts(block: pl.DataFrame) -> np.ndarray:
 
 
 def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
-    """Return the metrics of one model, site and layer as functions of the means of :func:`_sample_parts`."""
     attention = block["attention"][0]
     one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
     return _NORM if one_map else _TWO_MAPS
@@ -213,11 +206,10 @@ def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
 def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Take a layer's relative sensitivity apart: ln(‖J_DA‖/‖J_base‖) = ln γ + ½·ln(1 + λ²ρ²) + the angle's part.
 
-    With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of Theorem 2:
-    ½·ln(1 − 2λρ·cosθ / (1 + λ²ρ²)). The three add up exactly to ``relative``; the largest says what makes the layer
-    more or less sensitive than its twin's. Pairs (differential model, its standard twin) have as many layers; others
-    are left out, and so is the loss's gradient. Metrics: ``gamma`` itself, and in logarithms ``relative``,
-    ``by_gamma``, ``by_rho``, ``by_cosine``. Columns ``model, against, site, layer, metric, value, low, high, n``.
+    γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads; the angle's part is what is left of Theorem 2, ½·ln(1 −
+    2λρ·cosθ / (1 + λ²ρ²)). Pairs (differential model, its standard twin) have as many layers; others are left out, and
+    so is the loss's gradient. Metrics ``gamma``, and in logarithms ``relative, by_gamma, by_rho, by_cosine``; columns
+    ``model, against, site, layer, metric, value, low, high, n``.
     """
     signed = _signed(rows.filter(pl.col("site") != "loss"))
     kind = dict(rows.select("model", "attention").unique().iter_rows())
@@ -242,11 +234,7 @@ def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.Da
 
 
 def prediction_error(rows: pl.DataFrame) -> float:
-    """Return the largest relative difference between ‖J_DA‖ as Theorem 1 predicts it and as it was measured.
-
-    Row by row: amplification(λ, ρ, cosθ)·‖J1‖ against ‖J1 − λ·J2‖ of the same probes, the maps subtracted
-    first. Rows of a closed form have no such measurement and are left out.
-    """
+    """Return the largest relative difference between ‖J_DA‖ by Theorem 1 and as measured with the same probes."""
     measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
     if measured.is_empty():
         return 0.0
@@ -257,10 +245,7 @@ def prediction_error(rows: pl.DataFrame) -> float:
 
 
 def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
-    """Average columns over the samples of each group, with intervals over the samples.
-
-    Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
-    """
+    """Average columns over the samples of each group, with intervals; what is null throughout is left out."""
     blocks = (
         (key, values[:, None], {column: lambda m: m[..., 0]})
         for key, block in rows.group_by(keys, maintain_order=True)
@@ -271,10 +256,7 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate ‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²) of each layer, from sums of squares over the samples.
-
-    Below 1, what a perturbation does to both maps cancels; above 1 it adds up; 1 is no cancellation.
-    """
+    """Estimate ‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²) of each layer: below 1 it cancels, above 1 it adds up."""
     measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
     return _by_group(
         measured,
@@ -290,7 +272,6 @@ RADIUS_PARTS = (*LAYER_PARTS, "log_margin", "log_constant")
 
 
 def _angle(m: Means) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return γ, 1, λρ and cosθ."""
     first, second, cross, base = (m[..., part] for part in range(4))
     with np.errstate(divide="ignore", invalid="ignore"):
         gamma, ratio = np.sqrt(first / base), np.sqrt(second / first)
@@ -319,10 +300,10 @@ RATIOS: dict[str, Statistic] = {
 
 
 def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
-    """Average the inner products of a differential model's rows over the heads of each layer and sample.
+    """Average ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and the standard twin's ‖J_base‖² over the heads of each layer and sample.
 
-    ``base`` are the rows of its standard twin, with as many layers; None: ‖J_base‖ = ‖J1‖, so that γ = 1. Columns
-    ``layer, sample`` and ``LAYER_PARTS``: ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and ‖J_base‖²; samples that both have.
+    ``base`` are the twin's rows, with as many layers; None: ‖J_base‖ = ‖J1‖. Columns ``layer, sample`` and
+    ``LAYER_PARTS``.
     """
     own, base = (rows.filter(site="pixels") for rows in (own, own if base is None else base))
     parts = _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean())
@@ -330,10 +311,7 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
-    """Place each layer in the (λρ, θ) plane of Theorem 3, with intervals over the samples.
-
-    Columns ``model, against, layer, metric`` (of ``PLACES``), ``value, low, high, n``.
-    """
+    """Place each layer in the (λρ, θ) plane of Theorem 3, with intervals over the samples; metrics of ``PLACES``."""
     keys = _schema("model against", "layer", "model against layer")
     blocks = (
         ((model, twin, layer), block.select(LAYER_PARTS).to_numpy(), PLACES)
@@ -346,10 +324,7 @@ def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFram
 
 
 def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:
-    """Add the logarithms of Δm and of the ratio of Lipschitz constants of each sample.
-
-    Columns ``layer, sample`` and ``RADIUS_PARTS``; samples that all have.
-    """
+    """Add the logarithms of Δm and of the ratio of Lipschitz constants of each sample that all have."""
     logs = own.join(base, on="sample", suffix="_base").select(
         "sample",
         log_margin=pl.col("margin").log() - pl.col("margin_base").log(),
@@ -359,10 +334,7 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
 
 
 def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
-    """Estimate the ratio of estimated radii, measured and predicted by each layer, with intervals over the samples.
-
-    Columns ``layer, metric`` (of ``RATIOS``), ``value, low, high, n``.
-    """
+    """Estimate the ratio of estimated radii, measured and predicted by each layer; metrics of ``RATIOS``."""
     return _by_group(
         parts, ["layer"], lambda block: block.select(RADIUS_PARTS).to_numpy(), lambda block: RATIOS
     )

@@ -41,10 +41,7 @@ def prepare_forward_mode() -> None:
 
 @contextmanager
 def gradients(*, enabled: bool) -> Iterator[None]:
-    """Enable or disable gradients, and leave the caller's inference mode.
-
-    A generator must not yield within it, because its caller would inherit the mode.
-    """
+    """Enable or disable gradients outside the caller's inference mode; a generator must not yield within it."""
     with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled):
         yield
 
@@ -57,11 +54,7 @@ def leaf(x: Tensor) -> Tensor:
 
 @contextmanager
 def eager_attention() -> Iterator[None]:
-    """Make torch compute attention with plain matrix products, and leave the caller's inference mode.
-
-    The fused kernels have neither forward-mode nor second derivatives, and without gradients
-    ``nn.MultiheadAttention`` would take its own fast path.
-    """
+    """Make torch compute attention with plain matrix products, which have all derivatives, outside inference mode."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -97,7 +90,6 @@ class Branch:
 
     @property
     def plain(self) -> bool:
-        """Whether queries and keys are used exactly as projected."""
         return self.turn_q is None and self.turn_k is None
 
     def double(self) -> "Branch":
@@ -115,7 +107,6 @@ class Branch:
 
     @cached_property
     def attention(self) -> Maps:
-        """The map A."""
         return masked_softmax((self.turned_q * self.factor) @ self.turned_k.mT, self.mask)
 
     @cached_property
@@ -129,11 +120,7 @@ class Branch:
         return self.k @ self.to_q * self.factor
 
     def vjp(self, cotangent: Maps) -> TokensOfHeads:
-        """Return Jᵀv, the gradient of Σ A·v with respect to the tokens, separately for each head.
-
-        The gradient with respect to the scores is S_i = P_i·v_i with P_i = diag(a_i) − a_i·a_iᵀ; q̃ receives S·k̃
-        and k̃ receives Sᵀ·q̃.
-        """
+        """Return Jᵀv, the gradient of Σ A·v by the tokens for each head; the scores' is (diag(a_i) − a_i·a_iᵀ)·v_i."""
         a = self.attention
         scores = (a * (cotangent - (a * cotangent).sum(-1, keepdim=True))) * self.factor
         to_query = _pull(self.turn_q, self.q, scores @ self.turned_k)
@@ -173,11 +160,9 @@ class TracedBranch:
 
     @cached_property
     def attention(self) -> Maps:
-        """The map A."""
         return self.function(self.tokens)
 
     def vjp(self, cotangent: Maps) -> TokensOfHeads:
-        """Return Jᵀv as :meth:`Branch.vjp`."""
         with gradients(enabled=True):
             x = leaf(self.tokens)
             pairs = zip(self.function(x).unbind(1), cotangent.unbind(1), strict=True)
@@ -185,7 +170,6 @@ class TracedBranch:
         return torch.stack(slopes, 1)
 
     def jvp(self, direction: Tokens) -> Maps:
-        """Return J·t as :meth:`Branch.jvp`."""
         prepare_forward_mode()
         return torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
 
@@ -207,16 +191,13 @@ class CentredBranch:
 
     @cached_property
     def attention(self) -> Maps:
-        """A2 − Ā1, whose rows sum to 0."""
         return self.negative.attention - self._mean(self.positive.attention)
 
     def vjp(self, cotangent: Maps) -> TokensOfHeads:
-        """Return Jᵀv as :meth:`Branch.vjp`."""
         pull = torch.func.vjp(self._mean, cotangent)[1]
         return self.negative.vjp(cotangent) - self.positive.vjp(pull(cotangent)[0])
 
     def jvp(self, direction: Tokens) -> Maps:
-        """Return J·t as :meth:`Branch.jvp`."""
         return self.negative.jvp(direction) - self._mean(self.positive.jvp(direction))
 
 
@@ -265,15 +246,12 @@ class WeightedBranch:
 
     @cached_property
     def attention(self) -> Maps:
-        """N / λ̄."""
         return self.ratio[..., None] * self.branch.attention
 
     def vjp(self, cotangent: Maps) -> TokensOfHeads:
-        """Return Jᵀv as :meth:`Branch.vjp`."""
         return self.branch.vjp(self.ratio[..., None] * cotangent) + self.term.vjp(cotangent)
 
     def jvp(self, direction: Tokens) -> Maps:
-        """Return J·t as :meth:`Branch.jvp`."""
         return self.ratio[..., None] * self.branch.jvp(direction) + self.term.jvp(direction)
 
 
@@ -320,7 +298,6 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        """Number of heads: maps, or pairs of maps."""
         return self.positive.heads
 
     @property

@@ -60,8 +60,8 @@ class Ascended(NamedTuple):
 class Linearisation:
     """f at x, with the products J(x)·v and J(x)ᵀ·u of each sample, on one graph that is kept for all of them.
 
-    J(x)·v is the derivative of the linear map w ↦ J(x)ᵀ·w, once more backwards: a third of the cost of a forward-mode
-    pass, which runs f again. Used within :func:`~antiphase.sensitivity.layers.eager_attention`.
+    J(x)·v is the derivative of w ↦ J(x)ᵀ·w, once more backwards: a third of the cost of a forward-mode pass. Used
+    within :func:`~antiphase.sensitivity.layers.eager_attention`.
     """
 
     def __init__(self, f: Function, x: Samples) -> None:
@@ -77,11 +77,9 @@ class Linearisation:
             return w, _gradient(self.y, self.x, w, create_graph=True)
 
     def vjp(self, u: Float[Tensor, "batch outputs"]) -> Samples:
-        """Return J(x)ᵀ·u of each sample; zero where f does not depend on x."""
         return _gradient(self.y, self.x, u)
 
     def jvp(self, v: Samples) -> Float[Tensor, "batch outputs"]:
-        """Return J(x)·v of each sample."""
         w, back = self._back
         return _gradient(back, w, v)
 
@@ -113,7 +111,6 @@ def _ids(x: Tensor, ids: Tensor | None, eps: float | None = None) -> Tensor:
 
 
 def _keep(best: Rows, value: Tensor, direction: Tensor) -> None:
-    """Take the samples with a higher value than the best so far."""
     higher = value > best["value"]
     best.put("value", higher, value)
     best.put("direction", higher, direction)
@@ -133,9 +130,9 @@ def power_iteration(
 ) -> OperatorNorm:
     """Return a lower bound of ‖J(x)‖ that rises towards it: ‖Jv‖ after v ← JᵀJv / ‖JᵀJv‖, T times.
 
-    f needs second derivatives, as all of torch's plain operations have. Each of the T ``steps`` costs two backward
-    passes; a sample stops by itself once a step adds no more than ``tolerance`` of its value. Of several ``restarts``
-    the best is kept for each sample. ``start`` is taken in place of the first random direction, but where it is zero.
+    f needs second derivatives. Each of the T ``steps`` costs two backward passes; a sample stops by itself once a step
+    adds no more than ``tolerance`` of its value. The best of several ``restarts`` is kept; ``start`` is taken in place
+    of the first random direction where it is not zero.
     """
     ids = _ids(x, ids)
     best = Rows(value=x.new_full((len(x),), -1.0), direction=torch.zeros_like(x))
@@ -177,10 +174,7 @@ def unit(g: Samples, otherwise: Samples) -> Samples:
 
 @validated
 def exact_norm(f: Function, x: Samples, *, chunk: Count = 8) -> OperatorNorm:
-    """Return ‖J(x)‖, the largest singular value of the dense Jacobian; one backward pass for each output.
-
-    ``chunk`` rows of J are computed side by side, with as many copies of the batch in memory.
-    """
+    """Return ‖J(x)‖ from the dense Jacobian, one backward pass for each output, ``chunk`` of them side by side."""
     _ids(x, None)
     parts: list[Tensor] = []
     with eager_attention():
@@ -201,12 +195,9 @@ def uniform_sampling(
 ) -> Sampled:
     """Return the largest and the mean ‖f(x + ξ) − f(x)‖ / ‖ξ‖ over K ξ drawn uniformly from the ball.
 
-    The robustness paper's estimator of the supremum of equation (4) is the largest quotient (Section 5.3; “mean” there
-    is over layers). With D inputs both values are near the average slope and not the steepest: where f is nearly
-    linear the mean comes to ‖J‖_F/√D, and the largest of K is little above it.
-
-    ``eps`` is in the units of x, where f works in float32 no less than about 10⁻³ of them. ``samples`` is K, a forward
-    pass each; the paper names none.
+    The robustness paper's estimator is the largest quotient (Section 5.3; “mean” there is over layers). With D inputs
+    both are near the average slope: where f is nearly linear the mean comes to ‖J‖_F/√D. ``eps`` is in the units of x,
+    in float32 at least about 10⁻³ of them; ``samples`` is K, a forward pass each; the paper names none.
     """
     return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
 
@@ -237,7 +228,6 @@ def uniform_sampling_of_all(
 
 
 def _draw_point(x: Tensor, eps: float, seed: int, ids: Tensor, draw: int) -> Tensor:
-    """Return the draw-th point of each sample's stream, uniform in the ball around x."""
     keys = sample_keys(key(seed, "lipschitz", draw), ids)
     return random_point(x, x.new_full((len(x),), eps), "linf", (-math.inf, math.inf), keys)
 
@@ -260,16 +250,12 @@ def local_maximum(
     ids: Ids = None,
     slope: OperatorNorm | None = None,
 ) -> Sampled:
-    """Return the largest ‖J(x + ξ)‖ over ξ = 0 and points drawn uniformly from the ball, by power iteration.
+    """Return the largest ‖J(x + ξ)‖ over ξ = 0 and ``points`` drawn uniformly from the ball, by power iteration.
 
-    Over all points it is the Lipschitz constant of f on the ball, between any two of its points, and hence
-    bounds L(x) from above; over a few it bounds neither. The mean is over the points drawn.
-
-    Source: T.-W. Weng et al., *Evaluating the Robustness of Neural Networks: An Extreme Value Theory Approach*
-    (CLEVER), ICLR 2018, whose extreme-value fit is left out.
-
-    ``points`` are drawn in addition to x itself; the power iterations at them, of ``steps`` steps, start from the
-    direction found at x. ``slope`` is what :func:`power_iteration` found at x, where that is known.
+    Over all points it is f's Lipschitz constant on the ball, which bounds L(x) from above; over a few it bounds
+    neither. The mean is over the points drawn. Power iterations, of ``steps``, start from the direction found at x;
+    ``slope`` is what :func:`power_iteration` found there. Source: T.-W. Weng et al., *Evaluating the Robustness of
+    Neural Networks: An Extreme Value Theory Approach* (CLEVER), ICLR 2018, whose extreme-value fit is left out.
     """
     ids = _ids(x, ids, eps)
     centre = slope or power_iteration(f, x, steps=steps, seed=seed, ids=ids)
@@ -300,15 +286,12 @@ def gradient_ascent(
 ) -> Ascended:
     """Climb log ‖f(x + ξ) − f(x)‖ − log ‖ξ‖ within the ball, and keep the steepest chord ever seen.
 
-    ξ = r·w with ‖w‖ = 1: w moves along the gradient and back onto the sphere, log r by its own derivative, and a step
-    that does not rise is taken back and halved. The first start is the best of ±v at several radii, v from
+    ξ = r·w with ‖w‖ = 1: w moves along the gradient and back onto the sphere, log r by its own derivative; a step that
+    does not rise is taken back and halved. The first start is the best of ±v at several radii, v from
     :func:`power_iteration`, the second the best uniform sample, all others are uniform samples. The value is at least
-    ‖J(x)·v‖ (r = 0, the limit), and at least the largest of :func:`uniform_sampling` with the same seed and no more
-    ``samples``. In float32 f's own rounding hangs on the batch and grows as it climbs: 10⁻⁴ of the value at most on the
-    specimens.
-
-    ``steps`` cost a forward and a backward pass each; ``restarts`` are also those of the power iteration. ``slope`` and
-    ``sampled`` are what :func:`power_iteration` and :func:`uniform_sampling` found, where that is known.
+    ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling` with the same seed and no more ``samples``. In
+    float32 f's own rounding is 10⁻⁴ of the value at most on the specimens. A step costs a forward and a backward pass;
+    ``slope`` and ``sampled`` are what those two found, where known.
     """
     ids = _ids(x, ids, eps)
     keyed: dict[str, Any] = {"seed": seed, "ids": ids}
@@ -386,7 +369,6 @@ class Neighbourhood:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The arguments that the searches have in common."""
         return {name: getattr(self, name) for name in ("f", "x", "eps", "seed", "ids", "slope")}
 
 

@@ -215,7 +215,6 @@ def pools(args: tuple[Any, ...], output: Any) -> bool:
 
 
 def _numbered(calls: list[Call]) -> list[Call]:
-    """Append ``@2`` to the name of a module's second call, and so on."""
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
         counts[one.name] += 1
@@ -259,8 +258,7 @@ def make_call(
 def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, str]]]:
     """Return the calls of attention, and the other innermost ones that compute softmax maps, with the reason.
 
-    Attention are known modules and the innermost ones that are found to be attention. Several modules that are found to
-    be standard attention belong to one that holds them if that is found to be differential.
+    Several modules found to be standard attention belong to one that holds them if that is found to be differential.
     """
     claimed: dict[int, int] = {}  # from maps to exits
     reasons: dict[int, str] = {}
@@ -333,7 +331,6 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
 
 
 def _leaves_of(tensor: Tensor, numbers: Mapping[int, int]) -> set[int]:
-    """Return the numbers of the leaves that a tensor is computed from."""
     todo: list[Any] = [get_gradient_edge(tensor).node] if tensor.requires_grad else []
     nodes = set(todo)
     while todo:
@@ -357,20 +354,18 @@ def attention_layers(
     tangent: Tensor | None = None,
     graph: bool = False,
 ) -> Iterator[Layer]:
-    """Run a model once and yield its attention layers.
+    """Run a model in evaluation mode once and yield its attention layers.
 
     Args:
-        model: any model with attention, in evaluation mode.
+        model: any model with attention.
         inputs: one tensor, or a mapping of keyword arguments.
-        call: function to run on the inputs; None: the model, of a CLIP the image tower if the inputs are images alone.
-            For a text tower: ``model.encode_text``.
-        tangent: direction of the inputs, of their shape; each layer then has the derivative of its tokens along it
-            (forward mode, about the cost of a second pass).
+        call: what to run on the inputs, such as ``model.encode_text``; None: the model, or of a CLIP its image tower.
+        tangent: direction of the inputs; each layer then has the derivative of its tokens along it (forward mode).
         graph: keep the graph back to the inputs.
 
     Raises:
-        UserError: if the model is in training mode, has no attention or some that is named so and not recognised, or
-            if the parts of a layer do not reproduce its module's output.
+        UserError: the model is in training mode, has no attention or some that is named so and not recognised, or the
+            parts of a layer do not reproduce its module's output.
     """
     for one in record(model, inputs, call=call, tangent=tangent, graph=graph):
         with gradients(enabled=graph):
@@ -448,10 +443,7 @@ def take_apart(call: Call, check: bool = True) -> Layer:
 
 
 def _split(adapter: Adapter, call: Call, check: bool) -> Layer:
-    """Split a call, and refuse a layer that does not reproduce the call's output.
-
-    The error is relative to the attention's share of the output: the module may have a residual path or an MLP, too.
-    """
+    """Split a call; refuse a layer that does not reproduce its output, relative to the attention's share of that."""
     layer = adapter(call.module, call)
     combined = layer.maps.combined  # cached in the branches, with the requested graph
     if not check:
@@ -492,11 +484,10 @@ def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tupl
 
 @validated
 def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
-    """Return the function f(x) = (A1 − λ·A2)(x) / √H of one layer, with all H heads in one vector per sample.
+    """Return f(x) = (A1 − λ·A2)(x) / √H of the layer ``name`` of :func:`attention_maps`, one vector per sample.
 
-    The factor makes ‖f(x + ξ) − f(x)‖ a root mean square over the heads, so that layers with different numbers of
-    heads are comparable. The result has a graph back to x. ``name`` is as in :func:`attention_maps`; a UserError
-    refuses a module that is called twice in one pass or has no adapter.
+    The factor makes ‖f(x + ξ) − f(x)‖ a root mean square over the H heads, comparable between layers. It has a graph
+    back to x. A UserError refuses a module that is called twice in one pass or has no adapter.
     """
     module = dict(model.named_modules()).get(name)
     if module is None:  # a module that is called twice has no name with @2

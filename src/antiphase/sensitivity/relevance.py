@@ -36,24 +36,18 @@ def chefer_relevance(
 ) -> Float[Tensor, "texts batch rows columns"]:
     """Compute the relevance of each patch for the similarity of an image and a text; values are at least 0.
 
-    Let y = exp(logit_scale)·cos(image, text), A the map of a layer (A1 − λ·A2, with its sign) and E_h the mean over
-    its heads. Starting from R = 1, for the layers from ``start`` to the last:
+    Let y = exp(logit_scale)·cos(image, text), A the map of a layer (A1 − λ·A2, with its sign) and E_h the mean over its
+    heads. From R = 1, for the layers from ``start`` (−1: the last alone) on, with the full derivative ∂y/∂A,
 
-        cam = E_h max(∂y/∂A ⊙ A, 0),    R ← R + cam·R
+        cam = E_h max(∂y/∂A ⊙ A, 0),    R ← R + cam·R;    the result is R[CLS, 1:].
 
-    The result is R[CLS, 1:], computed from the last layer back as e·(1 + cam_L)···(1 + cam_1). ∂y/∂A is the full
-    derivative through all later layers, from the gradient at the attention module's output. Costs one forward pass and
-    one backward pass per text.
+    One forward pass and one backward pass per text. Source: H. Chefer, S. Gur, L. Wolf, *Generic Attention-model
+    Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers*, ICCV 2021, Section 3; target and default
+    of the last layer as in their CLIP notebook. The extension to the signed map of differential attention is ours.
 
-    Source: H. Chefer, S. Gur, L. Wolf, *Generic Attention-model Explainability for Interpreting Bi-Modal and
-    Encoder-Decoder Transformers*, ICCV 2021, Section 3, rule for self-attention. The target is that of their CLIP
-    notebook, whose default is ``start=-1``. The extension to the signed map of differential attention is ours.
-
-    ``model`` is a dual encoder in evaluation mode, and ``texts`` are used as they are, without a prompt template.
-    ``part``: ``"combined"`` as above; ``"positive"``: A1 and the derivative with respect to A1; ``"negative"``: A2 and
-    the derivative with respect to A2, −λ·∂y/∂A. ``start``: first layer to include, from 0; −1: the last layer alone.
-    A UserError refuses a tower without a class token followed by a square grid of patches, attention that is not known
-    and a layer that does not exist; it is a NoSecondMap where ``"negative"`` is requested from standard attention.
+    ``texts`` are used without a prompt template. ``part``: ``"combined"`` as above, ``"positive"``: A1 and ∂y/∂A1,
+    ``"negative"``: A2 and −λ·∂y/∂A. A UserError refuses a tower without a class token and a square grid of patches,
+    attention that is not known and a layer that does not exist; NoSecondMap: ``"negative"`` of standard attention.
     """
     encoder = as_dual_encoder(model)
     calls, embeddings, side = _watch(encoder, model, images)
@@ -105,7 +99,6 @@ class Method:
     def maps(
         self, model: nn.Module, images: Tensor, texts: Sequence[str], layer: int
     ) -> Float[Tensor, "texts batch rows columns"]:
-        """Return the maps; relevance ignores the layer."""
         if self.asks:
             return chefer_relevance(model, images, texts, self.part, self.start)
         return attention_map(model, images, self.part, layer).expand(len(texts), -1, -1, -1)

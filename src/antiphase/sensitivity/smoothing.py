@@ -58,9 +58,7 @@ def lower_bound(count: Counts, samples: int, alpha: float) -> Numbers:
 
 
 def certified_radius(count: Counts, samples: int, sigma: float, alpha: float) -> Numbers:
-    """Compute the certified L2 radius R = σ·Φ⁻¹(p_low); NaN (abstain) if p_low < ½.
-
-    Theorem 1 has σ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B)); this is with the source's bound p_B ≤ 1 − p_A.
+    """Compute the certified L2 radius R = σ·Φ⁻¹(p_low), with the source's p_B ≤ 1 − p_A; NaN (abstain) if p_low < ½.
 
     >>> certified_radius(np.array([990, 520]), 1000, 0.25, 0.001).round(4)
     array([0.4945,    nan])
@@ -93,7 +91,6 @@ class Smoothing:
 
     @property
     def reach(self) -> float:
-        """Largest possible radius, reached if all samples agree."""
         return float(certified_radius(self.samples, self.samples, self.sigma, self.alpha))
 
 
@@ -130,19 +127,15 @@ def smooth(
 ) -> Smoothed:
     """Predict the class of each image by majority vote over noisy copies, and certify an L2 radius.
 
-    With probability at least 1 − α per image (not for all images jointly), the smoothed model
-    g(x) = argmax_c P(f(x + ε) = c), ε ~ N(0, σ²I), predicts ``prediction`` everywhere within L2 distance ``radius``.
-    The certificate holds for g, not for the given model f. Noisy copies are not clamped to [0, 1], because the
-    theorem assumes Gaussian noise.
-
-    The noise is keyed by (seed, id, draw): it does not depend on the other images, their order or the batch size, and a
-    run of 1,000 draws uses the first 1,000 of a longer run. So do the counts, but for copies whose top logits differ
-    by less than rounding (``QUANTUM`` in :mod:`antiphase.attacks.engine.oracle`).
+    With probability at least 1 − α per image (not jointly), the smoothed model g(x) = argmax_c P(f(x + ε) = c), ε ~
+    N(0, σ²I), predicts ``prediction`` everywhere within L2 distance ``radius``; this holds for g, not for f. Noisy
+    copies are not clamped to [0, 1], because the theorem assumes Gaussian noise. The noise is keyed by (seed, id,
+    draw): it depends neither on other images nor on the batch size, and 1,000 draws are the first of a longer run.
 
     ``sigma`` to ``seed`` and ``precision`` are the settings of :class:`Smoothing`; ``ids`` key the noise, the positions
-    if None; ``batch_size``, in noisy copies, does not affect the result; ``progress`` is the title of a bar on stderr.
-    ``on_finished`` is called with the position of each finished image and its ``prediction``, ``radius``, ``top`` and
-    ``count``. A UserError refuses settings out of range, and logits that are not finite.
+    if None; ``batch_size`` is in noisy copies; ``progress`` is the title of a bar on stderr. ``on_finished`` gets the
+    position of each finished image and its ``prediction``, ``radius``, ``top`` and ``count``. A UserError refuses
+    settings out of range, and logits that are not finite.
     """
     began = time.monotonic()
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)

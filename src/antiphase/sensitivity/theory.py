@@ -147,13 +147,11 @@ def estimated_radius(
 ) -> PerSample:
     """Estimate the L2 radius within which the prediction does not change: m / (√2·L) for L of the logits.
 
-    The factor √2: m_j = z_y − z_j = (e_y − e_j)·z with ‖e_y − e_j‖ = √2, so that |m_j(x + δ) − m_j(x)| ≤ √2·L·‖δ‖, and
-    the margin is the minimum of the m_j. It is tight: two logits ±w·x/2 have L = ‖w‖/√2, m = w·x, and their boundary
-    lies at m/‖w‖. Appendix B of the robustness paper divides by L alone, which is correct only for L of the margin.
-
-    No certificate: that would need an upper bound of L over the whole ball, and every estimator of this package gives a
-    lower one. L = 0 gives an infinite radius and means nothing. ``margin`` is m of each sample (:func:`margins`; the
-    radius is 0 if it is not positive), ``lipschitz`` L from L2 on pixels to L2 on what ``of`` says.
+    The factor √2: m_j = z_y − z_j = (e_y − e_j)·z with ‖e_y − e_j‖ = √2. It is tight: two logits ±w·x/2 have L =
+    ‖w‖/√2, m = w·x, and their boundary lies at m/‖w‖. The robustness paper (Appendix B) divides by L alone, which is
+    correct only for L of the margin. No certificate: our estimators of L are lower bounds. ``margin`` is m of each
+    sample (:func:`margins`; not positive: the radius is 0), ``lipschitz`` L from L2 on pixels to L2 on what ``of``
+    says.
 
     >>> estimated_radius(torch.tensor([2.0, -1.0]), 4.0, of="margin")
     tensor([0.5000, 0.0000])

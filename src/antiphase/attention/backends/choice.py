@@ -20,7 +20,6 @@ _NATIVE = "float32 or, with AVX512-BF16, bfloat16 of even width, on a CPU with A
 
 
 def _eager(call: Call) -> Tensor:
-    """Form the maps, subtract them and multiply the values once."""
     queries, keys, v = split(call.view, call.sources)
     _, combined = maps_of((queries, keys, v), call.lam, call.mask)
     return call.finish(combined.to(v.dtype) @ v)
@@ -100,7 +99,6 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, backend
 
 
 def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
-    """Return the backend that was the fastest on a CPU among those that can compute the call."""
     v = call.parts[2]
     if v.device.type != "cpu":
         return "sdpa"

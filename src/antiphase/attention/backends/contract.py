@@ -27,7 +27,6 @@ class Call(NamedTuple):
     norm: HeadNorm | None  # applied last to each query's row of a head
 
     def finish(self, heads: Tensor) -> Tensor:
-        """Return the heads' output after the norm."""
         return heads if self.norm is None else self.norm(heads)
 
     @property
@@ -69,7 +68,6 @@ class _Split(torch.autograd.Function):
 def _join(
     view: View, like: Sequence[tuple[torch.Size, torch.dtype]], gradients: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return the gradients of the tensors that are viewed, from those of queries, keys and values in this order."""
     joined = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
     places = flat(view(*joined))
     for index, gradient in enumerate(gradients):

@@ -67,7 +67,6 @@ class _RMSNorm(torch.autograd.Function):
 def _plain_gradients(
     grad: Tensor, to_inverse: Tensor | None, kept: Tensor, inverse: Tensor, weight: Tensor, divide: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and the weight in plain operations, of both outputs."""
     unit = kept / weight if divide else kept * inverse
     along = grad * unit
     to_x = (grad * weight - unit * (along * weight).mean(-1, keepdim=True)) * inverse

@@ -131,7 +131,6 @@ def to_released(model: CLIP) -> State:
 
 
 def _translation(config: ClipConfig) -> dict[str, list[str]]:
-    """Map each of our parameter names to theirs; several if their layout splits the parameter."""
     with torch.device("meta"):
         names = list(bare_clip(config).state_dict())
     kinds = {"visual": config.vision.attention, "text": config.text.attention}

@@ -96,11 +96,7 @@ def _torchvision(wanted: Wanted) -> nn.Module:
 def _made(
     wanted: Wanted, make: Callable[..., nn.Module], fix: str, positions: str, size: str, channels: str = ""
 ) -> Any:
-    """Return what ``make`` builds, with the sizes and weights of the specification's file if it names one.
-
-    ``size``, ``channels`` and ``num_classes`` name the arguments of ``make`` for these sizes, ``positions`` ends the
-    name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
-    """
+    """Return what ``make`` builds, with the sizes and weights of the specification's file if it names one."""
     _, file = wanted.split()
     spec = wanted.spec.partition("@")[0]
     fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
@@ -133,11 +129,7 @@ def _made(
 def _loaded(
     wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: bool
 ) -> nn.Module:
-    """Return the model with its card.
-
-    A file of weights, ``SCHEME:NAME@FILE``, does not tell its preprocessing: ``used`` is that of the pretrained weights
-    ``tag``. ``others``: whether those of the same architecture differ in theirs.
-    """
+    """Return the model with its card; ``others``: whether weights of its architecture differ in their preprocessing."""
     name, file = wanted.split()
     doubts: tuple[str, ...] = ()
     if file and others:
@@ -168,7 +160,6 @@ class ForeignDual(nn.Module):
 
     @property
     def logit_scale(self) -> Tensor:
-        """Natural logarithm of the factor on the cosines."""
         return self.model.logit_scale
 
 
@@ -176,11 +167,9 @@ class OpenClip(ForeignDual):
     """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings."""
 
     def encode_image(self, images: Images, normalize: bool = False) -> Embeddings:
-        """Return image embeddings, of length 1 if ``normalize``."""
         return self.model.encode_image(self.normalize(images), normalize=normalize)
 
     def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
-        """Return text embeddings, of length 1 if ``normalize``."""
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
         return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
 
@@ -348,7 +337,6 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
 
 
 def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
-    """Return whether a model is a ``classifier``, a ``dual`` encoder or ``other``, and the class that loads it."""
     auto, kind = transformers.models.auto.modeling_auto, config.model_type
     classifies = "ImageClassification" in (config.architectures or [""])[0]
     if classifies and kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
@@ -359,7 +347,6 @@ def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
 
 
 def _processor(transformers: Any, place: str, spec: str) -> Any:
-    """Load an image processor, that for Pillow where there are two; None if its file is missing."""
     exists = _has_processor(transformers, place)
     try:
         about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if exists else {}
@@ -377,7 +364,6 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
 
 
 def _has_processor(transformers: Any, place: str) -> bool:
-    """Return whether a model has a file of its image processor, readable or not; True if that cannot be told."""
     names = ("preprocessor_config.json", "processor_config.json")
     find, options = transformers.utils.cached_file, {"_raise_exceptions_for_missing_entries": False}
     try:

@@ -120,7 +120,6 @@ def _python(wanted: Wanted) -> nn.Module:
 
 
 def _file_of(where: str) -> Path | None:
-    """Return the Python file of a file name or module name; None if there is none."""
     if where.endswith(".py"):
         path = Path(where).expanduser().resolve()
         return path if path.is_file() else None
@@ -134,7 +133,6 @@ def _file_of(where: str) -> Path | None:
 def _built(
     spec: str, folder: Path, module: ModuleType, path: str, settings: dict[str, Any]
 ) -> tuple[nn.Module, str | None]:
-    """Return what the callable in a module returns, and the file of weights to load into it."""
     try:
         build = operator.attrgetter(path)(module)
     except AttributeError:
@@ -204,7 +202,6 @@ def source_digest(path: Path) -> str:
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """Yield the modules that a statement may import, with the packages that hold them."""
     match node:
         case ast.Import(names=names):
             modules = [alias.name for alias in names]

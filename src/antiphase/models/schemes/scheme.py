@@ -33,17 +33,13 @@ class Wanted:
     lambda_init: float | Literal["depth"] | None = None  # λ_init of a checkpoint that does not contain it
 
     def split(self) -> tuple[str, str]:
-        """Return NAME and FILE of ``SCHEME:NAME@FILE``; FILE is empty if there is none."""
         name, _, file = self.name.partition("@")
         return name, file
 
     def loaded(
         self, model: Model, name: str, num_classes: int = 0, used: Preprocessing | None = None, **facts: Any
     ) -> Model:
-        """Return the model in evaluation mode with its card; ``facts`` are more fields of it.
-
-        ``used`` is its preprocessing, which tells the shape of its images unless that is among the facts.
-        """
+        """Return the model in evaluation mode with its card: ``used``, its preprocessing, and other ``facts``."""
         shape = used.image_shape if used else (0, 0, 0)
         facts = {"image_shape": shape, "preprocessing": used, "num_classes": num_classes} | facts
         seed = self.seed if self.random_weights else None
@@ -118,10 +114,7 @@ def check_known(name: str, known: Sequence[str], lacks: str, lists: str) -> None
 
 
 def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) -> tuple[ImageShape, int, bool]:
-    """Run a classifier to find its shape of images, its number of logits, and whether it takes images of other sizes.
-
-    If its own ``image_shape`` is None, the usual ones are tried, the smallest first.
-    """
+    """Run a classifier to find its image shape (None: usual ones are tried), its logits, and if it takes any size."""
     errors: list[Exception] = []
     for shape in [image_shape] if image_shape else _shapes(model):
         try:
@@ -156,7 +149,6 @@ def _shapes(model: nn.Module) -> Iterator[ImageShape]:
 
 
 def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
-    """Return the number of logits for images of a shape; refuse an output that is something else."""
     with torch.no_grad():
         output: Any = model(torch.full((2, *shape), 0.5, device=device_of(model)))
     words = f"a {type(output).__name__}"
