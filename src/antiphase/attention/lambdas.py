@@ -130,29 +130,14 @@ class LambdaSizes(NamedTuple):
     num_diff_heads: int
 
 
-def make_vector(sizes: LambdaSizes, lambda_init: float) -> VectorLambda:
-    """Return a :class:`VectorLambda` for a layer."""
-    return VectorLambda(sizes.width, lambda_init)
-
-
-def make_scalar(sizes: LambdaSizes, lambda_init: float) -> ScalarLambda:
-    """Return a :class:`ScalarLambda` for a layer."""
-    return ScalarLambda(sizes.num_diff_heads, lambda_init)
-
-
-def make_gate(sizes: LambdaSizes, lambda_init: float) -> GateLambda:
-    """Return a :class:`GateLambda` for a layer; it has no λ_init."""
-    return GateLambda(sizes.dim, sizes.num_diff_heads)
-
-
-def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
-    """Return a :class:`FixedLambda` for a layer."""
-    return FixedLambda(lambda_init)
-
-
-def make_zero(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
-    """Return λ = 0, not learned; the layer's factor 1 − λ_init keeps the given λ_init."""
-    return FixedLambda(0.0)
+# from the sizes of a layer and λ_init, which the layer's factor 1 − λ_init keeps where λ is zero
+make_vector, make_scalar, make_gate, make_fixed, make_zero = (
+    lambda sizes, lambda_init: VectorLambda(sizes.width, lambda_init),
+    lambda sizes, lambda_init: ScalarLambda(sizes.num_diff_heads, lambda_init),
+    lambda sizes, lambda_init: GateLambda(sizes.dim, sizes.num_diff_heads),
+    lambda sizes, lambda_init: FixedLambda(lambda_init),
+    lambda sizes, lambda_init: FixedLambda(0.0),
+)
 
 
 def lambda_of(module: nn.Module) -> nn.Module | None:

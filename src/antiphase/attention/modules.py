@@ -137,9 +137,8 @@ class _SelfAttention(nn.Module):
         of_heads = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
         if of_heads or (layout.paired and not layout.shared):
             queries, keys, values = self.parts(*projected)
-            one, two = (
-                attend_grouped(q, k, values, mask, backend) for q, k in zip(queries, keys, strict=True)
-            )
+            pairs = zip(queries, keys, strict=True)
+            one, two = (attend_grouped(q, k, values, mask, backend) for q, k in pairs)
             return one, two
         *first, last = projected  # split, whose gradient is one concatenation
         q, k, v = (*first, *last.split(layout.rows[len(first) :], -1))
@@ -260,12 +259,7 @@ class DifferentialAttention(_SelfAttention):
         backend: BackendName = "auto",
     ) -> None:
         form: Variant = find(VARIANTS, variant, "variant")
-        given = {
-            "parameterisation": parameterisation,
-            "head_norm": head_norm,
-            "rescale": rescale,
-            "bias": bias,
-        }
+        given = dict(parameterisation=parameterisation, head_norm=head_norm, rescale=rescale, bias=bias)
         own = form.defaults | {name: value for name, value in given.items() if value is not None}
         super().__init__(
             dim,
@@ -281,12 +275,8 @@ class DifferentialAttention(_SelfAttention):
             backend=backend,
         )
         self.num_diff_heads, self.lambda_init, self.variant = self.layout.signal, lambda_init, variant
-        self.shown = (
-            "num_diff_heads",
-            "lambda_init",
-            "scale",
-            *(("variant", "layout") if variant != "v1" else ()),
-        )
+        self.shown = ("num_diff_heads", "lambda_init", "scale")
+        self.shown += ("variant", "layout") if variant != "v1" else ()
 
 
 def _project(qkv: nn.Linear, rows: int, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:

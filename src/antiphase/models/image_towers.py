@@ -1,7 +1,6 @@
 """Image features of a CLIP or a classifier, for linear probes, few-shot learning and retrieval."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
 from antiphase.models.preprocessing import Images, Normalized
 from antiphase.models.schemes.libraries import OpenClip
+from antiphase.models.trained import last_linear
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of
@@ -59,29 +59,16 @@ def image_tower(model: nn.Module) -> ImageTower:
 def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
     """Take the input of the linear layer that gives the logits as the features of any other classifier."""
     card = card_of(model)
-
-    def last_input(images: Images) -> Features | None:
-        calls: list[tuple[Tensor, Tensor]] = []  # input and output of each linear layer
-
-        def record(part: nn.Module, inputs: Any, output: Tensor) -> None:
-            calls.append((inputs[0], output))
-
-        with ExitStack() as hooks:
-            for part in model.modules():
-                if isinstance(part, nn.Linear):
-                    hooks.callback(part.register_forward_hook(record).remove)
-            last = model(images).data_ptr()
-        return next((x for x, y in reversed(calls) if y.data_ptr() == last and x.ndim == 2), None)
-
     try:
         with torch.no_grad():
-            fits = last_input(torch.full((1, *card.image_shape), 0.5, device=device_of(model))) is not None
+            grey = torch.full((1, *card.image_shape), 0.5, device=device_of(model))
+            fits = last_linear(model, grey) is not None
     except (RuntimeError, ValueError, TypeError):
         fits = False
     if not fits:
         known = "a CLIP, a vision transformer, a timm model or a classifier whose last layer is linear"
         raise UserError(f"{card.spec}: cannot extract features; expected {known}")
-    return cast(Any, last_input)
+    return lambda images: cast(Any, last_linear(model, images))[1]
 
 
 def _open_clip(model: OpenClip) -> tuple[Any, Any] | None:

@@ -123,20 +123,17 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
             image_mean=list(vision.mean or _HALF),
             image_std=list(vision.std or _HALF),
         ).save_pretrained(folder)
-    _write_tokenizer(folder, text.context_length)
-    return "model.safetensors"
-
-
-def _write_tokenizer(folder: Path, length: int) -> None:
-    ours, start, end = tokenizer(), "<|startoftext|>", "<|endoftext|>"
-    theirs: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end}
-    words = {theirs.get(number, word): number for word, number in ours.encoder.items()}
-    write_json(folder / "vocab.json", words)
+    # open_clip's byte pairs, of which a CLIPTokenizer calls the first and the last token otherwise
+    ours, start, end_text = tokenizer(), "<|startoftext|>", "<|endoftext|>"
+    special: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end_text}
+    named = {special.get(number, word): number for word, number in ours.encoder.items()}
+    write_json(folder / "vocab.json", named)
     pairs = sorted(ours.bpe_ranks, key=ours.bpe_ranks.get)
     write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *map(" ".join, pairs), ""]))
-    special = {"bos_token": start} | dict.fromkeys(("eos_token", "unk_token", "pad_token"), end)
-    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": length}
-    write_json(folder / "tokenizer_config.json", about | special)
+    tokens = {"bos_token": start} | dict.fromkeys(("eos_token", "unk_token", "pad_token"), end_text)
+    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": text.context_length}
+    write_json(folder / "tokenizer_config.json", about | tokens)
+    return "model.safetensors"
 
 
 def _to_transformers(model: CLIP, eps: float) -> State:

@@ -26,21 +26,13 @@ IN_MEMORY = "given:"  # begins the specification of a module of a Python session
 
 
 class StartingModel(Fields):
-    """What training starts from: stored in place of the sizes of a model of ours, and part of a recipe's identity.
+    """What training starts from: stored in place of the sizes of a model of ours, and part of a recipe's identity."""
 
-    Attributes:
-        spec: the specification; ``given:CLASS`` for a module of a Python session.
-        code: SHA-256 of the user's code that builds it; empty for a library's model.
-        weights: SHA-256 of the initial weights.
-        image_shape: (channels, height, width).
-        num_classes: number of logits.
-    """
-
-    spec: str
-    code: str = ""
-    weights: str
-    image_shape: tuple[int, int, int]
-    num_classes: Count
+    spec: str  # ``given:CLASS`` for a module of a Python session
+    code: str = ""  # SHA-256 of the user's code that builds it; empty for a library's model
+    weights: str  # SHA-256 of the initial weights
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    num_classes: Count  # number of logits
 
 
 def starting_model(model: nn.Module) -> StartingModel:
@@ -104,22 +96,31 @@ def rebuilt(
 def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Module:
     """Replace the linear layer that gives a loaded classifier's logits by one for other classes, drawn from a seed."""
     card = card_of(model)
-    calls: list[tuple[str, Tensor]] = []  # output of each linear layer
-    with ExitStack() as hooks, torch.no_grad():
-        for name, part in model.named_modules():
-            if type(part) is nn.Linear:
-                note = partial(lambda name, part, inputs, output: calls.append((name, output)), name)
-                hooks.callback(part.register_forward_hook(note).remove)
-        logits = model(torch.full((2, *card.image_shape), 0.5, device=device_of(model)))
-    place = next((name for name, output in reversed(calls) if output.data_ptr() == logits.data_ptr()), None)
-    if place is None:
-        raise UserError(f"{card.spec}: its last layer is not linear, so that it cannot have a new head")
+    with torch.no_grad():
+        last = last_linear(model, torch.full((2, *card.image_shape), 0.5, device=device_of(model)))
+    place = "" if last is None else last[0]
     old: Any = model.get_submodule(place)
+    if type(old) is not nn.Linear:
+        raise UserError(f"{card.spec}: its last layer is not linear, so that it cannot have a new head")
     with drawn_from(seed):
         new = nn.Linear(old.in_features, num_classes, old.bias is not None).to(old.weight)
     parent, _, name = place.rpartition(".")
     setattr(model.get_submodule(parent), name, new)
     return with_card(model, replace(card, num_classes=num_classes, class_names=None))
+
+
+def last_linear(model: nn.Module, images: Tensor) -> tuple[str, Tensor] | None:
+    """Return the name and the input of the linear layer whose output the logits are; None if it is another."""
+    calls: list[tuple[str, Tensor, Tensor]] = []  # with the output of each linear layer
+    with ExitStack() as hooks:
+        for name, part in model.named_modules():
+            if isinstance(part, nn.Linear):
+                note = partial(
+                    lambda name, part, inputs, output: calls.append((name, inputs[0], output)), name
+                )
+                hooks.enter_context(part.register_forward_hook(note))
+        logits = model(images).data_ptr()
+    return next(((name, x) for name, x, y in reversed(calls) if y.data_ptr() == logits and x.ndim == 2), None)
 
 
 def code_of(text: str) -> str:

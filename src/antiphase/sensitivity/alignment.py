@@ -202,17 +202,26 @@ def direction_grams(
     For standard normal u the products, (batch, heads, probes), are unbiased for the Frobenius inner products; with an
     attack's δ as u they measure the response to it. One forward-mode pass per direction, for all layers and heads.
     """
-    grams: dict[str, list[Gram]] = {}
+
+    def measure(layer: Layer) -> Gram:
+        return _layer_gram(layer, lambda branch: branch.jvp(layer.tangent))  # pyright: ignore
+
+    for layer, grams in _along(model, images, directions, call, measure):
+        yield layer, Gram.stack(grams)
+
+
+def _along(
+    model: nn.Module, images: Tensor, directions: Tensor, call: Forward, measure: Callable[[Layer], Any]
+) -> Iterator[tuple[Layer, list[Any]]]:
+    """Yield each layer with what is measured of it along every direction; a pass each."""
+    measured: dict[str, list[Any]] = {}
     layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
     for u in directions:
         for layer in attention_layers(model, images, call=call, tangent=u):
-            assert layer.tangent is not None
             with gradients(enabled=False):
-                gram = _layer_gram(layer, lambda branch, moved=layer.tangent: branch.jvp(moved))
-                grams.setdefault(layer.name, []).append(gram)
+                measured.setdefault(layer.name, []).append(measure(layer))
             layers[layer.name] = layer
-    for name, layer in layers.items():
-        yield layer, Gram.stack(grams[name])
+    yield from ((layer, measured[name]) for name, layer in layers.items())
 
 
 @validated
@@ -239,24 +248,17 @@ def gradient_terms(
     model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
 ) -> Iterator[tuple[Layer, GradientTerms]]:
     """Yield each layer with the terms of its map's Jacobian at the pixels, unbiased with :func:`random_directions`."""
-    terms: dict[str, list[Tensor]] = {}
-    layers: dict[str, Layer] = {}
-    for u in directions:
-        for layer in attention_layers(model, images, call=call, tangent=u):
-            assert layer.tangent is not None
-            with gradients(enabled=False):
-                lam = layer.weight.expand(len(images), -1)[..., None, None]
-                branches = layer.positive, layer.subtracted, layer.term
-                one, two, three = (0.0 if one is None else one.jvp(layer.tangent) for one in branches)
-                whole, third = one - lam * two, -lam * three
-                parts = [
-                    ((term + 0 * whole) * whole).flatten(2).sum(-1)
-                    for term in (one, whole - one - third, third)
-                ]
-            terms.setdefault(layer.name, []).append(torch.stack(parts))
-            layers[layer.name] = layer
-    for name, layer in layers.items():
-        yield layer, GradientTerms(*torch.stack(terms[name], -1))
+
+    def measure(layer: Layer) -> Tensor:
+        lam = layer.weight.expand(len(images), -1)[..., None, None]
+        branches: Any = layer.positive, layer.subtracted, layer.term
+        one, two, three = (0.0 if one is None else one.jvp(layer.tangent) for one in branches)
+        whole, third = one - lam * two, -lam * three
+        parts = one, whole - one - third, third
+        return torch.stack([((term + 0 * whole) * whole).flatten(2).sum(-1) for term in parts])
+
+    for layer, terms in _along(model, images, directions, call, measure):
+        yield layer, GradientTerms(*torch.stack(terms, -1))
 
 
 @validated
@@ -300,12 +302,9 @@ def loss_grams(
     Exact; one forward and one backward pass. ``loss`` maps the model's output to a sum over the samples.
     """
     outputs: list[Tensor] = []
-
-    def run(x: Tensor) -> None:
-        outputs.append((call or default_call(model, x))(x))
-
+    forward = call or default_call(model, inputs)
     with gradients(enabled=True):
-        calls = record(model, leaf(inputs), call=run, graph=True)
+        calls = record(model, leaf(inputs), call=lambda x: outputs.append(forward(x)), graph=True)
         slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)
     for one, slope in zip(calls, slopes, strict=True):
         with gradients(enabled=True):

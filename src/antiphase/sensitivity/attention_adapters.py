@@ -115,7 +115,7 @@ def _additive(
 
 
 def _pair(both: Branch, alternating: bool = True) -> list[Branch]:
-    half = both.heads // 2
+    half = len(both.to_q) // 2
     return [
         replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
         for part in ((np.s_[::2], np.s_[1::2]) if alternating else (np.s_[:half], np.s_[half:]))
@@ -245,7 +245,7 @@ def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
 def guessed(module: Any, call: Call) -> Layer:
     """Split an unregistered module with ``q_proj``, ``k_proj`` and ``v_proj`` as attention of transformers."""
     branch, v, output = _grouped(module, call)
-    values = v.repeat_interleave(branch.heads // v.shape[1], 1)
+    values = v.repeat_interleave(len(branch.to_q) // v.shape[1], 1)
     return _layer(call, [branch], values, lambda heads: output(_merge(heads)))
 
 
@@ -253,7 +253,7 @@ def _diff_llama(module: Any, call: Call) -> Layer:
     """Heads h and h + H/2 are the two branches; both read the values of key heads j and j + J/2."""
     both, v, output = _grouped(module, call)
     one, two = v.chunk(2, 1)
-    values = torch.cat([one, two], -1).repeat_interleave(both.heads // v.shape[1], 1)
+    values = torch.cat([one, two], -1).repeat_interleave(len(both.to_q) // v.shape[1], 1)
     lam = (module.lambda_q1 * module.lambda_k1).sum(dtype=torch.float32).exp()
     lam = lam - (module.lambda_q2 * module.lambda_k2).sum(dtype=torch.float32).exp() + module.lambda_init
 

@@ -81,10 +81,6 @@ class Branch:
     turn_k: Turn | None = None
 
     @property
-    def heads(self) -> int:
-        return self.to_q.shape[0]
-
-    @property
     def factor(self) -> float:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
@@ -149,14 +145,10 @@ def _push(turn: Turn | None, x: Tensor, tangent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TracedBranch:
-    """The maps of a module that is run as a whole: a ``Branch`` whose queries and keys are not known."""
+    """Maps as a function of the tokens: a ``Branch`` whose queries and keys are not known."""
 
     function: Callable[[Tensor], Maps]  # from tokens to the map of each head
     tokens: Tokens
-
-    @property
-    def heads(self) -> int:
-        return self.attention.shape[1]
 
     @cached_property
     def attention(self) -> Maps:
@@ -176,15 +168,11 @@ class TracedBranch:
 
 @dataclass(frozen=True)
 class CentredBranch:
-    """A2 − Ā1 with Ā1 the mean of A1 over the queries: what DINT subtracts, weighted by λ."""
+    """A2 − Ā1 with Ā1 the mean of A1 over the queries: what DINT subtracts, weighted by λ; its rows sum to 0."""
 
-    positive: "Branch | TracedBranch"
-    negative: "Branch | TracedBranch"
+    positive: Branch | TracedBranch
+    negative: Branch | TracedBranch
     mask: Tensor | None = None  # as in mean_over_queries
-
-    @property
-    def heads(self) -> int:
-        return self.negative.heads
 
     def _mean(self, maps: Maps) -> Maps:
         return mean_over_queries(maps, self.mask).expand_as(maps)
@@ -205,31 +193,6 @@ AnyBranch = Branch | TracedBranch | CentredBranch
 
 
 @dataclass(frozen=True)
-class LambdaTerm:
-    """A2 ⊗ ∇λ / λ̄: how the subtracted map changes because λ does, with λ̄ as :attr:`Layer.weight`."""
-
-    maps: Maps  # A2
-    function: Callable[[Tensor], Tensor]  # from tokens to λ of each query, (batch, heads, queries)
-    tokens: Tokens
-    mean: Float[Tensor, "batch heads"]  # λ̄
-
-    def vjp(self, cotangent: Maps) -> TokensOfHeads:
-        """Return the gradient of Σ λ_i·A2_ij·v_ij / λ̄ through λ alone, separately for each head."""
-        to_lambda = (self.maps * cotangent).sum(-1) / self.mean[..., None]
-        with gradients(enabled=True):
-            x = leaf(self.tokens)
-            pairs = list(zip(self.function(x).unbind(1), to_lambda.unbind(1), strict=True))
-            slopes = [torch.autograd.grad(one, x, v, retain_graph=True)[0] for one, v in pairs]
-        return torch.stack(slopes, 1)
-
-    def jvp(self, direction: Tokens) -> Maps:
-        """Return the change of the map as λ changes along ``direction``."""
-        prepare_forward_mode()
-        moved = torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
-        return (moved / self.mean[..., None])[..., None] * self.maps
-
-
-@dataclass(frozen=True)
 class WeightedBranch:
     """N / λ̄ with N_i = λ_i·A2_i: the subtracted map where λ differs from query to query.
 
@@ -238,11 +201,7 @@ class WeightedBranch:
 
     branch: AnyBranch  # of A2
     ratio: Float[Tensor, "batch heads queries"]  # λ_i / λ̄
-    term: LambdaTerm
-
-    @property
-    def heads(self) -> int:
-        return self.branch.heads
+    term: TracedBranch  # A2 ⊗ ∇λ / λ̄
 
     @cached_property
     def attention(self) -> Maps:
@@ -282,7 +241,7 @@ class Layer:
 
     name: str  # of the module in the model
     tokens: Tokens  # its input, by which sensitivity "at the tokens" is measured
-    positive: AnyBranch  # of A1; the only branch of standard attention
+    positive: Branch | TracedBranch  # of A1; the only branch of standard attention
     negative: AnyBranch | None  # of A2, or of what takes its place (DINT)
     lam: Tensor | None  # λ: (), (heads,) or (batch, heads, queries); None for standard attention
     finish: Callable[[Tensor], Tensor]  # from the combined map to the layer's output
@@ -298,7 +257,7 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        return self.positive.heads
+        return self.positive.attention.shape[1]
 
     @property
     def weight(self) -> Tensor:
@@ -311,15 +270,15 @@ class Layer:
         return torch.where(mean.abs() > _LEAST, mean, _LEAST)  # it is divided by
 
     @cached_property
-    def term(self) -> LambdaTerm | None:
-        """A2 ⊗ ∇λ / λ̄; None if λ does not depend on the tokens."""
+    def term(self) -> TracedBranch | None:
+        """λ·A2 / λ̄ with A2 fixed, whose Jacobian is A2 ⊗ ∇λ / λ̄; None if λ does not depend on the tokens."""
         if self.negative is None or self.lam is None or self.lam.ndim < 3:
             return None
-        if self.lambda_of is None:
-            raise UserError(
-                f"{self.name}: λ differs from query to query; expected `lambda_of`, from tokens to λ, in its Layer"
-            )
-        return LambdaTerm(self.negative.attention.detach(), self.lambda_of, self.tokens.detach(), self.weight)
+        if (lambda_of := self.lambda_of) is None:
+            fix = "expected `lambda_of`, from tokens to λ, in its Layer"
+            raise UserError(f"{self.name}: λ differs from query to query; {fix}")
+        maps, mean = self.negative.attention.detach(), self.weight[..., None]
+        return TracedBranch(lambda x: (lambda_of(x) / mean)[..., None] * maps, self.tokens.detach())
 
     @cached_property
     def subtracted(self) -> AnyBranch | WeightedBranch | None:
