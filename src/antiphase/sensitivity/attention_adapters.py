@@ -17,7 +17,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
 from antiphase.errors import UserError
 from antiphase.sensitivity.detection import DETECTIONS, detected_layer
-from antiphase.sensitivity.layers import Branch, Call, CentredBranch, Layer, Turn, is_cross
+from antiphase.sensitivity.layers import Branch, Call, CentredBranch, Layer, Turn
 
 Adapter = Callable[[Any, Call], Layer]
 
@@ -195,7 +195,7 @@ def _timm(module: Any, call: Call) -> Layer:
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
-    if is_cross(call):
+    if call.is_cross:
         raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(

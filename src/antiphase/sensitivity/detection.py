@@ -15,7 +15,6 @@ every row of A1, and ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2 over t
 subtracted and the slopes ∂y/∂A of all maps are linearly independent; any other module is not recognised.
 """
 
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,20 +23,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from antiphase.errors import first_line
-from antiphase.sensitivity.layers import (
-    Call,
-    CentredBranch,
-    Layer,
-    Maps,
-    TracedBranch,
-    first_of,
-    gradients,
-    leaf,
-    same_tensor,
-)
+from antiphase.sensitivity.layers import Call, CentredBranch, Layer, Maps, TracedBranch, first_of, gradients
 
 _PROBES = 8  # random cotangents of the output
 _DEPENDENT = 1e-3  # relative size of what is left of slopes that are a combination of others
@@ -91,37 +81,28 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
         TracedBranch(lambda x, numbers=numbers: run(x).maps[:, numbers], call.tokens)
         for numbers in (positive, negative)
     )
-    if not negative:
-        return Layer(call.name, call.tokens, one, None, None, finish, call.tangent)
-    if detection.lam is None:
-        function = _LambdaOfTokens(call, detection, Replay(call)(call.tokens).maps.detach())
-        layer = Layer(call.name, call.tokens, one, two, function(call.tokens), finish, call.tangent)
-        return replace(layer, lambda_of=function)
-    lam = detection.lam.to(call.tokens)
-    negatives = CentredBranch(one, two) if detection.integral else two
-    return Layer(call.name, call.tokens, one, negatives, lam, finish, call.tangent)
+    lam, lambda_of = detection.lam, None
+    if lam is not None:
+        lam = lam.to(call.tokens)
+    elif negative:
+        lambda_of = _lambda_of_tokens(call, detection)
+        lam = lambda_of(call.tokens)
+    subtracted = CentredBranch(one, two) if detection.integral else two if negative else None
+    return Layer(call.name, call.tokens, one, subtracted, lam, finish, call.tangent, lambda_of=lambda_of)
 
 
-@dataclass(frozen=True)
-class _LambdaOfTokens:
-    """λ of each query as a function of the tokens, with derivatives: what solves for the slopes at fixed maps."""
+def _lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Tensor]:
+    """Return λ of each query as a function of the tokens, with derivatives: it solves for the slopes at fixed maps."""
+    run, positive, negative = Replay(call), detection.positive, detection.negative
+    maps, subtrahends = run(call.tokens).maps.detach(), sorted(set(negative))
 
-    call: Call
-    detection: Detection
-    maps: Maps  # any, in which the output is linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        run, (positive, negative) = Replay(self.call), (self.detection.positive, self.detection.negative)
-        numbers = torch.tensor(self.detection.groups, device=x.device)
-        used, subtrahends = numbers >= 0, sorted(set(negative))
-        output, pull, *_ = torch.func.vjp(lambda maps: run(x, maps).output, self.maps)
+    def lambda_of(x: Tensor) -> Tensor:
+        output, pull, *_ = torch.func.vjp(lambda maps: run(x, maps).output, maps)
         generator = torch.Generator().manual_seed(2)
-        shape = len(x), max(self.detection.groups) + 1, *self.maps.shape[2:]
         squares = products = 0.0
         for _ in range(_PROBES):
             (slopes,) = pull(torch.randn(output.shape, generator=generator).to(output.dtype).to(x.device))
-            zeros = torch.zeros(shape, dtype=torch.float64, device=x.device)
-            joined = zeros.index_add(1, numbers[used], slopes[:, used].double())
+            joined = _joined(slopes, detection.groups)
             one, two = joined[:, positive], joined[:, subtrahends]
             squares = squares + torch.einsum("bgij,bhij->bigh", one, one)
             products = products + torch.einsum("bgij,bhij->bigh", one, two)
@@ -130,6 +111,17 @@ class _LambdaOfTokens:
         weights = -torch.linalg.solve(squares + ridge, products)
         heads = [weights[..., at, subtrahends.index(other)] for at, other in enumerate(negative)]
         return torch.stack(heads, 1).to(x.dtype)
+
+    return lambda_of
+
+
+def _joined(slopes: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """Return the sum of the slopes of equal maps, (batch, maps, queries, keys), in float64."""
+    numbers = torch.tensor(groups, device=slopes.device)
+    used = numbers >= 0
+    shape = len(slopes), max(groups) + 1, *slopes.shape[2:]
+    zeros = torch.zeros(shape, dtype=torch.float64, device=slopes.device)
+    return zeros.index_add(1, numbers[used], slopes[:, used].double())
 
 
 def _without_mean(combined: Maps, lam: Tensor | None) -> Maps:
@@ -171,8 +163,7 @@ class _Run:
     output: Tensor  # first tensor that the module returned
     maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
     differences: list[tuple[Tensor, Tensor]]  # both sides of each subtraction
-    square: list[Tensor]  # what else has the shape of a map in its last two axes
-    computed: list[Tensor]  # what every call of torch returned
+    computed: list[Tensor]  # what every other call of torch returned
 
 
 @dataclass(frozen=True)
@@ -187,7 +178,6 @@ class Replay:
         """Return what the module does on tokens x, with ``replacements`` in place of its own maps."""
         parts: list[Tensor] = []
         differences: list[tuple[Tensor, Tensor]] = []
-        square: list[Tensor] = []
         computed: list[Tensor] = []
 
         def replaced(computed: Tensor) -> Tensor:
@@ -213,12 +203,10 @@ class Replay:
                 return replaced(output)
             if isinstance(output, Tensor) and output.ndim > 2:
                 computed.append(output)
-                if output.shape[-1] == output.shape[-2]:
-                    square.append(output)
             return output
 
         def moved(value: Any) -> Any:
-            return x if isinstance(value, Tensor) and same_tensor(value, self.call.tokens) else value
+            return x if isinstance(value, Tensor) and self.call.is_tokens(value) else value
 
         kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
         with TorchCalls(watch):
@@ -226,31 +214,18 @@ class Replay:
         maps = torch.cat(parts, 1)
         if self.groups is not None:
             maps = maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]
-        return _Run(output, maps, differences, square, computed)
+        return _Run(output, maps, differences, computed)
 
 
 def _softmax_and_values(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(s·q·kᵀ + mask) and v, whose product torch's fused attention computes unseen."""
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1), value
+    """Return softmax(s·q·kᵀ + mask), what fused attention makes of unit vectors as values, and v of each head."""
+    units = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device).expand(*key.shape[:-1], -1)
+    with sdpa_kernel(SDPBackend.MATH):
+        maps = F.scaled_dot_product_attention(query, key, units, *rest, **options)
+    groups = query.shape[-3] // key.shape[-3] if options.get("enable_gqa") else 1
+    return maps, value if groups == 1 else value.repeat_interleave(groups, -3)
 
 
 @gradients(enabled=False)
@@ -511,42 +486,35 @@ def _slopes(
     is written, weights below zero count. ``means``: the slopes' means over the queries are further maps.
     """
     single = Replay(call)
-    numbers = torch.tensor(groups, device=x.device)
-    used, count = numbers >= 0, max(groups) + 1
     with gradients(enabled=True):
-        maps = leaf(single(x).maps)
+        maps = single(x).maps.detach().requires_grad_()
         run = single(x, maps)
         generator = torch.Generator().manual_seed(2)
-        size = 2 * count if means else count
-        grams = x.new_zeros(*x.shape[:2], size, size, dtype=torch.float64)
+        grams: Any = 0.0
         for _ in range(_PROBES):
             u = torch.randn(run.output.shape, generator=generator).to(run.output)
             (slopes,) = torch.autograd.grad(run.output, maps, u, retain_graph=True)
-            joined = slopes.new_zeros(len(x), count, *maps.shape[2:]).double()
-            joined.index_add_(1, numbers[used], slopes[:, used].double())
+            joined = _joined(slopes, groups)
             if means:
                 joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
-            grams += torch.einsum("bgij,bhij->bigh", joined, joined)
+            grams = grams + torch.einsum("bgij,bhij->bigh", joined, joined)
         sides = [(_read(one, maps), _read(two, maps)) for one, two in run.differences]
         written = [(left, right) for left, right in sides if left - right and right - left]
-        return grams, written or [_weighted(tensor, maps) for tensor in run.square]
+        return grams, written or [_weighted(tensor, maps) for tensor in run.computed]
 
 
 def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float) -> bool:
     """Return whether of a number on the way to the output the slopes of two maps are in proportion: λ by channel."""
     single, generator = Replay(call), torch.Generator().manual_seed(5)
-    numbers = torch.tensor(groups, device=x.device)
-    used = numbers >= 0
     with gradients(enabled=True):
-        maps = leaf(single(x).maps)
+        maps = single(x).maps.detach().requires_grad_()
         for tensor in single(x, maps).computed:
             if not tensor.requires_grad or not tensor.is_floating_point():
                 continue
             for at in torch.randint(tensor.numel(), (2,), generator=generator).tolist():
                 number = tensor.flatten()[at]
                 (slope,) = torch.autograd.grad(number, maps, retain_graph=True, materialize_grads=True)
-                keys = slope[:, used].double().sum((0, 2))
-                joined = keys.new_zeros(max(groups) + 1, keys.shape[-1]).index_add(0, numbers[used], keys)
+                joined = _joined(slope, groups).sum((0, 2))
                 read = F.normalize(joined[joined.norm(dim=-1) > _SHARE * joined.norm()], dim=-1)
                 squares = (read @ read.mT).square().fill_diagonal_(0)
                 if len(read) > 1 and 1 - squares.max() <= small**2:
@@ -573,7 +541,7 @@ def _read(tensor: Tensor, maps: Maps) -> set[int]:
 
 def _weighted(square: Tensor, maps: Maps) -> tuple[set[int], set[int]]:
     """Return the maps that enter a tensor of their shape with a positive and with a negative weight."""
-    if square.shape[-1] != maps.shape[-1]:
+    if square.shape[-2:] != maps.shape[-2:]:
         return set(), set()
     low, high = _range(square, maps, torch.ones_like(square))
     weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values

@@ -12,13 +12,7 @@ import polars as pl
 from jaxtyping import Float
 
 from antiphase.errors import UserError
-from antiphase.sensitivity.theory import (
-    amplification,
-    critical_cosine,
-    printed_radius_ratio,
-    radius_ratio,
-    relative_sensitivity,
-)
+from antiphase.sensitivity import theory
 from antiphase.statistics.intervals import Estimate, Statistic, as_difference, as_share, as_size, jackknife
 
 
@@ -240,7 +234,9 @@ def prediction_error(rows: pl.DataFrame) -> float:
         return 0.0
     columns = ("first", "second", "cross", "lam", "moved")
     first, second, cross, lam, moved = (measured[name].to_numpy() for name in columns)
-    predicted = amplification(lam, np.sqrt(second / first), cross / np.sqrt(first * second)) * np.sqrt(first)
+    predicted = theory.amplification(lam, np.sqrt(second / first), cross / np.sqrt(first * second)) * np.sqrt(
+        first
+    )
     return float(np.max(np.abs(predicted / np.sqrt(moved) - 1.0)))
 
 
@@ -284,8 +280,8 @@ PLACES: dict[str, Statistic] = {
     "gamma": lambda m: _angle(m)[0],
     "rho": lambda m: _angle(m)[2],
     "cosine": lambda m: _angle(m)[3],
-    "critical": lambda m: np.asarray(critical_cosine(*_angle(m)[:3])),
-    "relative": lambda m: np.asarray(relative_sensitivity(*_angle(m))),
+    "critical": lambda m: np.asarray(theory.critical_cosine(*_angle(m)[:3])),
+    "relative": lambda m: np.asarray(theory.relative_sensitivity(*_angle(m))),
 }
 """Of means of ``LAYER_PARTS``: γ, λρ, cosθ, the critical cosine (Theorem 3) and ‖J_DA‖ / ‖J_base‖ (Theorem 2)."""
 
@@ -293,8 +289,8 @@ RATIOS: dict[str, Statistic] = {
     "margin": lambda m: np.exp(m[..., 4]),
     "constant": lambda m: np.exp(m[..., 5]),
     "measured": lambda m: np.exp(m[..., 4] - m[..., 5]),
-    "corrected": lambda m: np.asarray(radius_ratio(np.exp(m[..., 4]), *_angle(m))),
-    "printed": lambda m: np.asarray(printed_radius_ratio(np.exp(m[..., 4]), *_angle(m))),
+    "corrected": lambda m: np.asarray(theory.radius_ratio(np.exp(m[..., 4]), *_angle(m))),
+    "printed": lambda m: np.asarray(theory.printed_radius_ratio(np.exp(m[..., 4]), *_angle(m))),
 }
 """Of means of ``RADIUS_PARTS``, differential / standard: Δm, L, the radius, equation (6) corrected and as printed."""
 

@@ -230,6 +230,19 @@ class Call:
         """Return an argument after the tokens by position (from 0) or name; None if absent."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name)
 
+    def is_tokens(self, tensor: Tensor) -> bool:
+        """Return whether an argument is the tokens; a dual tensor and its primal share storage."""
+        return tensor.shape == self.tokens.shape and tensor.data_ptr() == self.tokens.data_ptr()
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether keys or values are of other tokens than the queries."""
+        given = dict(self.kwargs)
+        if isinstance(self.module, nn.MultiheadAttention):
+            given |= {"key": self.given(0, "key"), "value": self.given(1, "value")}
+        others = (given.get(name) for name in _KEYS)
+        return any(isinstance(one, Tensor) and not self.is_tokens(one) for one in others)
+
     def batch_first(self, tensor: Tensor) -> Tensor:
         """Exchange the first two axes if the module is one of torch's whose tokens come before the batch."""
         return tensor.transpose(0, 1) if getattr(self.module, "batch_first", True) is False else tensor
@@ -291,17 +304,3 @@ class Layer:
 def first_of(output: Any) -> Any:
     """Return the first of several outputs, or the only one."""
     return output[0] if isinstance(output, tuple) else output
-
-
-def same_tensor(one: Tensor, two: Tensor) -> bool:
-    """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
-    return one.shape == two.shape and one.data_ptr() == two.data_ptr()
-
-
-def is_cross(call: Call) -> bool:
-    """Return whether keys or values of a call are of other tokens than the queries."""
-    given = dict(call.kwargs)
-    if isinstance(call.module, nn.MultiheadAttention):
-        given |= {"key": call.given(0, "key"), "value": call.given(1, "value")}
-    others = (given.get(name) for name in _KEYS)
-    return any(isinstance(one, Tensor) and not same_tensor(one, call.tokens) for one in others)

@@ -39,7 +39,6 @@ from antiphase.sensitivity.layers import (
     eager_attention,
     first_of,
     gradients,
-    is_cross,
     prepare_forward_mode,
 )
 
@@ -162,7 +161,7 @@ def observe(
             ends.clear()
         known = is_known(module)
         call = make_call(name, module, args, kwargs, output) if known else None
-        if call is not None and not is_cross(call):
+        if call is not None and not call.is_cross:
             exits.append((call, set()))
         else:
             pooling = known or pools((*args, *kwargs.values()), output)

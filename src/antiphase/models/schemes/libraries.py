@@ -16,18 +16,10 @@ from torch import Tensor, nn
 from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
+from antiphase.models import preprocessing
 from antiphase.models.checkpoints import check_finite, load_into, read_state
 from antiphase.models.clip import Embeddings, TokenIds
-from antiphase.models.preprocessing import (
-    Images,
-    Normalized,
-    Preprocessing,
-    of_open_clip,
-    of_processor,
-    of_timm,
-    of_torchvision,
-    one_side,
-)
+from antiphase.models.preprocessing import Images, Normalized, Preprocessing
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
 FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
@@ -54,7 +46,7 @@ def _timm(wanted: Wanted) -> nn.Module:
     channels, *side = settings["input_size"]
     patches: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
-    used = of_timm(settings, wanted.spec)
+    used = preprocessing.of_timm(settings, wanted.spec)
     tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
     parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
     kinds = timm.models.get_arch_pretrained_cfgs(name).values() if file and "." not in name else ()
@@ -86,7 +78,7 @@ def _torchvision(wanted: Wanted) -> nn.Module:
 
     model = _made(wanted, make, f"download {weights.url}", "pos_embedding", "image_size")
     size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
-    used = of_torchvision(weights.transforms(), wanted.spec, size)
+    used = preprocessing.of_torchvision(weights.transforms(), wanted.spec, size)
     wrapped = Normalized(model, used.normalize()).eval()
     _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
     others = not tag and len({str(one.transforms()) for one in choices}) > 1
@@ -151,12 +143,12 @@ def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
 class ForeignDual(nn.Module):
     """Base of the wrappers of other libraries' dual encoders; ``tokenizer`` converts strings to token ids."""
 
-    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
+    def __init__(self, model: Any, tokenizer: Any, used: Preprocessing) -> None:
         super().__init__()
         self.model = model
-        self.normalize = preprocessing.normalize()
+        self.normalize = used.normalize()
         self.tokenizer = tokenizer
-        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
+        self.square, self.image_shape = used.square, used.image_shape
 
     @property
     def logit_scale(self) -> Tensor:
@@ -234,7 +226,7 @@ def _open_clip(wanted: Wanted) -> nn.Module:
     if file:
         load_into(model, read_state(file, model.state_dict()), file)
     check_finite(model.state_dict(), spec)
-    used = of_open_clip(model.visual.preprocess_cfg, spec)
+    used = preprocessing.of_open_clip(model.visual.preprocess_cfg, spec)
     doubts: tuple[str, ...] = ()
     if file and others:
         doubt = f"a file of weights tells neither activation nor preprocessing; used are {base}'s own, {used}"
@@ -322,10 +314,10 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
         size = getattr(vision, "image_size", None)
         if size is None:
             raise UserError(f"{spec}: says nothing of its image size; expected a preprocessor_config.json")
-        side = one_side(size if isinstance(size, list | tuple) else (size, size), spec)
+        side = preprocessing.one_side(size if isinstance(size, list | tuple) else (size, size), spec)
         used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)
     else:
-        used = of_processor(processor, channels, spec)
+        used = preprocessing.of_processor(processor, channels, spec)
     if kind == "classifier":
         count = config.num_labels
         wrapped = Normalized(Logits(model), used.normalize())
