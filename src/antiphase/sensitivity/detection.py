@@ -258,18 +258,18 @@ def _examined(call: Call) -> Detection:
     groups = _groups(plain.maps, paired.tolist())
     run = Replay(call, groups)
     plain = run(x)
+    small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
+    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     if not _values_are_of_tokens(run, x, plain.maps, step):
-        if (detection := _integral(run, x, plain, step, generator)) is not None:
+        if (detection := _integral(run, x, other, plain, step, small)) is not None:
             return detection
         raise NotAttention("its output at a token is no sum of values weighted by its row of the maps")
     grams, sides = _slopes(call, groups, x)
     total = grams.sum((0, 1))
     if not grams.isfinite().all() or (total.diagonal() <= 1e-12 * total.max()).any():
         raise NotAttention("its output does not depend on one of its maps")
-    small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
     positive, negative = _signs(sides, groups)
     stamp = _stamp(call.module)
-    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     if not negative:
         if _dependent(grams, small) or _in_proportion(call, groups, other, small):
             raise NotAttention("several of its maps weigh the same values")
@@ -312,14 +312,12 @@ def _shares(weights: Tensor) -> Tensor:
 
 
 def _integral(
-    run: "Replay", x: Tensor, plain: "_Run", step: Tensor, generator: torch.Generator
+    run: Replay, x: Tensor, other: Tensor, plain: _Run, step: Tensor, small: float
 ) -> Detection | None:
     """Return what the maps are if output i is a weighted row of A1 − λ·A2 + λ·(mean of A1 over the queries)."""
     call, groups = run.call, run.groups
     assert groups is not None
-    small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
     grams, sides = _slopes(call, groups, x, means=True)
-    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     totals = [one.sum((0, 1)) for one in (grams, _slopes(call, groups, other, means=True)[0])]
     signs = _signs(sides, groups)
     for positive, negative in (signs, signs[::-1]):
