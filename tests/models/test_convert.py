@@ -16,7 +16,14 @@ from antiphase.models.preprocessing import Normalize, Normalized
 from tests.models import tiny_open_clip  # noqa: F401
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-TARGETS = [("diffvit", None), ("diffvit", 3), ("grouped", None), ("grouped", 2), ("gated", None), ("v2", None)]
+TARGETS = [
+    ("diffvit", None),
+    ("diffvit", 3),
+    ("grouped", None),
+    ("grouped", 2),
+    ("gated", None),
+    ("v2", None),
+]
 
 
 def images(*shape, seed=0):
@@ -136,17 +143,16 @@ def test_a_clip_of_ours_keeps_its_embeddings():
 
 
 def test_a_run_is_converted_and_trained_on(run_cli, tmp_path):
-    small = ["--data", "digits", "--limit", "64", "--epochs", "1", "--quiet"]
-    assert run_cli("convert", "specimen:vit-0", "--to", "diffvit", "--out", tmp_path / "new")[0] == 0
-    source, new = load_model("specimen:vit-0"), load_model(str(tmp_path / "new"))
+    small = ["--data", "digits", "--limit", "64", "--epochs", "1", "--quiet", "--out"]
+    assert run_cli("train", "--model", "vit", *small, tmp_path / "vit")[0] == 0
+    assert run_cli("convert", tmp_path / "vit", "--to", "diffvit", "--out", tmp_path / "new")[0] == 0
+    source, new = load_model(str(tmp_path / "vit")), load_model(str(tmp_path / "new"))
     x = images(4, *source.image_shape)
     with torch.no_grad():
         assert_close(new(x), source(x), **EXACT)
     assert new.card.class_names == source.card.class_names
-    assert new.card.recipe["data"] == source.card.recipe["data"]
-    own = ["--image-size", "28", "--new-head"]
-    own = ["train", "--model", tmp_path / "new", *small, "--new-head", "--out", tmp_path / "trained"]
-    code, _, err = run_cli(*own)
+    assert new.card.recipe["data"] == source.card.recipe["data"] == "digits"
+    code, _, err = run_cli("train", "--model", tmp_path / "new", *small, tmp_path / "trained")
     assert code == 0, err
     assert all(abs(lam) > 0 for lam in ap.models.mean_lambdas(load_model(str(tmp_path / "trained"))))
 

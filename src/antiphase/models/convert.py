@@ -6,10 +6,9 @@ factor 1 − λ. A norm behind the heads would change the output in both cases a
 """
 
 import copy
-import math
 import re
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,40 +23,30 @@ from antiphase.models.clip import CLIP, ClipConfig, Towers, build_clip
 from antiphase.models.preprocessing import Normalized
 from antiphase.models.schemes.libraries import OpenClip
 from antiphase.models.trained import IN_MEMORY, SQUARE
-from antiphase.models.transformer import ACTIVATIONS, TextTransformer
+from antiphase.models.transformer import ACTIVATIONS
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import VARIANTS, find
 
-_SIZES = (
+_SIZES = set(
     "image_size patch_size in_channels num_classes mean std pre_norm vocab_size context_length dim depth num_heads "
-    "mlp_ratio norm_eps activation"
-).split()
+    "mlp_ratio norm_eps activation embed_dim interpolation logit_scale logit_bias".split()
+)
 # open_clip's names to ours, in this order
-_OPEN_CLIP = """
+_RENAMED = """
 transformer.resblocks. blocks.   .ln_1. .norm1.   .ln_2. .norm2.   .attn.in_proj_ .attn.qkv.
 .attn.out_proj. .attn.proj.   .mlp.c_fc. .mlp.fc1.   .mlp.c_proj. .mlp.fc2.   .ls_1. .ls1.   .ls_2. .ls2.
 conv1. patch_embed.proj.   ln_pre. norm_pre.   ln_post. norm.   ln_final. norm.
 class_embedding cls_token   token_embedding. token_embed.   positional_embedding pos_embed
 """.split()
-_SCALED = {"ls1": "attn.proj", "ls2": "mlp.fc2"}  # layer scales, and the layers that can take them in
-_TEXTS = ["a photo of a mug", "two"]
+_SCALED = {"ls1": "attn.proj", "ls2": "mlp.fc2"}  # layer scales, and the layers that take them in
 _GAP = 1e-6  # of outputs in float64, relative to the largest: far above rounding, far below another model
 
 
-class _Tower(NamedTuple):
-    """A tower with standard attention: fields of its configuration, and weights under our names."""
+class _Source(NamedTuple):
+    """A tower with standard attention, or what a CLIP has besides: fields of a configuration, and our weights."""
 
     fields: dict[str, Any]
     state: State
-
-
-class _Parts(NamedTuple):
-    """A source: one tower, or the two of a CLIP and the rest of its configuration and weights."""
-
-    vision: _Tower
-    text: _Tower | None = None
-    fields: dict[str, Any] = {}  # noqa: RUF012 (never written to)
-    state: State = {}  # noqa: RUF012
 
 
 @validated
@@ -80,43 +69,38 @@ def converted(
     card = getattr(model, "card", None)
     spec = card.spec if isinstance(card, ModelCard) else type(model).__name__
     settings = _settings(to, ratio)
-    source = _read(model, spec)
-    standard = {"attention": "softmax"}
-    if source.text is None:
+    vision, *others = _read(model, spec)
+    if not others:
         if towers != "both":
             raise UserError(f"towers {towers}: {spec} has one tower; leave it out")
-        config = as_config(VitConfig, source.vision.fields | settings, f"{spec}: ")
-        new: VisionTransformer | CLIP = build(config, seed)
-        pairs: list[tuple[Any, State]] = [(new, source.vision.state)]
+        new: Any = build(as_config(VitConfig, vision.fields | settings, f"{spec}: "), seed)
+        pairs = [(new, vision.state)]
     else:
-        in_vision, in_text = (settings if towers in ("both", one) else standard for one in ("vision", "text"))
-        both = {"vision": source.vision.fields | in_vision, "text": source.text.fields | in_text}
-        config = as_config(ClipConfig, {**source.fields, **both}, f"{spec}: ")
-        new = build_clip(config, seed)
-        pairs = [(new.visual, source.vision.state), (new.text, source.text.state)]
-        with torch.no_grad():
-            for name, value in source.state.items():
-                new.get_parameter(name).copy_(value)
+        text, rest = others
+        both = {
+            name: source.fields | (settings if towers in ("both", name) else {"attention": "softmax"})
+            for name, source in (("vision", vision), ("text", text))
+        }
+        new = build_clip(as_config(ClipConfig, rest.fields | both, f"{spec}: "), seed)
+        pairs = [(new.visual, vision.state), (new.text, text.state)]
+        for name, value in rest.state.items():
+            new.get_parameter(name).data.copy_(value)
     for tower, state in pairs:
         load_into(tower, _as_differential(tower, _completed(tower, state, spec)), spec)
-    recipe: dict[str, Any] = {"kind": "clip"} if isinstance(new, CLIP) else {}
-    recipe |= {"model": config.model_dump(mode="json"), "source": spec, "converted": to}
-    name, about = type(model).__name__, {}
-    if isinstance(card, ModelCard):
-        name, square = card.name, square_of(model)
-        about = {"seed": card.seed, "data": (card.recipe or {}).get("data")}
-        about |= {CLASS_NAMES: None if card.class_names is None else [*card.class_names]}
-        if square != square_of(new) if isinstance(new, CLIP) else square != Square(square.size):
-            about[SQUARE] = asdict(square)
-            object.__setattr__(new, "square", square)
-    recipe |= {key: value for key, value in about.items() if value is not None}
-    classes = 0 if isinstance(new, CLIP) else new.num_classes
-    names = None if not recipe.get(CLASS_NAMES) else tuple(recipe[CLASS_NAMES])
-    kind, seed_of = attention_kind(new), recipe.get("seed")
-    own = f"{IN_MEMORY}{type(new).__name__}"
-    with_card(new, ModelCard(f"{name}-{to}", own, kind, seed_of, new.image_shape, classes, recipe, names))
     _check_outputs(model, new.eval(), spec)
-    return new
+    recipe: dict[str, Any] = {"kind": "clip"} if others else {}
+    recipe |= {"model": new.config.model_dump(mode="json"), "source": spec, "converted": to}
+    name, names = type(model).__name__, None
+    if isinstance(card, ModelCard):
+        name, names, square = card.name, card.class_names, square_of(model)
+        about = {"seed": card.seed, "data": (card.recipe or {}).get("data"), CLASS_NAMES: names and [*names]}
+        recipe |= {key: value for key, value in about.items() if value is not None}
+        if square != getattr(new, "square", Square(square.size)):
+            recipe[SQUARE] = asdict(square)
+            object.__setattr__(new, "square", square)
+    own = f"{IN_MEMORY}{type(new).__name__}"
+    about = (recipe.get("seed"), new.image_shape, getattr(new, "num_classes", 0), recipe, names)
+    return with_card(new, ModelCard(f"{name}-{to}", own, attention_kind(new), *about))
 
 
 def _settings(to: str, ratio: int | None) -> dict[str, Any]:
@@ -127,13 +111,13 @@ def _settings(to: str, ratio: int | None) -> dict[str, Any]:
     form = find(VARIANTS, name, "variant")
     if form.heads == "halved":
         why = "makes one head of two, whose maps cannot both reach the output"
-        fix = "give --to diffvit, which has V1's λ and keeps all heads, or grouped, gated or v2"
+        fix = "give diffvit, which has V1's λ and keeps all heads, or grouped, gated or v2"
         raise UserError(f"to {to}: {why}, whatever λ is; {fix}")
     gate = form.parameterisation == "gate"
     if gate and (form.combined == "integral" or (form.heads == "grouped" and ratio not in (None, 1))):
         why = "λ = σ(x·W) is never 0, so that each A2 has to begin as a copy of the one A1 that it serves"
-        raise UserError(f"to {to} with ratio {ratio}: {why}; leave out --ratio, or give --to grouped")
-    if not gate and form.parameterisation not in ("vector", "scalar"):
+        raise UserError(f"to {to} with ratio {ratio}: {why}; leave out the ratio, or give grouped")
+    if form.parameterisation not in ("gate", "vector", "scalar"):
         raise UserError(f"to {to}: its λ ({form.parameterisation}) cannot start at 0 and be learned")
     settings = {"attention": name, "head_norm": False, "rescale": False, "bias": True}
     if form.heads == "grouped" and ratio is None and (gate or to == "diffvit"):
@@ -144,12 +128,12 @@ def _settings(to: str, ratio: int | None) -> dict[str, Any]:
 def _as_differential(tower: Any, state: State) -> State:
     """Return weights of standard attention as those of a tower, where its attention is differential."""
     own = {name: weight for name, weight in tower.state_dict().items() if ".lam." in name}
-    state = {**own, **state}
+    state = own | state
     for index, block in enumerate(tower.blocks):
-        attention = block.attn
+        attention, place = block.attn, f"blocks.{index}.attn."
         if not isinstance(attention, DifferentialAttention):
             continue
-        layout, place = attention.layout, f"blocks.{index}.attn."
+        layout = attention.layout
         served = slice(None, None, layout.signal // layout.noise)  # the first of the heads that share an A2
         for kind in ("weight", "bias"):
             parts = state[f"{place}qkv.{kind}"].chunk(3)
@@ -172,18 +156,20 @@ def _completed(tower: nn.Module, state: State, spec: str) -> State:
     state = {name: weight.detach().float().cpu() for name, weight in state.items()}
     for name in [name for name in state if name.endswith(".gamma")]:
         block, scale, _ = name.rsplit(".", 2)
-        if (layer := _SCALED.get(scale)) is None:
-            continue
-        gamma = state.pop(name)
-        for kind in ("weight", "bias"):
-            if (inner := f"{block}.{layer}.{kind}") in state:
-                weight = state[inner]
-                state[inner] = weight * gamma.view(-1, *[1] * (weight.ndim - 1))
+        for inner in (f"{block}.{_SCALED.get(scale)}.{kind}" for kind in ("weight", "bias")):
+            if inner in state:
+                state[inner] = (
+                    (state[inner].mT * state[name]).mT
+                    if state[inner].ndim > 1
+                    else state[inner] * state[name]
+                )
+        if scale in _SCALED:
+            del state[name]
     needed = [name for name in tower.state_dict() if ".lam." not in name]
     for name in needed:
-        weight = state.get(name.removesuffix("bias") + "weight")
-        if name not in state and name.endswith(".bias") and weight is not None:
-            state[name] = torch.zeros(len(weight))
+        weight = state.get(f"{name.removesuffix('bias')}weight")
+        if name.endswith(".bias") and weight is not None:
+            state.setdefault(name, torch.zeros(len(weight)))
     if more := sorted(state.keys() - needed):
         _refuse(spec, f"{more[0]} has no place in antiphase's transformer")
     if lacking := [name for name in needed if name not in state]:
@@ -191,46 +177,38 @@ def _completed(tower: nn.Module, state: State, spec: str) -> State:
     return state
 
 
-def _read(model: nn.Module, spec: str) -> _Parts:
-    """Return the towers of a model of a known kind."""
-    if isinstance(model, VisionTransformer | CLIP):
-        return _ours(model, spec)
+def _read(model: nn.Module, spec: str) -> list[_Source]:
+    """Return the tower of a model of a known kind; for a CLIP its image tower, its text tower and the rest."""
+    if isinstance(model, CLIP):
+        rest = {name: value for name, value in model.named_parameters() if "." not in name}
+        towers = [_ours(model.visual, model.config and model.config.vision, spec)]
+        towers += [_ours(model.text, model.config and model.config.text, spec)]
+        assert model.config is not None
+        return [*towers, _Source(model.config.model_dump(include=_SIZES), rest)]
+    if isinstance(model, VisionTransformer):
+        return [_ours(model, model.config, spec)]
     if isinstance(model, OpenClip):
         return _open_clip(model, spec)
-    net, normalize = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
-    channels = getattr(net, "in_chans", 3)
-    colours = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
-    if normalize is not None:
-        if normalize.bgr:
+    if isinstance(model, Normalized):
+        if model.normalize.bgr:
             _refuse(spec, "it takes the channels in reverse order")
-        colours = _colours(normalize)
-    return _Parts(_timm(net, spec, colours))
+        return [_timm(model.model, spec, _colours(model.normalize))]
+    channels = getattr(model, "in_chans", 3)
+    return [_timm(model, spec, {"mean": (0.0,) * channels, "std": (1.0,) * channels})]
 
 
-def _colours(normalize: Any) -> dict[str, tuple[float, ...]]:
+def _colours(normalize: Any) -> dict[str, Any]:
     return {name: tuple(getattr(normalize, name).flatten().tolist()) for name in ("mean", "std")}
 
 
-def _ours(model: VisionTransformer | CLIP, spec: str) -> _Parts:
-    if model.config is None:
-        _refuse(spec, "it was built with attention of its own, not from a configuration")
-    towers = [("", model)] if isinstance(model, VisionTransformer) else [("visual.", model.visual), ("text.", model.text)]
-    configs: list[Any] = [model.config]
-    if isinstance(model, CLIP):
-        configs = [model.config.vision, model.config.text]  # pyright: ignore
-    parts = []
-    for config, (name, tower) in zip(configs, towers, strict=True):
-        if config.attention != "softmax":
-            _refuse(spec, f"{name or 'its '}attention is {config.attention}; expected standard attention")
-        parts.append(_Tower(config.model_dump(include={*_SIZES}), dict(tower.state_dict())))
-    if isinstance(model, VisionTransformer):
-        return _Parts(*parts)
-    rest = {name: value for name, value in model.named_parameters() if "." not in name}
-    about = model.config.model_dump(include={"embed_dim", "interpolation", "init", "logit_scale", "logit_bias"})  # pyright: ignore
-    return _Parts(*parts, about, rest)
+def _ours(tower: nn.Module, config: Any, spec: str) -> _Source:
+    if config is None or config.attention != "softmax":
+        kind = "of its own" if config is None else config.attention
+        _refuse(spec, f"its attention is {kind}; expected standard attention")
+    return _Source(config.model_dump(include=_SIZES), tower.state_dict())
 
 
-def _timm(net: Any, spec: str, colours: dict[str, Any]) -> _Tower:
+def _timm(net: Any, spec: str, colours: dict[str, Any]) -> _Source:
     """Return timm's vision transformer; its names are ours."""
     from timm.models.vision_transformer import Attention, Block
     from timm.models.vision_transformer import VisionTransformer as TimmTransformer
@@ -244,117 +222,117 @@ def _timm(net: Any, spec: str, colours: dict[str, Any]) -> _Tower:
         for part, kind in ((block, Block), (getattr(block, "attn", None), Attention)):
             if type(part) is not kind:
                 _refuse(spec, f"blocks.{index} has a {type(part).__name__}; expected timm's {kind.__name__}")
-    state = dict(net.state_dict())
+    state = net.state_dict()
     if net.no_embed_class and "pos_embed" in state:
-        place = state["pos_embed"]
-        state["pos_embed"] = torch.cat([place.new_zeros(1, 1, place.shape[2]), place], 1)
-    heads = net.blocks[0].attn.num_heads
-    fields = colours | {"num_classes": net.num_classes}
-    return _tower(spec, state, fields, heads, net.blocks[0].mlp.act, net)
+        state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, 1, 0))
+    first = net.blocks[0]
+    return _tower(spec, state, colours | {"num_classes": net.num_classes}, first.attn, first.mlp.act, net)
 
 
-def _open_clip(model: OpenClip, spec: str) -> _Parts:
+def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
     """Return open_clip's CLIP, whose image tower is its own vision transformer or one of timm."""
     import open_clip
 
     net: Any = model.model
-    visual = net.visual
+    visual, colours = net.visual, _colours(model.normalize) | {"num_classes": 0}
     if type(net) is not open_clip.CLIP:
         _refuse(spec, f"it is a {type(net).__name__}; expected open_clip's CLIP, with its own text tower")
-    if net.text_pool_type != "argmax" or net.attn_mask is None:
-        _refuse(spec, f"its text tower pools by {net.text_pool_type!r}; expected 'argmax' and a causal mask")
-    rest = {name: getattr(net, name) for name in ("logit_scale", "logit_bias") if getattr(net, name) is not None}
-    rest = {name: value.detach().reshape(()) for name, value in rest.items()}
-    theirs, colours = dict(net.state_dict()), _colours(model.normalize)
-    images = {name.removeprefix("visual."): x for name, x in theirs.items() if name.startswith("visual.")}
-    words = {name: x for name, x in theirs.items() if not name.startswith(("visual.", "logit_"))}
-    colours["num_classes"] = 0  # type: ignore[assignment]
+    images, words = visual.state_dict(), net.state_dict()
+    words = {name: x for name, x in words.items() if not name.startswith("visual.")}
+    rest = {name: words.pop(name).reshape(()) for name in ("logit_scale", "logit_bias") if name in words}
+    numbers = {name: float(value) for name, value in rest.items()}
     if hasattr(visual, "trunk"):
         tower = _timm(visual.trunk, spec, colours)
-        head = {name: x for name, x in images.items() if not name.startswith("trunk.")}
-        if {*head} != {"head.proj.weight"}:
-            _refuse(spec, f"the head of its image tower has {', '.join(head)}; expected head.proj.weight")
-        rest["image_projection"] = head["head.proj.weight"].T
+        if head := {name for name in images if not name.startswith("trunk.")} - {"head.proj.weight"}:
+            _refuse(spec, f"its image tower has {min(head)}; expected a linear projection")
+        rest["image_projection"] = images["head.proj.weight"].T
     else:
-        if type(visual) is not open_clip.transformer.VisionTransformer or visual.attn_pool is not None:
-            what = "pools by attention" if hasattr(visual, "attn_pool") else f"is a {type(visual).__name__}"
-            _refuse(spec, f"its image tower {what}; expected a vision transformer with a class token")
-        if visual.pool_type != "tok":
-            _refuse(spec, f"its image tower pools by {visual.pool_type!r}; expected 'tok', the class token")
+        if type(visual) is not open_clip.transformer.VisionTransformer or visual.pool_type != "tok":
+            _refuse(
+                spec, "its image tower has no class token at its end; expected a vision transformer with one"
+            )
         rest["image_projection"] = images.pop("proj")
         state = _renamed(images)
-        state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"][None]
-        tower = _tower(spec, state, colours, *_of_blocks(visual, spec), visual)
-    projection = [words.pop(name) for name in [*words] if name == "text_projection"]
-    rest |= {"text_projection": one for one in projection}
-    rest |= {"text_projection": words.pop(name).T for name in [*words] if name == "text_projection.weight"}
-    state = _renamed(words)
-    text = nn.ModuleList([net.transformer, net.ln_final])
-    sizes = dict(zip(("vocab_size", "context_length"), map(len, (state["token_embed.weight"], state["pos_embed"]))))
-    about = {"embed_dim": rest["image_projection"].shape[1], "interpolation": model.square.interpolation}
-    about |= {name: float(value) for name, value in rest.items() if name.startswith("logit_")}
-    return _Parts(tower, _tower(spec, state, sizes, *_of_blocks(net, spec), text), about, rest)
-
-
-def _of_blocks(net: Any, spec: str) -> tuple[int, nn.Module]:
-    """Return heads and activation of open_clip's blocks."""
-    first = net.transformer.resblocks[0]
-    if type(first).__name__ != "ResidualAttentionBlock":
-        _refuse(spec, f"its blocks are of {type(first).__name__}; expected ResidualAttentionBlock")
-    return first.attn.num_heads, first.mlp.gelu
+        state |= {"cls_token": state["cls_token"].view(1, 1, -1), "pos_embed": state["pos_embed"][None]}
+        first = visual.transformer.resblocks[0]
+        tower = _tower(spec, state, colours, first.attn, first.mlp.gelu, visual)
+    if "text_projection.weight" in words:
+        words["text_projection"] = words.pop("text_projection.weight").T
+    if "text_projection" not in words or net.text_pool_type != "argmax" or net.attn_mask is None:
+        _refuse(
+            spec, "its text tower is not OpenAI's: causal, read at the end-of-text token, with a projection"
+        )
+    rest["text_projection"] = words.pop("text_projection")
+    state, first = _renamed(words), net.transformer.resblocks[0]
+    sizes = {"vocab_size": len(state["token_embed.weight"]), "context_length": len(state["pos_embed"])}
+    parts = nn.ModuleList([net.transformer, net.ln_final])
+    fields = {"embed_dim": rest["image_projection"].shape[1], "interpolation": model.square.interpolation}
+    text = _tower(spec, state, sizes, first.attn, first.mlp.gelu, parts)
+    return [tower, text, _Source(fields | numbers, rest)]
 
 
 def _renamed(state: State) -> State:
     renamed = State()
     for name, weight in state.items():
-        for theirs, ours in zip(_OPEN_CLIP[::2], _OPEN_CLIP[1::2], strict=True):
+        for theirs, ours in zip(_RENAMED[::2], _RENAMED[1::2], strict=True):
             name = name.replace(theirs, ours)
         renamed[name] = weight
     return renamed
 
 
 def _tower(
-    spec: str, state: State, fields: dict[str, Any], heads: int, activation: nn.Module, net: nn.Module
-) -> _Tower:
+    spec: str, state: State, fields: dict[str, Any], attention: Any, activation: Any, net: nn.Module
+) -> _Source:
     """Return a tower, with the fields that its weights tell: sizes, and the ε of its layer norms."""
     hidden, dim = state["blocks.0.mlp.fc1.weight"].shape
     depth = len({match[1] for name in state if (match := re.match(r"blocks\.(\d+)\.", name))})
-    ratio = hidden / dim
-    ratio = ratio if int(dim * ratio) == hidden else math.nextafter(ratio, math.inf)
     epsilons = sorted({part.eps for part in net.modules() if isinstance(part, nn.LayerNorm)})
     if len(epsilons) != 1:
-        _refuse(spec, f"its layer norms have ε {', '.join(f'{eps:g}' for eps in epsilons)}; expected one ε for all")
+        _refuse(
+            spec,
+            f"ε of its layer norms is {', '.join(map(str, epsilons)) or 'unknown'}; expected one for all",
+        )
     x = torch.linspace(-5, 5, 101)
-    known = [name for name, kind in ACTIVATIONS.items() if torch.allclose(activation(x), kind()(x), atol=1e-6)]
+    known = [
+        name for name, kind in ACTIVATIONS.items() if torch.allclose(activation(x), kind()(x), atol=1e-6)
+    ]
     if not known:
         _refuse(spec, f"its activation is {activation}; expected {' or '.join(ACTIVATIONS)}")
-    fields = fields | {"dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": ratio}
+    # half a unit more, so that the integer part of dim · mlp_ratio is right
+    ratio = hidden / dim if hidden % dim == 0 else (hidden + 0.5) / dim
+    fields |= {"dim": dim, "depth": depth, "num_heads": attention.num_heads, "mlp_ratio": ratio}
     fields |= {"norm_eps": epsilons[0], "activation": known[0]}
     if "patch_embed.proj.weight" in state:
-        _, channels, size, width = state["patch_embed.proj.weight"].shape
-        if size != width or "pos_embed" not in state:
-            _refuse(spec, "it has no positions" if size == width else f"its patches are of {size}×{width} pixels")
-        side = round((state["pos_embed"].shape[1] - 1) ** 0.5)
-        fields |= {"image_size": side * size, "patch_size": size, "in_channels": channels}
+        if "pos_embed" not in state:
+            _refuse(spec, "it has no positions that are learned")
+        _, channels, size, _ = state["patch_embed.proj.weight"].shape
+        side = size * round((state["pos_embed"].shape[1] - 1) ** 0.5)
+        fields |= {"image_size": side, "patch_size": size, "in_channels": channels}
         fields |= {"pre_norm": "norm_pre.weight" in state}
-    return _Tower(fields, state)
+    return _Source(fields, state)
 
 
 @torch.no_grad()
-def _check_outputs(source: nn.Module, new: VisionTransformer | CLIP, spec: str) -> None:
+def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
     """Refuse a conversion with other outputs; both are run in float64, where rounding does not count."""
     one, two = (copy.deepcopy(model).cpu().double().eval() for model in (source, new))
     images = torch.rand(2, *new.image_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    calls: list[tuple[str, Any]] = [("logits", lambda model: model(images))]
+    calls: dict[str, Any] = {"logits": lambda model: model(images)}
     if isinstance(new, CLIP):
-        calls = [("embeddings of images", lambda model: model.encode_image(images, normalize=True))]
-        calls += [("embeddings of texts", lambda model: model.encode_text(_TEXTS, normalize=True))]
-    for what, call in calls:
+        calls = {
+            "embeddings of images": lambda model: model.encode_image(images, normalize=True),
+            "embeddings of texts": lambda model: model.encode_text(
+                ["a photo of a mug", "two"], normalize=True
+            ),
+        }
+    for what, call in calls.items():
         expected: Tensor = call(one)
         gap = float((call(two) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not gap <= _GAP:
-            _refuse(spec, f"its {what} would differ by {gap:.2g} of the largest: it computes something else")
+            _refuse(
+                spec, f"its {what} would differ by {gap:.2g} of the largest; a part computes something else"
+            )
 
 
-def _refuse(spec: str, part: str) -> Any:
+def _refuse(spec: str, part: str) -> NoReturn:
     raise UserError(f"{spec}: cannot be converted exactly: {part}")

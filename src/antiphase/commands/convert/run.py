@@ -12,37 +12,26 @@ from antiphase.models.convert import converted
 from antiphase.terminal import say
 
 
-def convert(
-    model: str | nn.Module,
-    to: str,
-    *,
-    out: str | Path | None = None,
-    random_weights: bool = False,
-    seed: int = 0,
-    **options: Any,
-) -> nn.Module:
+def convert(model: str | nn.Module, to: str, *, out: str | Path | None = None, **options: Any) -> nn.Module:
     """Return a model with standard attention as a differential one with the same outputs, as ``antiphase convert`` does.
 
-    ``model`` is a specification or a loaded model, ``options`` are ``ratio`` and ``towers``. With ``out`` it is written
-    as a run directory, and loaded from there. See :func:`antiphase.models.convert.converted`.
+    ``model`` is a specification or a loaded model. With ``out`` it is written as a run directory and loaded from there.
+    ``options`` are the command's; see :func:`antiphase.models.convert.converted`.
     """
+    is_name = isinstance(model, str)
+    chosen = ConvertOptions(model=model if is_name else "given", to=to, out=out or "-", **options)
     if isinstance(model, str):
-        model = load_model(model, random_weights=random_weights, seed=seed)
-    new = converted(model, to, seed=seed, **options)
+        model = load_model(model, random_weights=chosen.random_weights, seed=chosen.seed)
+    new = converted(model, to, ratio=chosen.ratio, towers=chosen.towers, seed=chosen.seed)
     if out is None:
         return new
-    chosen = Path(out)
-    with run_folder(chosen, "convert"):
-        write_model(new, chosen)
-    return load_model(str(out))
+    with run_folder(chosen.out, "convert"):
+        write_model(new, chosen.out)
+    return load_model(str(chosen.out))
 
 
 def answer(options: ConvertOptions, _: str) -> dict[str, Any]:
-    """Write the converted model and return where, what it is and from what."""
-    given = options.model_dump(exclude={"model", "to"})
-    new: Any = convert(options.model, options.to, **given)
-    say(f"{options.out}: {options.model} with {options.to} attention, the same outputs; train it with")
-    say(f"antiphase train --model {options.out} --data … --out …")
-    return {"out": str(options.out), "model": options.model, "to": options.to, "attention": new.card.attention}
-
-
+    """Write the converted model; return where it is, its λ at the start, and from what it was made."""
+    new: Any = convert(**options.model_dump())
+    say(f"{options.out}: {options.model} with {options.to} attention and the same outputs")
+    return {"out": str(options.out), "source": options.model, "to": options.to, "card": new.card.attention}
