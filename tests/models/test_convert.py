@@ -166,7 +166,7 @@ def test_a_run_is_converted_and_trained_on(run_cli, tmp_path):
         ({"reg_tokens": 2}, "reg_token"),
         ({"global_pool": "avg"}, "global_pool is 'avg'"),
         ({"fc_norm": True}, "fc_norm"),
-        ({"pos_embed": "none"}, "no positions"),
+        ({"pos_embed": "none"}, "it has no pos_embed"),
         ({"act_layer": "silu"}, "activation is SiLU"),
         ({"attn_layer": "diff"}, "blocks.0 has a DiffAttention"),
         ({"block_fn": timm.models.vision_transformer.ResPostBlock}, "blocks.0 has a ResPostBlock"),
@@ -205,7 +205,7 @@ def test_other_models_are_refused_and_nothing_is_written(run_cli, tmp_path):
     for spec, words in (
         ("specimen:diffvit-0", "attention is differential; expected standard attention"),
         ("timm:resnet10t", "ResNet cannot be converted"),
-        ("open_clip:tiny-resnet", "its image tower"),
+        ("open_clip:tiny-resnet", "CLIP with a ModifiedResNet"),
     ):
         options = [] if spec.startswith("specimen") else ["--random-weights"]
         code, _, err = run_cli("convert", spec, "--to", "v2", *options, "--out", tmp_path / "new")

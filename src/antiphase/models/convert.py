@@ -7,11 +7,12 @@ factor 1 − λ. A norm behind the heads would change the output in both cases a
 
 import copy
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.arguments import Seed, validated
 from antiphase.attention import DifferentialAttention, GateLambda, VectorLambda
@@ -23,30 +24,19 @@ from antiphase.models.clip import CLIP, ClipConfig, Towers, build_clip
 from antiphase.models.preprocessing import Normalized
 from antiphase.models.schemes.libraries import OpenClip
 from antiphase.models.trained import IN_MEMORY, SQUARE
-from antiphase.models.transformer import ACTIVATIONS
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import VARIANTS, find
 
-_SIZES = set(
-    "image_size patch_size in_channels num_classes mean std pre_norm vocab_size context_length dim depth num_heads "
-    "mlp_ratio norm_eps activation embed_dim interpolation logit_scale logit_bias".split()
-)
-# open_clip's names to ours, in this order
-_RENAMED = """
-transformer.resblocks. blocks.   .ln_1. .norm1.   .ln_2. .norm2.   .attn.in_proj_ .attn.qkv.
-.attn.out_proj. .attn.proj.   .mlp.c_fc. .mlp.fc1.   .mlp.c_proj. .mlp.fc2.   .ls_1. .ls1.   .ls_2. .ls2.
-conv1. patch_embed.proj.   ln_pre. norm_pre.   ln_post. norm.   ln_final. norm.
-class_embedding cls_token   token_embedding. token_embed.   positional_embedding pos_embed
-""".split()
-_SCALED = {"ls1": "attn.proj", "ls2": "mlp.fc2"}  # layer scales, and the layers that take them in
+_NAMES = """
+transformer.resblocks. blocks.  attn.in_proj_ attn.qkv.  attn.out_proj. attn.proj.  mlp.c_fc. mlp.fc1.
+mlp.c_proj. mlp.fc2.  ls_ ls  ln_pre. norm_pre.  ln_post. norm.  ln_final. norm.  ln_ norm  conv1. patch_embed.proj.
+class_embedding cls_token  token_embedding. token_embed.  positional_embedding pos_embed
+"""
+_RENAMED = dict(re.findall(r"(\S+) (\S+)", _NAMES))  # open_clip's to ours
+_ACTIVATIONS = {"GELU": "gelu", "QuickGELU": "quick_gelu"}
 _GAP = 1e-6  # of outputs in float64, relative to the largest: far above rounding, far below another model
 
-
-class _Source(NamedTuple):
-    """A tower with standard attention, or what a CLIP has besides: fields of a configuration, and our weights."""
-
-    fields: dict[str, Any]
-    state: State
+_Source = tuple[dict[str, Any], State]  # of a tower: fields of its configuration, and weights under our names
 
 
 @validated
@@ -67,40 +57,37 @@ def converted(
         UserError: the variant cannot give the source's outputs, or the source has a part that ours lacks.
     """
     card = getattr(model, "card", None)
-    spec = card.spec if isinstance(card, ModelCard) else type(model).__name__
+    spec = type(model).__name__ if card is None else card.spec
     settings = _settings(to, ratio)
-    vision, *others = _read(model, spec)
+    (sizes, weights), *others = _read(model, spec)
     if not others:
         if towers != "both":
             raise UserError(f"towers {towers}: {spec} has one tower; leave it out")
-        new: Any = build(as_config(VitConfig, vision.fields | settings, f"{spec}: "), seed)
-        pairs = [(new, vision.state)]
+        new: Any = build(as_config(VitConfig, sizes | settings, f"{spec}: "), seed)
+        pairs = [(new, weights)]
     else:
-        text, rest = others
-        both = {
-            name: source.fields | (settings if towers in ("both", name) else {"attention": "softmax"})
-            for name, source in (("vision", vision), ("text", text))
-        }
-        new = build_clip(as_config(ClipConfig, rest.fields | both, f"{spec}: "), seed)
-        pairs = [(new.visual, vision.state), (new.text, text.state)]
-        for name, value in rest.state.items():
+        (words, text), (fields, rest) = others
+        vision, language = (settings if towers in ("both", one) else {} for one in ("vision", "text"))
+        both = {"vision": sizes | vision, "text": words | language}
+        new = build_clip(as_config(ClipConfig, fields | both, f"{spec}: "), seed)
+        pairs = [(new.visual, weights), (new.text, text)]
+        for name, value in rest.items():
             new.get_parameter(name).data.copy_(value)
     for tower, state in pairs:
         load_into(tower, _as_differential(tower, _completed(tower, state, spec)), spec)
     _check_outputs(model, new.eval(), spec)
-    recipe: dict[str, Any] = {"kind": "clip"} if others else {}
-    recipe |= {"model": new.config.model_dump(mode="json"), "source": spec, "converted": to}
-    name, names = type(model).__name__, None
-    if isinstance(card, ModelCard):
-        name, names, square = card.name, card.class_names, square_of(model)
-        about = {"seed": card.seed, "data": (card.recipe or {}).get("data"), CLASS_NAMES: names and [*names]}
+    recipe = {"model": new.config.model_dump(mode="json"), "source": spec, "converted": to}
+    recipe |= {"kind": "clip"} if others else {}
+    if card is not None:
+        about = {"seed": card.seed, "data": (card.recipe or {}).get("data")}
+        about |= {CLASS_NAMES: card.class_names and [*card.class_names]}
         recipe |= {key: value for key, value in about.items() if value is not None}
-        if square != getattr(new, "square", Square(square.size)):
+        if (square := square_of(model)) != getattr(new, "square", Square(square.size)):
             recipe[SQUARE] = asdict(square)
             object.__setattr__(new, "square", square)
-    own = f"{IN_MEMORY}{type(new).__name__}"
-    about = (recipe.get("seed"), new.image_shape, getattr(new, "num_classes", 0), recipe, names)
-    return with_card(new, ModelCard(f"{name}-{to}", own, attention_kind(new), *about))
+    own, name = f"{IN_MEMORY}{type(new).__name__}", f"{card.name if card else spec}-{to}"
+    about = (recipe.get("seed"), new.image_shape, getattr(new, "num_classes", 0), recipe)
+    return with_card(new, ModelCard(name, own, attention_kind(new), *about, card and card.class_names))
 
 
 def _settings(to: str, ratio: int | None) -> dict[str, Any]:
@@ -111,18 +98,15 @@ def _settings(to: str, ratio: int | None) -> dict[str, Any]:
     form = find(VARIANTS, name, "variant")
     if form.heads == "halved":
         why = "makes one head of two, whose maps cannot both reach the output"
-        fix = "give diffvit, which has V1's λ and keeps all heads, or grouped, gated or v2"
-        raise UserError(f"to {to}: {why}, whatever λ is; {fix}")
+        raise UserError(f"to {to}: {why}; give diffvit, which has V1's λ and keeps all heads, or v2")
     gate = form.parameterisation == "gate"
-    if gate and (form.combined == "integral" or (form.heads == "grouped" and ratio not in (None, 1))):
+    if form.heads == "grouped" and (gate or to == "diffvit"):
+        ratio = ratio or 1
+    if gate and ratio not in (None, 1):
         why = "λ = σ(x·W) is never 0, so that each A2 has to begin as a copy of the one A1 that it serves"
         raise UserError(f"to {to} with ratio {ratio}: {why}; leave out the ratio, or give grouped")
-    if form.parameterisation not in ("gate", "vector", "scalar"):
-        raise UserError(f"to {to}: its λ ({form.parameterisation}) cannot start at 0 and be learned")
-    settings = {"attention": name, "head_norm": False, "rescale": False, "bias": True}
-    if form.heads == "grouped" and ratio is None and (gate or to == "diffvit"):
-        ratio = 1
-    return settings | ({} if gate else {"lambda_init": 0.0}) | ({} if ratio is None else {"ratio": ratio})
+    settings = {"attention": name, "parameterisation": form.parameterisation, "bias": True, "ratio": ratio}
+    return settings | {"head_norm": False, "rescale": False, "lambda_init": 0.8 if gate else 0.0}
 
 
 def _as_differential(tower: Any, state: State) -> State:
@@ -152,23 +136,15 @@ def _as_differential(tower: Any, state: State) -> State:
 
 
 def _completed(tower: nn.Module, state: State, spec: str) -> State:
-    """Return weights with zeros for biases that the source lacks and layer scales taken in; refuse other differences."""
+    """Return weights with zeros for biases that the source lacks and layer scales taken in; refuse all else."""
     state = {name: weight.detach().float().cpu() for name, weight in state.items()}
-    for name in [name for name in state if name.endswith(".gamma")]:
-        block, scale, _ = name.rsplit(".", 2)
-        for inner in (f"{block}.{_SCALED.get(scale)}.{kind}" for kind in ("weight", "bias")):
-            if inner in state:
-                state[inner] = (
-                    (state[inner].mT * state[name]).mT
-                    if state[inner].ndim > 1
-                    else state[inner] * state[name]
-                )
-        if scale in _SCALED:
-            del state[name]
+    for name in [name for name in state if name.endswith((".ls1.gamma", ".ls2.gamma"))]:
+        gamma, layer = state.pop(name), name.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")
+        for one in {f"{layer}.weight", f"{layer}.bias"} & state.keys():
+            state[one] = (state[one].t() * gamma).t()
     needed = [name for name in tower.state_dict() if ".lam." not in name]
     for name in needed:
-        weight = state.get(f"{name.removesuffix('bias')}weight")
-        if name.endswith(".bias") and weight is not None:
+        if (weight := state.get(f"{name.removesuffix('bias')}weight")) is not None and name.endswith(".bias"):
             state.setdefault(name, torch.zeros(len(weight)))
     if more := sorted(state.keys() - needed):
         _refuse(spec, f"{more[0]} has no place in antiphase's transformer")
@@ -177,38 +153,29 @@ def _completed(tower: nn.Module, state: State, spec: str) -> State:
     return state
 
 
-def _read(model: nn.Module, spec: str) -> list[_Source]:
+def _read(model: Any, spec: str) -> list[_Source]:
     """Return the tower of a model of a known kind; for a CLIP its image tower, its text tower and the rest."""
-    if isinstance(model, CLIP):
-        rest = {name: value for name, value in model.named_parameters() if "." not in name}
-        towers = [_ours(model.visual, model.config and model.config.vision, spec)]
-        towers += [_ours(model.text, model.config and model.config.text, spec)]
-        assert model.config is not None
-        return [*towers, _Source(model.config.model_dump(include=_SIZES), rest)]
-    if isinstance(model, VisionTransformer):
-        return [_ours(model, model.config, spec)]
     if isinstance(model, OpenClip):
         return _open_clip(model, spec)
-    if isinstance(model, Normalized):
-        if model.normalize.bgr:
-            _refuse(spec, "it takes the channels in reverse order")
-        return [_timm(model.model, spec, _colours(model.normalize))]
-    channels = getattr(model, "in_chans", 3)
-    return [_timm(model, spec, {"mean": (0.0,) * channels, "std": (1.0,) * channels})]
+    if not isinstance(model, VisionTransformer | CLIP):
+        return [
+            _timm(*((model.model, model.normalize) if isinstance(model, Normalized) else (model, None)), spec)
+        ]
+    config: Any = model.config
+    if config is None:
+        _refuse(spec, "its attention is its own; expected that of a configuration")
+    pairs = [(model, config)]
+    if isinstance(model, CLIP):
+        pairs = [(model.visual, config.vision), (model.text, config.text)]
+    for _, one in pairs:
+        if one.attention != "softmax":
+            _refuse(spec, f"its attention is {one.attention}; expected standard attention")
+    rest = {name: value for name, value in model.named_parameters() if "." not in name}
+    both = [(one.model_dump(), tower.state_dict()) for tower, one in pairs]
+    return both if len(both) == 1 else [*both, (config.model_dump(exclude={"vision", "text"}), rest)]
 
 
-def _colours(normalize: Any) -> dict[str, Any]:
-    return {name: tuple(getattr(normalize, name).flatten().tolist()) for name in ("mean", "std")}
-
-
-def _ours(tower: nn.Module, config: Any, spec: str) -> _Source:
-    if config is None or config.attention != "softmax":
-        kind = "of its own" if config is None else config.attention
-        _refuse(spec, f"its attention is {kind}; expected standard attention")
-    return _Source(config.model_dump(include=_SIZES), tower.state_dict())
-
-
-def _timm(net: Any, spec: str, colours: dict[str, Any]) -> _Source:
+def _timm(net: Any, normalize: Any, spec: str) -> _Source:
     """Return timm's vision transformer; its names are ours."""
     from timm.models.vision_transformer import Attention, Block
     from timm.models.vision_transformer import VisionTransformer as TimmTransformer
@@ -222,116 +189,83 @@ def _timm(net: Any, spec: str, colours: dict[str, Any]) -> _Source:
         for part, kind in ((block, Block), (getattr(block, "attn", None), Attention)):
             if type(part) is not kind:
                 _refuse(spec, f"blocks.{index} has a {type(part).__name__}; expected timm's {kind.__name__}")
-    state = net.state_dict()
+    state, first = net.state_dict(), net.blocks[0]
     if net.no_embed_class and "pos_embed" in state:
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, 1, 0))
-    first = net.blocks[0]
-    return _tower(spec, state, colours | {"num_classes": net.num_classes}, first.attn, first.mlp.act, net)
+    fields = _sizes(state, first.attn, first.mlp.act, net, spec) | {"num_classes": net.num_classes}
+    return fields | _pixels(state, net.patch_embed.img_size, normalize), state
 
 
 def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
-    """Return open_clip's CLIP, whose image tower is its own vision transformer or one of timm."""
-    import open_clip
+    """Return open_clip's CLIP with its own vision transformer."""
+    from open_clip import CLIP as OpenClipModel
+    from open_clip.transformer import VisionTransformer as OpenClipTower
 
     net: Any = model.model
-    visual, colours = net.visual, _colours(model.normalize) | {"num_classes": 0}
-    if type(net) is not open_clip.CLIP:
-        _refuse(spec, f"it is a {type(net).__name__}; expected open_clip's CLIP, with its own text tower")
-    images, words = visual.state_dict(), net.state_dict()
-    words = {name: x for name, x in words.items() if not name.startswith("visual.")}
-    rest = {name: words.pop(name).reshape(()) for name in ("logit_scale", "logit_bias") if name in words}
-    numbers = {name: float(value) for name, value in rest.items()}
-    if hasattr(visual, "trunk"):
-        tower = _timm(visual.trunk, spec, colours)
-        if head := {name for name in images if not name.startswith("trunk.")} - {"head.proj.weight"}:
-            _refuse(spec, f"its image tower has {min(head)}; expected a linear projection")
-        rest["image_projection"] = images["head.proj.weight"].T
-    else:
-        if type(visual) is not open_clip.transformer.VisionTransformer or visual.pool_type != "tok":
-            _refuse(
-                spec, "its image tower has no class token at its end; expected a vision transformer with one"
-            )
-        rest["image_projection"] = images.pop("proj")
-        state = _renamed(images)
-        state |= {"cls_token": state["cls_token"].view(1, 1, -1), "pos_embed": state["pos_embed"][None]}
-        first = visual.transformer.resblocks[0]
-        tower = _tower(spec, state, colours, first.attn, first.mlp.gelu, visual)
-    if "text_projection.weight" in words:
-        words["text_projection"] = words.pop("text_projection.weight").T
-    if "text_projection" not in words or net.text_pool_type != "argmax" or net.attn_mask is None:
-        _refuse(
-            spec, "its text tower is not OpenAI's: causal, read at the end-of-text token, with a projection"
-        )
-    rest["text_projection"] = words.pop("text_projection")
-    state, first = _renamed(words), net.transformer.resblocks[0]
-    sizes = {"vocab_size": len(state["token_embed.weight"]), "context_length": len(state["pos_embed"])}
-    parts = nn.ModuleList([net.transformer, net.ln_final])
+    if (kinds := (type(net), type(net.visual))) != (OpenClipModel, OpenClipTower):
+        words = " with a ".join(kind.__name__ for kind in kinds)
+        _refuse(spec, f"it is a {words}; expected open_clip's CLIP with its own VisionTransformer")
+    if (pools := (net.visual.pool_type, net.text_pool_type)) != ("tok", "argmax"):
+        _refuse(spec, f"its towers pool by {' and '.join(pools)}; expected tok and argmax")
+    pattern = "|".join(map(re.escape, _RENAMED))
+    state = {
+        re.sub(pattern, lambda found: _RENAMED[found[0]], name): x for name, x in net.state_dict().items()
+    }
+    if "text_projection.weight" in state:
+        state["text_projection"] = state.pop("text_projection.weight").T
+    rest = {"image_projection": state.pop("visual.proj"), "text_projection": state.pop("text_projection")}
+    scale = {name: state.pop(name).reshape(()) for name in ("logit_scale", "logit_bias") if name in state}
     fields = {"embed_dim": rest["image_projection"].shape[1], "interpolation": model.square.interpolation}
-    text = _tower(spec, state, sizes, first.attn, first.mlp.gelu, parts)
-    return [tower, text, _Source(fields | numbers, rest)]
+    images = {name.removeprefix("visual."): x for name, x in state.items() if name.startswith("visual.")}
+    images |= {"cls_token": images["cls_token"].view(1, 1, -1), "pos_embed": images["pos_embed"][None]}
+    words = {name: x for name, x in state.items() if not name.startswith("visual.")}
+    towers = []
+    for one, part in ((images, net.visual.transformer), (words, net.transformer)):
+        towers.append(_sizes(one, part.resblocks[0].attn, part.resblocks[0].mlp.gelu, part, spec))
+    towers[0] |= _pixels(images, net.visual.image_size, model.normalize) | {"num_classes": 0}
+    towers[1] |= {"vocab_size": len(words["token_embed.weight"]), "context_length": len(words["pos_embed"])}
+    fields |= {name: float(value) for name, value in scale.items()}
+    return [(towers[0], images), (towers[1], words), (fields, rest | scale)]
 
 
-def _renamed(state: State) -> State:
-    renamed = State()
-    for name, weight in state.items():
-        for theirs, ours in zip(_RENAMED[::2], _RENAMED[1::2], strict=True):
-            name = name.replace(theirs, ours)
-        renamed[name] = weight
-    return renamed
-
-
-def _tower(
-    spec: str, state: State, fields: dict[str, Any], attention: Any, activation: Any, net: nn.Module
-) -> _Source:
-    """Return a tower, with the fields that its weights tell: sizes, and the ε of its layer norms."""
+def _sizes(state: State, attention: Any, activation: Any, net: nn.Module, spec: str) -> dict[str, Any]:
+    """Return the fields of a tower that its weights and modules tell."""
+    kind = _ACTIVATIONS.get(type(activation).__name__)
+    if kind is None:
+        _refuse(spec, f"its activation is {activation}; expected {' or '.join(_ACTIVATIONS)}")
     hidden, dim = state["blocks.0.mlp.fc1.weight"].shape
-    depth = len({match[1] for name in state if (match := re.match(r"blocks\.(\d+)\.", name))})
-    epsilons = sorted({part.eps for part in net.modules() if isinstance(part, nn.LayerNorm)})
-    if len(epsilons) != 1:
-        _refuse(
-            spec,
-            f"ε of its layer norms is {', '.join(map(str, epsilons)) or 'unknown'}; expected one for all",
-        )
-    x = torch.linspace(-5, 5, 101)
-    known = [
-        name for name, kind in ACTIVATIONS.items() if torch.allclose(activation(x), kind()(x), atol=1e-6)
-    ]
-    if not known:
-        _refuse(spec, f"its activation is {activation}; expected {' or '.join(ACTIVATIONS)}")
+    fields = {"attention": "softmax", "dim": dim, "num_heads": attention.num_heads, "activation": kind}
     # half a unit more, so that the integer part of dim · mlp_ratio is right
-    ratio = hidden / dim if hidden % dim == 0 else (hidden + 0.5) / dim
-    fields |= {"dim": dim, "depth": depth, "num_heads": attention.num_heads, "mlp_ratio": ratio}
-    fields |= {"norm_eps": epsilons[0], "activation": known[0]}
-    if "patch_embed.proj.weight" in state:
-        if "pos_embed" not in state:
-            _refuse(spec, "it has no positions that are learned")
-        _, channels, size, _ = state["patch_embed.proj.weight"].shape
-        side = size * round((state["pos_embed"].shape[1] - 1) ** 0.5)
-        fields |= {"image_size": side, "patch_size": size, "in_channels": channels}
-        fields |= {"pre_norm": "norm_pre.weight" in state}
-    return _Source(fields, state)
+    fields["mlp_ratio"] = hidden / dim if hidden % dim == 0 else (hidden + 0.5) / dim
+    fields["depth"] = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    fields["norm_eps"] = next((part.eps for part in net.modules() if isinstance(part, nn.LayerNorm)), 1e-6)
+    return fields
+
+
+def _pixels(state: State, size: Sequence[int], normalize: Any) -> dict[str, Any]:
+    """Return the fields of an image tower; without a normalisation it takes images as they are."""
+    _, channels, patch, _ = state["patch_embed.proj.weight"].shape
+    colours = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    if normalize is not None:
+        colours = {name: tuple(getattr(normalize, name).flatten().tolist()) for name in colours}
+    sizes = {"image_size": size[0], "patch_size": patch, "in_channels": channels}
+    return sizes | colours | {"pre_norm": "norm_pre.weight" in state}
 
 
 @torch.no_grad()
 def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
     """Refuse a conversion with other outputs; both are run in float64, where rounding does not count."""
-    one, two = (copy.deepcopy(model).cpu().double().eval() for model in (source, new))
+    models = [copy.deepcopy(model).cpu().double().eval() for model in (source, new)]
     images = torch.rand(2, *new.image_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    calls: dict[str, Any] = {"logits": lambda model: model(images)}
+    calls: dict[str, Any] = {"logits": lambda one: one(images)}
     if isinstance(new, CLIP):
-        calls = {
-            "embeddings of images": lambda model: model.encode_image(images, normalize=True),
-            "embeddings of texts": lambda model: model.encode_text(
-                ["a photo of a mug", "two"], normalize=True
-            ),
-        }
+        calls = {"images' embeddings": lambda one: one.encode_image(images, normalize=True)}
+        calls |= {"texts' embeddings": lambda one: one.encode_text(["a mug", "two"], normalize=True)}
     for what, call in calls.items():
-        expected: Tensor = call(one)
-        gap = float((call(two) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        expected, found = map(call, models)
+        gap = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not gap <= _GAP:
-            _refuse(
-                spec, f"its {what} would differ by {gap:.2g} of the largest; a part computes something else"
-            )
+            _refuse(spec, f"its {what} would differ by {gap:.2g} of the largest; a part does something else")
 
 
 def _refuse(spec: str, part: str) -> NoReturn:

@@ -225,8 +225,8 @@ def build_vision(config: VitConfig) -> VisionTransformer:
     """Build the model with whatever weights construction draws."""
     patches = (config.image_size // config.patch_size) ** 2
     check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
-    sizes = {"image_size", *_SIZES, "mlp_ratio", "norm_eps", "mean", "std"}
-    sizes = sizes - {"num_heads"} | {"activation", "pre_norm"}
+    sizes = {"image_size", *_SIZES, "mlp_ratio", "norm_eps", "mean", "std", "activation", "pre_norm"}
+    sizes.remove("num_heads")
     try:
         return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes))
     except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's

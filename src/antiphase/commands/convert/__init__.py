@@ -1,12 +1,19 @@
 """``antiphase convert``: a model with standard attention as a differential one with the same outputs."""
 
-from typing import Annotated, Literal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from antiphase.commands.command import Command
 from antiphase.commands.options import Directory, OneModel, Options, RandomWeights, Seed, Typed
+from antiphase.commands.run_folder import run_folder
 from antiphase.registry import VARIANTS
+from antiphase.terminal import say
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class ConvertOptions(Options):
@@ -39,4 +46,34 @@ class ConvertOptions(Options):
     seed: Seed = 0
 
 
-COMMAND = Command("convert", ConvertOptions, "antiphase.commands.convert.run:answer")
+def convert(
+    model: "str | nn.Module", to: str, *, out: str | Path | None = None, **options: Any
+) -> "nn.Module":
+    """Return a model with standard attention as a differential one with the same outputs.
+
+    ``model`` is a specification or a loaded model. With ``out`` it is written as a run directory and loaded from there.
+    ``options`` are the command's; see :func:`antiphase.models.convert.converted`.
+    """
+    from antiphase.models import load_model, write_model
+    from antiphase.models.convert import converted
+
+    named = isinstance(model, str)
+    chosen = ConvertOptions(model=model if named else "given", to=to, out=out or ".", **options)
+    with run_folder(chosen.out, "convert") if out is not None else nullcontext():
+        if named:
+            model = load_model(model, random_weights=chosen.random_weights, seed=chosen.seed)
+        new = converted(model, to, ratio=chosen.ratio, towers=chosen.towers, seed=chosen.seed)
+        if out is None:
+            return new
+        write_model(new, chosen.out)
+    return load_model(str(chosen.out))
+
+
+def answer(options: ConvertOptions, _: str) -> dict[str, Any]:
+    """Write the converted model; return where it is and from what it was made."""
+    convert(**options.model_dump())
+    say(f"{options.out}: {options.model} with {options.to} attention and the same outputs")
+    return options.record()
+
+
+COMMAND = Command("convert", ConvertOptions, answer)
