@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -47,14 +48,12 @@ def converted(
 
     Args:
         model: of :func:`~antiphase.models.load_model`: a vision transformer or CLIP of ours, timm's or open_clip's.
-        to: ``"diffvit"`` (V1's λ and a second map with keys of its own for each of the source's heads), ``"v2"``,
-            ``"grouped"`` or ``"gated"``.
+        to: ``"diffvit"`` (V1's λ and a second map, with keys of its own, for each head), or a variant.
         ratio: for ``"diffvit"`` and ``"grouped"``: heads that share one A2.
         towers: of a CLIP, which get differential attention.
         seed: of λ's vectors.
 
-    Raises:
-        UserError: the variant cannot give the source's outputs, or the source has a part that ours lacks.
+    A UserError refuses a variant that cannot give the source's outputs, and names a part that our transformer lacks.
     """
     card = getattr(model, "card", None)
     spec = type(model).__name__ if card is None else card.spec
@@ -78,16 +77,17 @@ def converted(
     _check_outputs(model, new.eval(), spec)
     recipe = {"model": new.config.model_dump(mode="json"), "source": spec, "converted": to}
     recipe |= {"kind": "clip"} if others else {}
+    about: dict[str, Any] = {"name": f"{spec}-{to}"}
     if card is not None:
-        about = {"seed": card.seed, "data": (card.recipe or {}).get("data")}
-        about |= {CLASS_NAMES: card.class_names and [*card.class_names]}
-        recipe |= {key: value for key, value in about.items() if value is not None}
+        about = {"name": f"{card.name}-{to}", "seed": card.seed, "class_names": card.class_names}
+        recipe |= {"seed": card.seed, CLASS_NAMES: card.class_names and [*card.class_names]}
+        recipe |= {"data": (card.recipe or {}).get("data")}
         if (square := square_of(model)) != getattr(new, "square", Square(square.size)):
             recipe[SQUARE] = asdict(square)
             object.__setattr__(new, "square", square)
-    own, name = f"{IN_MEMORY}{type(new).__name__}", f"{card.name if card else spec}-{to}"
-    about = (recipe.get("seed"), new.image_shape, getattr(new, "num_classes", 0), recipe)
-    return with_card(new, ModelCard(name, own, attention_kind(new), *about, card and card.class_names))
+    about |= {"recipe": recipe, "num_classes": getattr(new, "num_classes", 0), "image_shape": new.image_shape}
+    own = f"{IN_MEMORY}{type(new).__name__}"
+    return with_card(new, ModelCard(spec=own, attention=attention_kind(new), **{"seed": None} | about))
 
 
 def _settings(to: str, ratio: int | None) -> dict[str, Any]:
@@ -106,7 +106,8 @@ def _settings(to: str, ratio: int | None) -> dict[str, Any]:
         why = "λ = σ(x·W) is never 0, so that each A2 has to begin as a copy of the one A1 that it serves"
         raise UserError(f"to {to} with ratio {ratio}: {why}; leave out the ratio, or give grouped")
     settings = {"attention": name, "parameterisation": form.parameterisation, "bias": True, "ratio": ratio}
-    return settings | {"head_norm": False, "rescale": False, "lambda_init": 0.8 if gate else 0.0}
+    settings |= {"lambda_init": 0.8 if gate else 0.0, "lambda_schedule": "constant"}
+    return settings | {"head_norm": False, "rescale": False}
 
 
 def _as_differential(tower: Any, state: State) -> State:
@@ -158,9 +159,7 @@ def _read(model: Any, spec: str) -> list[_Source]:
     if isinstance(model, OpenClip):
         return _open_clip(model, spec)
     if not isinstance(model, VisionTransformer | CLIP):
-        return [
-            _timm(*((model.model, model.normalize) if isinstance(model, Normalized) else (model, None)), spec)
-        ]
+        return [_timm(model, spec)]
     config: Any = model.config
     if config is None:
         _refuse(spec, "its attention is its own; expected that of a configuration")
@@ -175,18 +174,23 @@ def _read(model: Any, spec: str) -> list[_Source]:
     return both if len(both) == 1 else [*both, (config.model_dump(exclude={"vision", "text"}), rest)]
 
 
-def _timm(net: Any, normalize: Any, spec: str) -> _Source:
+def _timm(model: Any, spec: str) -> _Source:
     """Return timm's vision transformer; its names are ours."""
-    from timm.models.vision_transformer import Attention, Block
-    from timm.models.vision_transformer import VisionTransformer as TimmTransformer
+    from timm.models import vision_transformer as timm
 
-    if type(net) is not TimmTransformer:
+    net, normalize = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
+    if type(net) is not timm.VisionTransformer:
         kinds = "expected a vision transformer of antiphase or timm, or a CLIP of antiphase or open_clip"
         raise UserError(f"{spec}: {type(net).__name__} cannot be converted; {kinds}")
     if net.global_pool != "token":
         _refuse(spec, f"its global_pool is {net.global_pool!r}; expected 'token', the class token")
     for index, block in enumerate(net.blocks):
-        for part, kind in ((block, Block), (getattr(block, "attn", None), Attention)):
+        parts = {
+            timm.Block: block,
+            timm.Attention: getattr(block, "attn", None),
+            timm.Mlp: getattr(block, "mlp", None),
+        }
+        for kind, part in parts.items():
             if type(part) is not kind:
                 _refuse(spec, f"blocks.{index} has a {type(part).__name__}; expected timm's {kind.__name__}")
     state, first = net.state_dict(), net.blocks[0]
@@ -198,21 +202,20 @@ def _timm(net: Any, normalize: Any, spec: str) -> _Source:
 
 def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
     """Return open_clip's CLIP with its own vision transformer."""
-    from open_clip import CLIP as OpenClipModel
-    from open_clip.transformer import VisionTransformer as OpenClipTower
+    import open_clip
 
     net: Any = model.model
-    if (kinds := (type(net), type(net.visual))) != (OpenClipModel, OpenClipTower):
+    if (kinds := (type(net), type(net.visual))) != (open_clip.CLIP, open_clip.transformer.VisionTransformer):
         words = " with a ".join(kind.__name__ for kind in kinds)
         _refuse(spec, f"it is a {words}; expected open_clip's CLIP with its own VisionTransformer")
     if (pools := (net.visual.pool_type, net.text_pool_type)) != ("tok", "argmax"):
         _refuse(spec, f"its towers pool by {' and '.join(pools)}; expected tok and argmax")
-    pattern = "|".join(map(re.escape, _RENAMED))
-    state = {
-        re.sub(pattern, lambda found: _RENAMED[found[0]], name): x for name, x in net.state_dict().items()
-    }
+    ours = partial(re.sub, "|".join(map(re.escape, _RENAMED)), lambda found: _RENAMED[found[0]])
+    state = {ours(name): x for name, x in net.state_dict().items()}
     if "text_projection.weight" in state:
         state["text_projection"] = state.pop("text_projection.weight").T
+    if "text_projection" not in state:
+        _refuse(spec, "it has no text_projection")
     rest = {"image_projection": state.pop("visual.proj"), "text_projection": state.pop("text_projection")}
     scale = {name: state.pop(name).reshape(()) for name in ("logit_scale", "logit_bias") if name in state}
     fields = {"embed_dim": rest["image_projection"].shape[1], "interpolation": model.square.interpolation}

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -11,9 +11,6 @@ from antiphase.commands.options import Directory, OneModel, Options, RandomWeigh
 from antiphase.commands.run_folder import run_folder
 from antiphase.registry import VARIANTS
 from antiphase.terminal import say
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class ConvertOptions(Options):
@@ -46,13 +43,11 @@ class ConvertOptions(Options):
     seed: Seed = 0
 
 
-def convert(
-    model: "str | nn.Module", to: str, *, out: str | Path | None = None, **options: Any
-) -> "nn.Module":
+def convert(model: Any, to: str, *, out: str | Path | None = None, **options: Any) -> Any:
     """Return a model with standard attention as a differential one with the same outputs.
 
-    ``model`` is a specification or a loaded model. With ``out`` it is written as a run directory and loaded from there.
-    ``options`` are the command's; see :func:`antiphase.models.convert.converted`.
+    ``model`` is a specification or a loaded model, ``options`` are the command's. With ``out`` the new model is written
+    as a run directory and loaded from there. See :func:`antiphase.models.convert.converted`.
     """
     from antiphase.models import load_model, write_model
     from antiphase.models.convert import converted
