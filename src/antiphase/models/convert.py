@@ -7,7 +7,6 @@ factor 1 − λ. A norm behind the heads would change the output in both cases a
 
 import copy
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
@@ -55,46 +54,46 @@ def converted(
 
     A UserError refuses a variant that cannot give the source's outputs, and names a part that our transformer lacks.
     """
-    card = getattr(model, "card", None)
-    spec = type(model).__name__ if card is None else card.spec
-    settings = _settings(to, ratio)
-    (sizes, weights), *others = _read(model, spec)
-    if not others:
+    card = getattr(model, "card", None) or ModelCard(type(model).__name__, "", "none", None, (0, 0, 0), 0)
+    spec = card.spec or card.name
+    settings, sources = _settings(to, ratio), _read(model, spec)
+    chosen = [settings if towers in ("both", name) else {} for name in ("vision", "text")]
+    fields = [one | other for (one, _), other in zip(sources, chosen, strict=False)]
+    if len(sources) == 1:
         if towers != "both":
             raise UserError(f"towers {towers}: {spec} has one tower; leave it out")
-        new: Any = build(as_config(VitConfig, sizes | settings, f"{spec}: "), seed)
-        pairs = [(new, weights)]
+        new: Any = build(as_config(VitConfig, fields[0], f"{spec}: "), seed)
+        parts = [new]
     else:
-        (words, text), (fields, rest) = others
-        vision, language = (settings if towers in ("both", one) else {} for one in ("vision", "text"))
-        both = {"vision": sizes | vision, "text": words | language}
-        new = build_clip(as_config(ClipConfig, fields | both, f"{spec}: "), seed)
-        pairs = [(new.visual, weights), (new.text, text)]
-        for name, value in rest.items():
+        rest = sources[2][0] | {"vision": fields[0], "text": fields[1]}
+        new = build_clip(as_config(ClipConfig, rest, f"{spec}: "), seed)
+        parts = [new.visual, new.text]
+        for name, value in sources[2][1].items():
             new.get_parameter(name).data.copy_(value)
-    for tower, state in pairs:
+    for tower, (_, state) in zip(parts, sources, strict=False):
         load_into(tower, _as_differential(tower, _completed(tower, state, spec)), spec)
     _check_outputs(model, new.eval(), spec)
-    recipe = {"model": new.config.model_dump(mode="json"), "source": spec, "converted": to}
-    recipe |= {"kind": "clip"} if others else {}
-    about: dict[str, Any] = {"name": f"{spec}-{to}"}
-    if card is not None:
-        about = {"name": f"{card.name}-{to}", "seed": card.seed, "class_names": card.class_names}
-        recipe |= {"seed": card.seed, CLASS_NAMES: card.class_names and [*card.class_names]}
-        recipe |= {"data": (card.recipe or {}).get("data")}
-        if (square := square_of(model)) != getattr(new, "square", Square(square.size)):
-            recipe[SQUARE] = asdict(square)
-            object.__setattr__(new, "square", square)
-    about |= {"recipe": recipe, "num_classes": getattr(new, "num_classes", 0), "image_shape": new.image_shape}
-    own = f"{IN_MEMORY}{type(new).__name__}"
-    return with_card(new, ModelCard(spec=own, attention=attention_kind(new), **{"seed": None} | about))
+    names = card.class_names and [*card.class_names]
+    recipe = {
+        "model": new.config.model_dump(mode="json"),
+        "source": spec,
+        "converted": to,
+        CLASS_NAMES: names,
+    }
+    recipe |= {"seed": card.seed, "data": (card.recipe or {}).get("data")}
+    recipe |= {"kind": "clip"} if isinstance(new, CLIP) else {}
+    square = square_of(model) if hasattr(model, "card") else Square(new.image_shape[1])
+    if square != getattr(new, "square", Square(square.size)):
+        recipe[SQUARE] = asdict(square)
+        object.__setattr__(new, "square", square)
+    about = (card.seed, new.image_shape, getattr(new, "num_classes", 0), recipe, card.class_names)
+    spec = f"{IN_MEMORY}{type(new).__name__}"
+    return with_card(new, ModelCard(f"{card.name}-{to}", spec, attention_kind(new), *about))
 
 
 def _settings(to: str, ratio: int | None) -> dict[str, Any]:
     """Return what a configuration says of the attention; refuse a variant that cannot give the source's outputs."""
     name = "grouped" if to == "diffvit" else to
-    if name not in VARIANTS:
-        raise UserError(f"to {to!r}: expected one of diffvit, {', '.join(VARIANTS)}")
     form = find(VARIANTS, name, "variant")
     if form.heads == "halved":
         why = "makes one head of two, whose maps cannot both reach the output"
@@ -119,15 +118,13 @@ def _as_differential(tower: Any, state: State) -> State:
         if not isinstance(attention, DifferentialAttention):
             continue
         layout = attention.layout
-        served = slice(None, None, layout.signal // layout.noise)  # the first of the heads that share an A2
-        for kind in ("weight", "bias"):
-            parts = state[f"{place}qkv.{kind}"].chunk(3)
-            q, k, v = (part.unflatten(0, (layout.signal, layout.width)) for part in parts)
-            if layout.shared:
-                q = q.repeat_interleave(2, 0)
-            else:
-                q, k = torch.cat([q, q[served]]), torch.cat([k, k[served]])
-            state[f"{place}qkv.{kind}"] = torch.cat([q, k, v]).flatten(0, 1)
+        q, k, v = torch.arange(3 * layout.signal * layout.width).view(3, layout.signal, layout.width)
+        if layout.shared:
+            q = q.repeat_interleave(2, 0)
+        else:  # each A2 is that of the first of the heads that share it
+            q, k = (torch.cat([x, x[:: layout.signal // layout.noise]]) for x in (q, k))
+        rows = torch.cat([q, k, v]).flatten()
+        state |= {name: state[name][rows] for name in (f"{place}qkv.weight", f"{place}qkv.bias")}
         if isinstance(attention.lam, GateLambda):  # λ = ½
             state[f"{place}lam.gate.weight"] = torch.zeros_like(own[f"{place}lam.gate.weight"])
             state[f"{place}proj.weight"] = 2 * state[f"{place}proj.weight"]
@@ -149,7 +146,7 @@ def _completed(tower: nn.Module, state: State, spec: str) -> State:
             state.setdefault(name, torch.zeros(len(weight)))
     if more := sorted(state.keys() - needed):
         _refuse(spec, f"{more[0]} has no place in antiphase's transformer")
-    if lacking := [name for name in needed if name not in state]:
+    if lacking := sorted({*needed} - state.keys()):
         _refuse(spec, f"it has no {lacking[0]}")
     return state
 
@@ -193,11 +190,11 @@ def _timm(model: Any, spec: str) -> _Source:
         for kind, part in parts.items():
             if type(part) is not kind:
                 _refuse(spec, f"blocks.{index} has a {type(part).__name__}; expected timm's {kind.__name__}")
-    state, first = net.state_dict(), net.blocks[0]
+    state = net.state_dict()
     if net.no_embed_class and "pos_embed" in state:
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, 1, 0))
-    fields = _sizes(state, first.attn, first.mlp.act, net, spec) | {"num_classes": net.num_classes}
-    return fields | _pixels(state, net.patch_embed.img_size, normalize), state
+    fields = _fields(spec, state, net, net.blocks[0], (normalize, net.patch_embed.img_size))
+    return fields | {"num_classes": net.num_classes}, state
 
 
 def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
@@ -222,37 +219,35 @@ def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
     images = {name.removeprefix("visual."): x for name, x in state.items() if name.startswith("visual.")}
     images |= {"cls_token": images["cls_token"].view(1, 1, -1), "pos_embed": images["pos_embed"][None]}
     words = {name: x for name, x in state.items() if not name.startswith("visual.")}
-    towers = []
-    for one, part in ((images, net.visual.transformer), (words, net.transformer)):
-        towers.append(_sizes(one, part.resblocks[0].attn, part.resblocks[0].mlp.gelu, part, spec))
-    towers[0] |= _pixels(images, net.visual.image_size, model.normalize) | {"num_classes": 0}
-    towers[1] |= {"vocab_size": len(words["token_embed.weight"]), "context_length": len(words["pos_embed"])}
+    visual, sizes = net.visual, {"vocab_size": net.vocab_size, "context_length": net.context_length}
+    image = _fields(
+        spec, images, visual, visual.transformer.resblocks[0], (model.normalize, visual.image_size)
+    )
+    text = _fields(spec, words, net.transformer, net.transformer.resblocks[0]) | sizes
     fields |= {name: float(value) for name, value in scale.items()}
-    return [(towers[0], images), (towers[1], words), (fields, rest | scale)]
+    return [(image | {"num_classes": 0}, images), (text, words), (fields, rest | scale)]
 
 
-def _sizes(state: State, attention: Any, activation: Any, net: nn.Module, spec: str) -> dict[str, Any]:
-    """Return the fields of a tower that its weights and modules tell."""
-    kind = _ACTIVATIONS.get(type(activation).__name__)
-    if kind is None:
+def _fields(spec: str, state: State, net: Any, first: Any, pixels: Any = None) -> dict[str, Any]:
+    """Return the fields of a tower that its weights and first block tell, and normalisation and size of its images."""
+    activation = getattr(first.mlp, "act", None) or first.mlp.gelu
+    if (kind := _ACTIVATIONS.get(type(activation).__name__)) is None:
         _refuse(spec, f"its activation is {activation}; expected {' or '.join(_ACTIVATIONS)}")
     hidden, dim = state["blocks.0.mlp.fc1.weight"].shape
-    fields = {"attention": "softmax", "dim": dim, "num_heads": attention.num_heads, "activation": kind}
+    fields = {"attention": "softmax", "dim": dim, "num_heads": first.attn.num_heads, "activation": kind}
     # half a unit more, so that the integer part of dim · mlp_ratio is right
     fields["mlp_ratio"] = hidden / dim if hidden % dim == 0 else (hidden + 0.5) / dim
     fields["depth"] = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
     fields["norm_eps"] = next((part.eps for part in net.modules() if isinstance(part, nn.LayerNorm)), 1e-6)
-    return fields
-
-
-def _pixels(state: State, size: Sequence[int], normalize: Any) -> dict[str, Any]:
-    """Return the fields of an image tower; without a normalisation it takes images as they are."""
+    if pixels is None:
+        return fields
+    normalize, size = pixels
     _, channels, patch, _ = state["patch_embed.proj.weight"].shape
     colours = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
     if normalize is not None:
         colours = {name: tuple(getattr(normalize, name).flatten().tolist()) for name in colours}
     sizes = {"image_size": size[0], "patch_size": patch, "in_channels": channels}
-    return sizes | colours | {"pre_norm": "norm_pre.weight" in state}
+    return fields | colours | sizes | {"pre_norm": "norm_pre.weight" in state}
 
 
 @torch.no_grad()

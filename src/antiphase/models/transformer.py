@@ -218,18 +218,8 @@ def _lambda_init(config: TowerConfig, layer: int) -> float:
 
 
 def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Module:
-    names = (
-        "dim",
-        "num_heads",
-        "parameterisation",
-        "head_norm",
-        "rescale",
-        "bias",
-        "ratio",
-        "kv_heads",
-        "output_gate",
-    )
-    options = {name: getattr(config, name) for name in names}
+    names = "dim num_heads parameterisation head_norm rescale bias ratio kv_heads output_gate"
+    options = {name: getattr(config, name) for name in names.split()}
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 

@@ -228,8 +228,9 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
         return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
         raise UserError(f"layout {layout!r}: expected a CLIP, not {type(model).__name__}")
-    if model.config.vision.pre_norm or model.config.vision.activation != "gelu":
-        raise UserError(f"layout {layout!r}: cannot hold an image tower with a norm before it, or quick GELU")
+    kinds = model.config.vision.activation, model.config.text.activation, model.config.vision.pre_norm
+    if kinds != ("gelu", "quick_gelu", False):
+        raise UserError(f"layout {layout!r}: cannot hold activations and norm before the blocks {kinds}")
     if layout != "released":
         return write_foreign(model, directory, layout)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
