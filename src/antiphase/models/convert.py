@@ -73,14 +73,8 @@ def converted(
     for tower, (_, state) in zip(parts, sources, strict=False):
         load_into(tower, _as_differential(tower, _completed(tower, state, spec)), spec)
     _check_outputs(model, new.eval(), spec)
-    names = card.class_names and [*card.class_names]
-    recipe = {
-        "model": new.config.model_dump(mode="json"),
-        "source": spec,
-        "converted": to,
-        CLASS_NAMES: names,
-    }
-    recipe |= {"seed": card.seed, "data": (card.recipe or {}).get("data")}
+    recipe = {"model": new.config.model_dump(mode="json"), "source": spec, "converted": to, "seed": card.seed}
+    recipe |= {"data": (card.recipe or {}).get("data"), CLASS_NAMES: card.class_names and [*card.class_names]}
     recipe |= {"kind": "clip"} if isinstance(new, CLIP) else {}
     square = square_of(model) if hasattr(model, "card") else Square(new.image_shape[1])
     if square != getattr(new, "square", Square(square.size)):
@@ -144,10 +138,8 @@ def _completed(tower: nn.Module, state: State, spec: str) -> State:
     for name in needed:
         if (weight := state.get(f"{name.removesuffix('bias')}weight")) is not None and name.endswith(".bias"):
             state.setdefault(name, torch.zeros(len(weight)))
-    if more := sorted(state.keys() - needed):
-        _refuse(spec, f"{more[0]} has no place in antiphase's transformer")
-    if lacking := sorted({*needed} - state.keys()):
-        _refuse(spec, f"it has no {lacking[0]}")
+    if wrong := sorted(state.keys() ^ {*needed}):
+        _refuse(spec, f"{wrong[0]} is {'not in our' if wrong[0] in state else 'only in our'} transformer")
     return state
 
 
@@ -177,17 +169,14 @@ def _timm(model: Any, spec: str) -> _Source:
 
     net, normalize = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
     if type(net) is not timm.VisionTransformer:
-        kinds = "expected a vision transformer of antiphase or timm, or a CLIP of antiphase or open_clip"
-        raise UserError(f"{spec}: {type(net).__name__} cannot be converted; {kinds}")
+        known = "expected a vision transformer of antiphase or timm, or a CLIP of antiphase or open_clip"
+        raise UserError(f"{spec}: {type(net).__name__} cannot be converted; {known}")
     if net.global_pool != "token":
         _refuse(spec, f"its global_pool is {net.global_pool!r}; expected 'token', the class token")
+    kinds = timm.Block, timm.Attention, timm.Mlp
     for index, block in enumerate(net.blocks):
-        parts = {
-            timm.Block: block,
-            timm.Attention: getattr(block, "attn", None),
-            timm.Mlp: getattr(block, "mlp", None),
-        }
-        for kind, part in parts.items():
+        parts = block, getattr(block, "attn", None), getattr(block, "mlp", None)
+        for kind, part in zip(kinds, parts, strict=True):
             if type(part) is not kind:
                 _refuse(spec, f"blocks.{index} has a {type(part).__name__}; expected timm's {kind.__name__}")
     state = net.state_dict()
@@ -219,10 +208,9 @@ def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
     images = {name.removeprefix("visual."): x for name, x in state.items() if name.startswith("visual.")}
     images |= {"cls_token": images["cls_token"].view(1, 1, -1), "pos_embed": images["pos_embed"][None]}
     words = {name: x for name, x in state.items() if not name.startswith("visual.")}
-    visual, sizes = net.visual, {"vocab_size": net.vocab_size, "context_length": net.context_length}
-    image = _fields(
-        spec, images, visual, visual.transformer.resblocks[0], (model.normalize, visual.image_size)
-    )
+    visual, first = net.visual, net.visual.transformer.resblocks[0]
+    sizes = {"vocab_size": net.vocab_size, "context_length": net.context_length}
+    image = _fields(spec, images, visual, first, (model.normalize, visual.image_size))
     text = _fields(spec, words, net.transformer, net.transformer.resblocks[0]) | sizes
     fields |= {name: float(value) for name, value in scale.items()}
     return [(image | {"num_classes": 0}, images), (text, words), (fields, rest | scale)]
@@ -255,15 +243,14 @@ def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
     """Refuse a conversion with other outputs; both are run in float64, where rounding does not count."""
     models = [copy.deepcopy(model).cpu().double().eval() for model in (source, new)]
     images = torch.rand(2, *new.image_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    calls: dict[str, Any] = {"logits": lambda one: one(images)}
+    calls: list[Any] = [lambda one: one(images)]
     if isinstance(new, CLIP):
-        calls = {"images' embeddings": lambda one: one.encode_image(images, normalize=True)}
-        calls |= {"texts' embeddings": lambda one: one.encode_text(["a mug", "two"], normalize=True)}
-    for what, call in calls.items():
+        calls = [lambda one: one.encode_image(images), lambda one: one.encode_text(["a mug", "two"])]
+    for call in calls:
         expected, found = map(call, models)
         gap = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not gap <= _GAP:
-            _refuse(spec, f"its {what} would differ by {gap:.2g} of the largest; a part does something else")
+            _refuse(spec, f"its outputs would differ by {gap:.2g} of the largest; a part does something else")
 
 
 def _refuse(spec: str, part: str) -> NoReturn:

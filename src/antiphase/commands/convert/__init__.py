@@ -24,19 +24,15 @@ class ConvertOptions(Options):
     antiphase convert runs/vit --to diffvit --out runs/diffvit
 
     antiphase convert timm:vit_base_patch16_224.augreg2_in21k_ft_in1k --to v2 --out runs/b16-v2
-
-    antiphase convert open_clip:ViT-B-32/openai --to grouped --ratio 4 --towers vision --out runs/clip-gda
     """
 
     model: OneModel
     to: Annotated[str, Typed(choices=("diffvit", *VARIANTS))]
-    """Differential attention: diffvit keeps all heads and gives each a second map and V1's λ; v2, grouped or gated. v1
-    and dint make one head of two and are refused."""
+    """diffvit, v2, grouped or gated. diffvit gives each head a second map and V1's λ. v1 and dint are refused."""
     out: Directory
     """Directory to write."""
     ratio: int | None = Field(None, ge=1)
-    """diffvit and grouped: heads that share one subtracted map. If not given: 1 for diffvit, the largest divisor of the
-    heads up to 4 for grouped."""
+    """Heads that share one subtracted map. If not given: 1, for grouped the largest divisor of the heads up to 4."""
     towers: Literal["both", "vision", "text"] = "both"
     """Towers of a CLIP that get differential attention."""
     random_weights: RandomWeights = False
