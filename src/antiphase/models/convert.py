@@ -6,6 +6,7 @@ factor 1 − λ. A norm behind the heads would change the output in both cases a
 """
 
 import copy
+import importlib
 import re
 from dataclasses import asdict
 from functools import partial
@@ -158,15 +159,14 @@ def _read(model: Any, spec: str) -> list[_Source]:
     for _, one in pairs:
         if one.attention != "softmax":
             _refuse(spec, f"its attention is {one.attention}; expected standard attention")
-    rest = {name: value for name, value in model.named_parameters() if "." not in name}
-    both = [(one.model_dump(), tower.state_dict()) for tower, one in pairs]
+    rest: State = {name: value for name, value in model.named_parameters() if "." not in name}
+    both: list[_Source] = [(one.model_dump(), tower.state_dict()) for tower, one in pairs]
     return both if len(both) == 1 else [*both, (config.model_dump(exclude={"vision", "text"}), rest)]
 
 
 def _timm(model: Any, spec: str) -> _Source:
     """Return timm's vision transformer; its names are ours."""
-    from timm.models import vision_transformer as timm
-
+    timm: Any = importlib.import_module("timm.models.vision_transformer")  # seconds
     net, normalize = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
     if type(net) is not timm.VisionTransformer:
         known = "expected a vision transformer of antiphase or timm, or a CLIP of antiphase or open_clip"
@@ -188,7 +188,7 @@ def _timm(model: Any, spec: str) -> _Source:
 
 def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
     """Return open_clip's CLIP with its own vision transformer."""
-    import open_clip
+    import open_clip.transformer
 
     net: Any = model.model
     if (kinds := (type(net), type(net.visual))) != (open_clip.CLIP, open_clip.transformer.VisionTransformer):

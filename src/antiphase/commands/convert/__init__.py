@@ -49,7 +49,8 @@ def convert(model: Any, to: str, *, out: str | Path | None = None, **options: An
     from antiphase.models.convert import converted
 
     named = isinstance(model, str)
-    chosen = ConvertOptions(model=model if named else "given", to=to, out=out or ".", **options)
+    given: Any = {"model": model if named else "given", "to": to, "out": out or ".", **options}
+    chosen = ConvertOptions(**given)
     with run_folder(chosen.out, "convert") if out is not None else nullcontext():
         if named:
             model = load_model(model, random_weights=chosen.random_weights, seed=chosen.seed)
