@@ -168,8 +168,10 @@ def test_a_run_is_converted_and_trained_on(run_cli, tmp_path):
         ({"fc_norm": True}, "fc_norm"),
         ({"pos_embed": "none"}, "pos_embed is only in our"),
         ({"act_layer": "silu"}, "activation is SiLU"),
-        ({"attn_layer": "diff"}, "blocks.0 has a DiffAttention"),
-        ({"block_fn": timm.models.vision_transformer.ResPostBlock}, "blocks.0 has a ResPostBlock"),
+        ({"mlp_layer": timm.layers.SwiGLU}, "blocks.0.mlp is a SwiGLU"),
+        ({"embed_norm_layer": nn.LayerNorm}, "patch_embed.norm"),
+        ({"attn_layer": "diff"}, "blocks.0.attn is a DiffAttention"),
+        ({"block_fn": timm.models.vision_transformer.ResPostBlock}, "blocks.0 is a ResPostBlock"),
     ],
 )
 def test_a_part_that_our_transformer_lacks_is_named(options, part):
@@ -205,6 +207,7 @@ def test_other_models_are_refused_and_nothing_is_written(run_cli, tmp_path):
     for spec, words in (
         ("specimen:diffvit-0", "attention is differential; expected standard attention"),
         ("timm:resnet10t", "ResNet cannot be converted"),
+        ("timm:vit_tiny_r_s16_p8_224", "patch_embed is a HybridEmbed"),
         ("open_clip:tiny-resnet", "CLIP with a ModifiedResNet"),
     ):
         options = [] if spec.startswith("specimen") else ["--random-weights"]

@@ -149,7 +149,8 @@ def _read(model: Any, spec: str) -> list[_Source]:
     if isinstance(model, OpenClip):
         return _open_clip(model, spec)
     if not isinstance(model, VisionTransformer | CLIP):
-        return [_timm(model, spec)]
+        whole = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
+        return [_timm(*whole, spec)]
     config: Any = model.config
     if config is None:
         _refuse(spec, "its attention is its own; expected that of a configuration")
@@ -164,21 +165,19 @@ def _read(model: Any, spec: str) -> list[_Source]:
     return both if len(both) == 1 else [*both, (config.model_dump(exclude={"vision", "text"}), rest)]
 
 
-def _timm(model: Any, spec: str) -> _Source:
+def _timm(net: Any, normalize: Any, spec: str) -> _Source:
     """Return timm's vision transformer; its names are ours."""
     timm: Any = importlib.import_module("timm.models.vision_transformer")  # seconds
-    net, normalize = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
     if type(net) is not timm.VisionTransformer:
         known = "expected a vision transformer of antiphase or timm, or a CLIP of antiphase or open_clip"
         raise UserError(f"{spec}: {type(net).__name__} cannot be converted; {known}")
     if net.global_pool != "token":
         _refuse(spec, f"its global_pool is {net.global_pool!r}; expected 'token', the class token")
-    kinds = timm.Block, timm.Attention, timm.Mlp
-    for index, block in enumerate(net.blocks):
-        parts = block, getattr(block, "attn", None), getattr(block, "mlp", None)
-        for kind, part in zip(kinds, parts, strict=True):
-            if type(part) is not kind:
-                _refuse(spec, f"blocks.{index} has a {type(part).__name__}; expected timm's {kind.__name__}")
+    kinds = {"": timm.Block, ".attn": timm.Attention, ".mlp": timm.Mlp}
+    blocks = {f"blocks.{n}{part}": kind for n in range(len(net.blocks)) for part, kind in kinds.items()}
+    for name, kind in ({"patch_embed": timm.PatchEmbed} | blocks).items():
+        if type(part := net.get_submodule(name)) is not kind:
+            _refuse(spec, f"{name} is a {type(part).__name__}; expected timm's {kind.__name__}")
     state = net.state_dict()
     if net.no_embed_class and "pos_embed" in state:
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, 1, 0))
