@@ -14,7 +14,7 @@ from antiphase.terminal import say
 
 
 class ConvertOptions(Options):
-    """Make a differential model that starts from the outputs of one with standard attention.
+    """Make a differential model that starts from the outputs of a ViT or CLIP with standard attention.
 
     It is written as a run directory, which antiphase train --model DIR trains on. λ starts at 0 and is learned, or,
     where it is σ(x·W), at ½ with both maps equal. A part of the model that cannot be converted exactly is named.
