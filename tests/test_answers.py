@@ -32,6 +32,7 @@ TINY = {
     "--out out",
     "train-vlm": "--stage 1 --tower run --language language --data llava:said.json?images=photos --batch-size 2 "
     "--epochs 1 -q --out out",
+    "convert": "specimen:vit-0 --to v2 --out out",
     "export": "specimen:vit-0 --out out",
     "doctor": "",
     "study list": "",

@@ -16,6 +16,7 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
+    from antiphase.commands.convert import convert
     from antiphase.commands.python import (
         attack,
         audit,
@@ -54,6 +55,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "train",
     "train_vlm",
     "verify",
+    "convert",
     # models and data
     "data",
     "load_data",
@@ -76,6 +78,7 @@ _PLACES = {
     **dict.fromkeys(__all__[:10], "commands.python"),
     "compare": "commands.compare.run",
     "verify": "commands.verify.run",
+    "convert": "commands.convert",
     "load_data": "data",
     "load_model": "models",
 }

@@ -20,6 +20,7 @@ train Train a ViT, a DiffViT or any other classifier by the robustness paper's r
 train-clip Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 train-vlm Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
 study The papers' tables and figures, and studies of your own. A cell is one training or one measurement.
+convert Make a differential model that starts from the outputs of a ViT or CLIP with standard attention.
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
 compare Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
