@@ -1,7 +1,8 @@
 """The work of ``antiphase check``: build a module, find its attention, and say what is off."""
 
+import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -9,59 +10,56 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from antiphase.commands.check import CheckOptions
-from antiphase.commands.check.examination import LayerCheck, examined_layer, in_double
+from antiphase.commands.check.examination import LayerCheck, examined_layer
 from antiphase.commands.command import Answer, Refusal
 from antiphase.errors import UserError, first_line
+from antiphase.models import load_model
 from antiphase.models.schemes.python_code import built_module, split_spec
 from antiphase.models.schemes.scheme import Wanted
+from antiphase.sensitivity.attention_adapters import find_adapter, guessed
+from antiphase.sensitivity.detection import detected_layer
 from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients
-from antiphase.sensitivity.maps import record
+from antiphase.sensitivity.maps import default_call, make_call, observe, take_apart, until
 from antiphase.terminal import console, say
 
-_INDEX = ("depth", "layer_idx", "layer_index", "layer", "layer_id", "layer_number")  # of arguments
+_INDEX = ("depth", "layer_idx", "layer_index", "layer", "layer_id", "layer_number")  # arguments
 
 
 @dataclass(frozen=True)
 class ModuleCheck:
-    """What the attention of a module was found to be.
-
-    Attributes:
-        model: as it was given.
-        layers: each attention module.
-    """
+    """What was found in a module: ``layers`` has each attention in it, with its findings."""
 
     model: str
     layers: tuple[LayerCheck, ...]
 
     @property
     def off(self) -> bool:
-        """Whether something is off, or not all attention is differential."""
-        found = [finding.state for layer in self.layers for finding in layer.findings]
-        return "off" in found or any(layer.attention != "differential" for layer in self.layers)
+        """Whether something is off, or not all attention is known to be differential."""
+        states = {finding.state for layer in self.layers for finding in layer.findings}
+        return "off" in states or any(layer.attention != "differential" for layer in self.layers)
 
 
 def check(model: Any, **options: Any) -> ModuleCheck:
     """Say whether a module computes differential attention, which variant, and what is off.
 
     Args:
-        model: a module, or a specification such as ``"python:attention.py:DiffAttention?dim=64"``.
+        model: a module of tokens (batch, tokens, dim) or of images, or a specification such as
+            ``"python:attention.py:DiffAttention?dim=64"``.
         **options: fields of :class:`~antiphase.commands.check.CheckOptions`.
 
     Raises:
         UserError: the module cannot be built or run.
     """
-    if isinstance(model, nn.Module):
-        return _checked(CheckOptions(model=type(model).__name__, **options), model)
-    return _checked(CheckOptions(model=model, **options), None)
+    module = model if isinstance(model, nn.Module) else None
+    return _checked(CheckOptions(model=type(model).__name__ if module else model, **options), module)
 
 
 def answer(options: CheckOptions, _: str) -> Answer:
     """Print what was found, and return it; a ``Refusal`` if something is off."""
-    result = _checked(options, None)
+    result = _checked(options)
     for layer in result.layers:
-        variant = f", {layer.variant}" if layer.variant else ""
-        say(f"{layer.name or result.model}: {layer.attention} attention{variant}")
-        table = Table(box=None, show_header=False, pad_edge=False)
+        say(f"{layer.name or result.model}: {', '.join(filter(None, (layer.attention, layer.variant)))}")
+        table = Table(box=None, show_header=False)
         for finding in layer.findings:
             table.add_row(finding.state, finding.about, finding.text)
         console().print(table)
@@ -69,55 +67,102 @@ def answer(options: CheckOptions, _: str) -> Answer:
     return Refusal(content) if result.off else content
 
 
-def _checked(options: CheckOptions, module: nn.Module | None) -> ModuleCheck:
-    spec, index = options.model, options.layer
-    if module is None and spec.startswith("python:"):
-        module = built_module(Wanted(spec, spec.removeprefix("python:")))
-        settings = split_spec(spec.removeprefix("python:"))[2]
-        stated = [settings[name] for name in _INDEX if isinstance(settings.get(name), int)]
+def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCheck:
+    spec, index, name = options.model, options.layer, options.model.removeprefix("python:")
+    if module is None and name != spec:
+        module, settings = built_module(Wanted(spec, name)), split_spec(name)[2]
+        stated = [settings[key] for key in _INDEX if isinstance(settings.get(key), int)]
         index = stated[0] if index is None and stated else index
-    elif module is None:
-        from antiphase.models import load_model
-
-        module = load_model(spec)
-    was = module.training
-    try:
-        calls = list(_calls(module.eval(), options))
-    finally:
-        module.train(was)
-    alone = len(calls) == 1
-    layers = [examined_layer(in_double(call), index if alone else number) for number, call in enumerate(calls)]
-    return ModuleCheck(spec, tuple(layers))
+    module = copy.deepcopy(load_model(spec) if module is None else module).eval()
+    with eager_attention(), gradients(enabled=False):
+        calls = list(_calls(module, options))
+    single = len(calls) == 1 and not calls[0].name
+    return ModuleCheck(
+        spec, tuple(examined_layer(call, index if single else number) for number, call in enumerate(calls))
+    )
 
 
 def _calls(module: nn.Module, options: CheckOptions) -> Iterator[Call]:
     """Yield the call of an attention module on random tokens, or those in a model on random images."""
-    generator = torch.Generator().manual_seed(0)
-    shape: Any = getattr(module, "image_shape", None) or getattr(getattr(module, "card", None), "image_shape", None)
+    shape: Any = getattr(module, "image_shape", getattr(getattr(module, "card", None), "image_shape", None))
     if shape is None:
-        widths = [options.dim] if options.dim else list(_widths(module))
-        failure = "it has no parameters; give --dim"
-        for dim in widths:
-            x = torch.randn(2, options.tokens, dim, generator=generator)
-            try:
-                with gradients(enabled=False), eager_attention():
-                    output: Any = first_of(module(x))
-            except Exception as error:  # the user's code
-                failure = f"{type(error).__name__}: {first_line(error)}"
-                continue
-            if isinstance(output, Tensor) and output.shape[:2] == x.shape[:2]:
-                yield Call("", module, x, None, (), {}, output)
-                return
-            failure = "its output is not (batch, tokens, channels)"
-        raise UserError(
-            f"model {options.model}: does not run on tokens of shape (2, {options.tokens}, "
-            f"{options.dim or 'dim'}) ({failure}); give --dim, or an attribute image_shape if it takes images"
+        call = _of_tokens(module, options)
+        if isinstance(call, Call):
+            yield _plain(call)
+            return
+        failure = (
+            f"model {options.model}: does not run on tokens of shape (2, {options.tokens}, dim) ({call}); "
         )
-    yield from record(module, torch.rand(2, *shape, generator=generator))
+        failure += "give --dim or --tokens, or an attribute image_shape to a model of images"
+        try:
+            module = load_model(options.model)
+        except UserError:
+            raise UserError(failure) from None
+        shape = module.card.image_shape  # pyright: ignore
+    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    run = default_call(module, images)
+    calls, others = observe(module, images, run, None, watch=True)
+    for one in others:
+        args, kwargs = until(run, one.module, images)
+        calls.append(make_call(one.name, one.module, args, kwargs, one.module(*args, **kwargs)))
+    if not calls:
+        raise UserError(
+            f"model {options.model}: has no attention; expected a module that computes softmax maps"
+        )
+    order = [name for name, _ in module.named_modules()]
+    yield from map(_plain, sorted(calls, key=lambda call: order.index(call.name.partition("@")[0])))
 
 
-def _widths(module: nn.Module) -> Iterator[int]:
-    """Yield the widths that the tokens may have, the likeliest first."""
+def _of_tokens(module: nn.Module, options: CheckOptions) -> Call | str:
+    """Return the call of a module on tokens of the first width that it takes, or why it takes none."""
     linear = [part.in_features for part in module.modules() if isinstance(part, nn.Linear)]
     sizes = [size for parameter in module.parameters() for size in parameter.shape[::-1]]
-    yield from dict.fromkeys([*linear, *sizes])
+    why = "it has no parameters"
+    for dim in [options.dim] if options.dim else dict.fromkeys([*linear, *sizes]):
+        x = torch.randn(2, options.tokens, dim, generator=torch.Generator().manual_seed(0))
+        try:
+            output: Any = first_of(module(x))
+        except Exception as error:  # the user's code
+            why = f"{type(error).__name__}: {first_line(error)}"
+            continue
+        if isinstance(output, Tensor) and output.ndim == 3 and output.shape[:2] == x.shape[:2]:
+            return Call("", module, x, None, (), {}, output)
+        why = "its output is not of shape (batch, tokens, channels)"
+    return why
+
+
+class _Plain(nn.Module):
+    """Attention that is known, computed from its parts with every map formed."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        adapter: Any = find_adapter(self.inner)
+        layer = adapter(self.inner, Call("", self.inner, x, None, args, kwargs, x))
+        combined = layer.positive.attention
+        if layer.negative is not None and layer.lam is not None:
+            lam = layer.lam[..., None] if layer.lam.ndim == 3 else layer.lam[..., None, None]
+            combined = combined - lam * layer.negative.attention
+        return layer.finish(combined)
+
+
+def _plain(call: Call) -> Call:
+    """Return the call in float64 if the module runs in it, with its maps in view if the module is a known one."""
+
+    def wide(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    try:
+        module, args = copy.deepcopy(call.module).double(), tuple(map(wide, call.args))
+        kwargs, tokens = {name: wide(value) for name, value in call.kwargs.items()}, call.tokens.double()
+        output = first_of(module(tokens, *args, **kwargs))
+        call = replace(call, module=module, tokens=tokens, args=args, kwargs=kwargs, output=output)
+        if callable(find_adapter(module)) and find_adapter(module) not in (guessed, detected_layer):
+            take_apart(call)  # refuses parts that do not make the module's output
+            plain = _Plain(module)
+            call = replace(call, module=plain, output=plain(tokens, *args, **kwargs))
+    except Exception:  # the user's code
+        return call
+    return call
