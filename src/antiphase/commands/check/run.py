@@ -14,8 +14,9 @@ from antiphase.commands.check.examination import LayerCheck, examined_layer
 from antiphase.commands.command import Answer, Refusal
 from antiphase.errors import UserError, first_line
 from antiphase.models import load_model
-from antiphase.models.schemes.python_code import built_module, split_spec
+from antiphase.models.schemes.python_code import split_spec
 from antiphase.models.schemes.scheme import Wanted
+from antiphase.registry import MODELS, find
 from antiphase.sensitivity.attention_adapters import find_adapter, guessed
 from antiphase.sensitivity.detection import detected_layer
 from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients
@@ -70,7 +71,8 @@ def answer(options: CheckOptions, _: str) -> Answer:
 def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCheck:
     spec, index, name = options.model, options.layer, options.model.removeprefix("python:")
     if module is None and name != spec:
-        module, settings = built_module(Wanted(spec, name)), split_spec(name)[2]
+        module = find(MODELS, "python", "scheme").load(Wanted(spec, name, as_built=True))
+        settings = split_spec(name)[2]
         stated = [settings[key] for key in _INDEX if isinstance(settings.get(key), int)]
         index = stated[0] if index is None and stated else index
     module = copy.deepcopy(load_model(spec) if module is None else module).eval()

@@ -76,45 +76,30 @@ def code_content(name: str) -> str:
     return digest(*parts)[:16] if parts else ""
 
 
-def built_module(wanted: Wanted) -> nn.Module:
-    """Return what the callable of a specification returns, with its weights; it may be no model of images."""
-    with importing_from(_folder(wanted)):
-        return _model_of(wanted)[0]
-
-
-def _folder(wanted: Wanted) -> Path:
-    """Return the folder from which the code of a specification imports."""
-    where = split_spec(wanted.name)[0]
-    return Path(where).expanduser().resolve().parent if where.endswith(".py") else Path.cwd()
-
-
-def _model_of(wanted: Wanted) -> tuple[nn.Module, Path]:
-    """Return what a specification builds, and the file of its code."""
-    spec, folder = wanted.spec, _folder(wanted)
-    where, function, settings = split_spec(wanted.name)
-    if (file := _file_of(where)) is None:
-        raise UserError(f"{spec}: no such file or module {shown(where)}")
-    is_file = where.endswith(".py")
-    load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
-    module = guarded(spec, folder, load)
-    # an untrained model is drawn from the seed, so that the same command finds its stored rows
-    with drawn_from(wanted.seed):
-        model, weights = _built(spec, folder, module, function, settings)
-    if weights is not None and not wanted.random_weights:
-        load_into(model, read_state(weights, model.state_dict()), weights)
-    device_of(model)  # refuses weights without values
-    check_finite(model.state_dict(), spec)
-    return model, file
-
-
 @scheme(
     "python:FILE:CALLABLE",
     "your own model: what a function of a Python file or module returns; the file is executed",
 )
 def _python(wanted: Wanted) -> nn.Module:
     spec = wanted.spec
-    with importing_from(_folder(wanted)):
-        model, file = _model_of(wanted)
+    where, function, settings = split_spec(wanted.name)
+    is_file = where.endswith(".py")
+    folder = Path(where).expanduser().resolve().parent if is_file else Path.cwd()
+    with importing_from(folder):
+        file = _file_of(where)
+        if file is None:
+            raise UserError(f"{spec}: no such file or module {shown(where)}")
+        load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
+        module = guarded(spec, folder, load)
+        # an untrained model is drawn from the seed, so that the same command finds its stored rows
+        with drawn_from(wanted.seed):
+            model, weights = _built(spec, folder, module, function, settings)
+        if weights is not None and not wanted.random_weights:
+            load_into(model, read_state(weights, model.state_dict()), weights)
+        device_of(model)  # refuses weights without values
+        check_finite(model.state_dict(), spec)
+        if wanted.as_built:
+            return model
         model = to_evaluation(differentiable(model))
         name, code = wanted.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
