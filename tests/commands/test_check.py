@@ -26,8 +26,8 @@ MISTAKES = {
     "scale is 1/d": ("scale", "multiplied by 0.1667"),
     "no scale": ("scale", "multiplied by 1;"),
     "factor before the norm": ("norm", "removes the factor 1 − λ_init = 0.8"),
-    "factor is λ_init": ("factor", "0.2; expected 1 − λ_init = 0.8"),
-    "no factor": ("factor", "1 − λ_init = 0.8 is missing"),
+    "factor is λ_init": ("factor", "multiplied by 0.2; expected 1 − λ_init = 0.8"),
+    "no factor": ("factor", "multiplied by 1; expected 1 − λ_init = 0.8"),
 }
 
 

@@ -1,25 +1,23 @@
 """What is right and what is off in one attention module, found by running it with other maps and other parameters."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from antiphase.attention.lambdas import depth_scheduled
-from antiphase.commands.check.traced import TorchCall, paired_by_halves, score_scales, traced
+from antiphase.commands.check.traced import paired_by_halves, score_scales, traced
 from antiphase.sensitivity.detection import Detection, NotAttention, Replay, examine
 from antiphase.sensitivity.layers import Call, eager_attention, gradients, leaf
 
 _SAME = 2e-3  # relative difference of equal numbers
 _SMALL, _LARGE = 1e2, 1e4  # what maps are multiplied by to see a norm, whose eps does not count there
 _HALVES = "V2 by halves, whose maps weigh other values; expected neighbours: o[:, 0::2] - lam * o[:, 1::2]"
-_EARLY = "it removes the factor 1 − λ_init = {:.4g}, which comes before it; multiply behind the norm"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that was looked at: the pairing, the scale, λ, λ_init, the norm or the factor 1 − λ_init."""
 
     about: str
@@ -33,9 +31,9 @@ class LayerCheck:
 
     name: str
     attention: Literal["differential", "softmax", "unknown"]
-    variant: Literal["V1", "V2", "grouped", "gated", "DINT"] | None
-    lam: float | None
     findings: tuple[Finding, ...]
+    variant: Literal["V1", "V2", "grouped", "gated", "DINT"] | None = None
+    lam: float | None = None
 
 
 def examined_layer(call: Call, index: int | None) -> LayerCheck:
@@ -45,16 +43,13 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
             detection = examine(call)
         except NotAttention as reason:
             finding = Finding("attention", "unknown", f"not recognised: {reason}")
-            try:
-                halves = paired_by_halves(call)
-            except Exception:  # the user's code, with maps that it never had
-                halves = False
-            finding = Finding("pairing", "off", _HALVES) if halves else finding
-            return LayerCheck(call.name, "unknown", None, None, (finding,))
-        if not detection.negative:
-            finding = Finding("attention", "off", "standard attention: no map is subtracted")
-            return LayerCheck(call.name, "softmax", None, None, (finding,))
-        return _Examination(call, detection).result(index)
+            if paired_by_halves(call):
+                finding = Finding("pairing", "off", _HALVES)
+            return LayerCheck(call.name, "unknown", (finding,))
+        if detection.negative:
+            return _Examination(call, detection).result(index)
+    finding = Finding("attention", "off", "standard attention: no map is subtracted")
+    return LayerCheck(call.name, "softmax", (finding,))
 
 
 class _Examination:
@@ -62,24 +57,17 @@ class _Examination:
 
     def __init__(self, call: Call, detection: Detection) -> None:
         self.call, self.module, self.detection = call, call.module, detection
-        self.positive, self.negative = list(detection.positive), list(detection.negative)
         self.maps: Tensor = Replay(call, detection.groups)(call.tokens).maps
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         self.tensors = {name: one for name, one in named if one.is_floating_point()}
         self.lam = self.lambda_now().detach()
 
-    def run(self, maps: Tensor) -> tuple[Tensor, list[TorchCall]]:
-        run, calls = traced(self.call, maps, self.detection.groups)
-        return run.output, calls
-
     def result(self, index: int | None) -> LayerCheck:
-        norm, ratio = self.norm(), len(self.positive) // len({*self.negative})
-        factor = None if norm is None else self.factor_of_normed() if norm else self.factor_of_product()
-        rescaled = norm and factor is not None and abs(factor - 1) > _SAME
-        variant = "grouped" if ratio > 1 else "V1"
-        if self.detection.integral:
-            variant = "DINT"
-        elif self.detection.lam is None and (ratio > 1 or not rescaled):
+        norm, ratio = self.norm(), len(self.detection.positive) // len({*self.detection.negative})
+        factor = self.factor_of_normed() if norm else None
+        rescaled = factor is not None and abs(factor - 1) > _SAME
+        variant = "DINT" if self.detection.integral else "grouped" if ratio > 1 else "V1"
+        if self.detection.lam is None and (ratio > 1 or not rescaled):
             variant = "gated" if ratio > 1 else "V2"
         text = (
             "pairs of maps that weigh the same values"
@@ -89,11 +77,15 @@ class _Examination:
         learned = self.learned()
         findings = [Finding("pairing", "right", text), self.scale(), self.lambda_moves(learned)]
         if variant in ("V2", "gated"):
-            findings += _behind_v2(variant, norm, factor)
+            text = f"it removes the size of the difference; {variant} has none"
+            findings.append(Finding("norm", "off", text) if norm else _of_norm(norm))
         else:
             initial = self.initial(learned)
-            findings += [_by_depth(initial, index), *self.behind(variant, norm, factor, initial)]
-        return LayerCheck(self.call.name, "differential", variant, float(self.lam.mean()), tuple(findings))
+            findings += [_by_depth(initial, index), *self.behind(norm, factor, initial)]
+        return LayerCheck(self.call.name, "differential", tuple(findings), variant, float(self.lam.mean()))
+
+    def run(self, maps: Tensor) -> Any:
+        return traced(self.call, maps, self.detection.groups)
 
     def scale(self) -> Finding:
         scales = score_scales(self.run(self.maps)[1])
@@ -107,33 +99,32 @@ class _Examination:
         return Finding("scale", "off" if wrong else "right", text)
 
     def lambda_now(self) -> Tensor:
-        """Return λ, (heads,) or (batch, heads, queries), with a graph to the parameters, from the slopes of the maps."""
-        generator, subtrahends = torch.Generator().manual_seed(7), sorted({*self.negative})
-        kept, squares, products = "bigh" if self.detection.lam is None else "gh", 0.0, 0.0
+        """Return λ, (batch, heads, queries), from the slopes of the maps, with a graph to the parameters."""
         with gradients(enabled=True):
-            maps = leaf(self.maps)
+            maps, generator = leaf(self.maps), torch.Generator().manual_seed(7)
             output = Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
-            for _ in range(8):
-                u = torch.randn(output.shape, generator=generator).to(output)
-                (slopes,) = torch.autograd.grad(output, maps, u, create_graph=True)
-                one, two = slopes[:, self.positive], slopes[:, subtrahends]
-                if self.detection.integral:
-                    one = one + slopes[:, self.negative].mean(2, keepdim=True)
-                squares = squares + torch.einsum(f"bgij,bhij->{kept}", one, one)
-                products = products + torch.einsum(f"bgij,bhij->{kept}", one, two)
-            assert isinstance(squares, Tensor)
+            probes = torch.randn(8, *output.shape, generator=generator).to(output)
+            grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
+            one, two = (
+                torch.stack(grads, 1)[:, :, [*at]]
+                for at in (self.detection.positive, self.detection.negative)
+            )
+            one = one + two.mean(3, keepdim=True) if self.detection.integral else one
+            squares, products = (torch.einsum("bpgij,bphij->bigh", one, other) for other in (one, two))
             size = squares.detach().diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-            ridge = 1e-13 * size * torch.eye(len(self.positive)).to(size)
-            weights = -torch.linalg.solve(squares + ridge, products)
-            heads = [weights[..., at, subtrahends.index(other)] for at, other in enumerate(self.negative)]
-            return torch.stack(heads, 1 if weights.ndim > 2 else 0)
+            ridge = (1e-13 * size + 1e-300) * torch.eye(one.shape[2]).to(size)
+            return -torch.linalg.solve(squares + ridge, products).diagonal(dim1=-2, dim2=-1).mT
 
-    def lambda_with(self, names: Collection[str], change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return λ with some parameters and buffers changed by a function of their values."""
+    def lambda_with(self, names: Sequence[str], noise: float) -> Tensor:
+        """Return λ with some parameters and buffers at 0, or at random where they are."""
         before = {name: self.tensors[name].detach().clone() for name in names}
+        generator = torch.Generator().manual_seed(8)
         try:
             for name, value in before.items():
-                self.tensors[name].data.copy_(change(value))
+                moved = value + noise * torch.randn(value.shape, generator=generator).to(value) * (
+                    value.abs() + 1
+                )
+                self.tensors[name].data.copy_(moved if noise else torch.zeros_like(value))
             return self.lambda_now().detach()
         finally:
             for name, value in before.items():
@@ -144,21 +135,14 @@ class _Examination:
         free, lam = {name: one for name, one in self.tensors.items() if one.requires_grad}, self.lambda_now()
         if not free or not lam.requires_grad:
             return []
-        u = torch.linspace(0.5, 1.5, lam.numel()).view(lam.shape).to(lam)
-        slopes = torch.autograd.grad(lam, list(free.values()), u, materialize_grads=True)
-        small = 1e-7 if lam.dtype == torch.float64 else 1e-3
+        weights = torch.linspace(0.5, 1.5, lam.numel()).view(lam.shape).to(lam) / lam.numel()
+        slopes = torch.autograd.grad(lam, list(free.values()), weights, materialize_grads=True)
+        small = 1e-8 if lam.dtype == torch.float64 else 1e-3
         return [name for name, slope in zip(free, slopes, strict=True) if slope.abs().max() > small]
 
     def lambda_moves(self, learned: list[str]) -> Finding:
         def read(*names: str) -> bool:
-            generator = torch.Generator().manual_seed(8)
-
-            def change(value: Tensor) -> Tensor:
-                return value + torch.randn(value.shape, generator=generator).to(value) * (value.abs() + 0.2)
-
-            return bool(
-                (self.lambda_with(names, change) - self.lam).abs().max() > 1e-3 * self.lam.abs().max()
-            )
+            return bool((self.lambda_with(names, 0.2) - self.lam).abs().max() > 1e-3 * self.lam.abs().max())
 
         text = f"{float(self.lam.mean()):.4g}" + ", the mean over tokens" * (self.detection.lam is None)
         if learned:
@@ -178,14 +162,13 @@ class _Examination:
             value: Any = getattr(part, "lambda_init", None)
             if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
                 return float(value)
-        if self.detection.lam is None:
-            return None
-        lam = self.lambda_with(learned, torch.zeros_like)
-        return float(lam.mean()) if (lam - lam.mean()).abs().max() < 1e-6 < lam.mean().abs() else None
+        lam = self.lambda_with(learned, 0.0)
+        same = self.detection.lam is not None and (lam - lam.mean()).abs().max() < 1e-6 < lam.mean().abs()
+        return float(lam.mean()) if same else None
 
     def norm(self) -> bool | None:
         """Return whether the output forgets the size of the difference, or is linear in it; None if neither."""
-        zero, one, two = (self.run(times * self.maps)[0] for times in (0.0, _SMALL, _LARGE))
+        zero, one, two = (self.run(times * self.maps)[0].output for times in (0.0, _SMALL, _LARGE))
         change, more = one - zero, two - one
         if more.abs().max() < _SAME * change.abs().max():
             return True
@@ -194,16 +177,16 @@ class _Examination:
 
     def heads(self, maps: Tensor) -> Tensor:
         """Return the last tensor that depends on the maps and is projected; the output if there is none."""
-        (output, calls), (_, others) = self.run(maps), self.run(2 * maps.flip(-1))
+        (run, calls), (_, others) = self.run(maps), self.run(2 * maps.flip(-1))
         for one, other in reversed(list(zip(calls, others, strict=True))):
             linear = one.name in ("linear", "matmul", "__matmul__") and isinstance(one.args[1], nn.Parameter)
             if linear and (one.args[0] - other.args[0]).abs().max() > 1e-9 * one.args[0].abs().max():
                 return one.args[0]
-        return output
+        return run.output
 
     def factor_of_normed(self) -> float | None:
-        """Return what the normed heads are multiplied by, apart from the weight of a norm; None if it cannot be told."""
-        heads, count = self.heads(_LARGE * self.maps), len(self.positive)
+        """Return what the normed heads are multiplied by, apart from the weight of the norm, if it can be told."""
+        heads, count = self.heads(_LARGE * self.maps), len(self.detection.positive)
         if heads.shape[-1] % count:
             return None
         flat = heads.reshape(-1, count, heads.shape[-1] // count)
@@ -215,57 +198,32 @@ class _Examination:
                     return float(sizes.mean())
         return None
 
-    def factor_of_product(self) -> float | None:
-        """Return the size of the heads relative to what the maps' products with the values have."""
-        alone, square = torch.zeros_like(self.maps), 0.0
-        alone[:, self.positive[0]] = self.maps[:, self.positive[0]]
-        for one in self.run(alone)[1]:
-            if one.name in ("matmul", "__matmul__", "bmm") and one.tensors[0].shape[-2:] == alone.shape[-2:]:
-                square += float(one.output.square().sum())
-        return float(self.heads(alone).norm()) / square**0.5 if square else None
-
-    def behind(
-        self, variant: str, norm: bool | None, factor: float | None, initial: float | None
-    ) -> Iterator[Finding]:
-        """Yield what is right and off behind the difference of V1, grouped attention or DINT."""
+    def behind(self, norm: bool | None, factor: float | None, initial: float | None) -> Iterator[Finding]:
+        """Yield what is right and off behind the difference of V1, grouped attention or DINT, which has no factor."""
         right, plain = 1 - (initial or 0.0), factor is not None and abs(factor - 1) < _SAME
         rescales = any(abs((one.number or 0.0) - right) < 1e-5 for one in self.run(self.maps)[1])
-        if norm and plain and initial and rescales and variant != "DINT":
-            yield Finding("norm", "off", _EARLY.format(right))
+        if plain and initial and rescales and not self.detection.integral:
+            text = f"it removes the factor 1 − λ_init = {right:.4g}, which comes before it; multiply behind the norm"
+            yield Finding("norm", "off", text)
             return
-        words = {
-            None: "whether one follows the heads cannot be told",
-            True: "one follows the heads",
-            False: "none",
-        }
-        yield Finding("norm", "unknown" if norm is None else "right", words[norm])
-        if variant == "DINT":
+        yield _of_norm(norm)
+        if self.detection.integral or norm is False:
             return
-        state, text = "unknown", "whether heads are multiplied by 1 − λ_init cannot be told"
-        if plain and not norm:
-            state, text = "right", "none and no norm, as in the papers' formula"
-        elif plain and initial != 0:
-            state, text = (
-                "off",
-                f"1 − λ_init{f' = {right:.4g}' * (initial is not None)} is missing behind the norm",
+        value = "" if initial is None else f" = {right:.4g}"
+        if factor is None or (initial is None and not plain):
+            yield Finding("factor", "unknown", "whether heads are multiplied by 1 − λ_init cannot be told")
+        elif initial is not None and abs(factor - right) < _SAME:
+            yield Finding("factor", "right", f"1 − λ_init{value}")
+        else:
+            yield Finding(
+                "factor", "off", f"heads are multiplied by {factor:.4g}; expected 1 − λ_init{value}"
             )
-        elif factor is not None and initial is not None and abs(factor - right) < _SAME:
-            state, text = "right", f"1 − λ_init = {right:.4g}"
-        elif factor is not None and initial is not None and norm:
-            state, text = "off", f"{factor:.4g}; expected 1 − λ_init = {right:.4g}"
-        yield Finding("factor", state, text)
 
 
-def _behind_v2(variant: str, norm: bool | None, factor: float | None) -> Iterator[Finding]:
-    """Yield what is right and off behind the difference where λ is of each token: nothing, or a gate."""
-    if norm:
-        yield Finding("norm", "off", f"it removes the size of the difference; {variant} has none")
-        return
-    text = "none" if norm is False else "whether one follows the heads cannot be told"
-    yield Finding("norm", "unknown" if norm is None else "right", text)
-    if factor is not None and abs(factor - 1) > _SAME:
-        text = f"heads are multiplied, on average by {factor:.4g}, such as by a gate"
-        yield Finding("factor", "unknown", text)
+def _of_norm(norm: bool | None) -> Finding:
+    if norm is None:
+        return Finding("norm", "unknown", "whether one follows the heads cannot be told")
+    return Finding("norm", "right", "one follows the heads" if norm else "none")
 
 
 def _by_depth(value: float | None, index: int | None) -> Finding:

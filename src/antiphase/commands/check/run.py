@@ -77,31 +77,35 @@ def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCh
         index = stated[0] if index is None and stated else index
     module = copy.deepcopy(load_model(spec) if module is None else module).eval()
     with eager_attention(), gradients(enabled=False):
-        calls = list(_calls(module, options))
+        try:
+            calls = list(_calls(module.double(), options, torch.float64))
+        except (
+            Exception
+        ):  # the user's code may make float32 tensors of its own; what else is wrong is said now
+            calls = list(_calls(module.float(), options, torch.float32))
     single = len(calls) == 1 and not calls[0].name
-    return ModuleCheck(
-        spec, tuple(examined_layer(call, index if single else number) for number, call in enumerate(calls))
-    )
+    checks = [examined_layer(call, index if single else number) for number, call in enumerate(calls)]
+    return ModuleCheck(spec, tuple(checks))
 
 
-def _calls(module: nn.Module, options: CheckOptions) -> Iterator[Call]:
+def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iterator[Call]:
     """Yield the call of an attention module on random tokens, or those in a model on random images."""
     shape: Any = getattr(module, "image_shape", getattr(getattr(module, "card", None), "image_shape", None))
     if shape is None:
-        call = _of_tokens(module, options)
+        call = _of_tokens(module, options, dtype)
         if isinstance(call, Call):
-            yield _plain(call)
+            yield _in_view(call)
             return
         failure = (
             f"model {options.model}: does not run on tokens of shape (2, {options.tokens}, dim) ({call}); "
         )
         failure += "give --dim or --tokens, or an attribute image_shape to a model of images"
         try:
-            module = load_model(options.model)
+            module = load_model(options.model).to(dtype)
         except UserError:
             raise UserError(failure) from None
         shape = module.card.image_shape  # pyright: ignore
-    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     run = default_call(module, images)
     calls, others = observe(module, images, run, None, watch=True)
     for one in others:
@@ -112,16 +116,16 @@ def _calls(module: nn.Module, options: CheckOptions) -> Iterator[Call]:
             f"model {options.model}: has no attention; expected a module that computes softmax maps"
         )
     order = [name for name, _ in module.named_modules()]
-    yield from map(_plain, sorted(calls, key=lambda call: order.index(call.name.partition("@")[0])))
+    yield from map(_in_view, sorted(calls, key=lambda call: order.index(call.name.partition("@")[0])))
 
 
-def _of_tokens(module: nn.Module, options: CheckOptions) -> Call | str:
+def _of_tokens(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Call | str:
     """Return the call of a module on tokens of the first width that it takes, or why it takes none."""
     linear = [part.in_features for part in module.modules() if isinstance(part, nn.Linear)]
     sizes = [size for parameter in module.parameters() for size in parameter.shape[::-1]]
     why = "it has no parameters"
     for dim in [options.dim] if options.dim else dict.fromkeys([*linear, *sizes]):
-        x = torch.randn(2, options.tokens, dim, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(2, options.tokens, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
         try:
             output: Any = first_of(module(x))
         except Exception as error:  # the user's code
@@ -133,38 +137,29 @@ def _of_tokens(module: nn.Module, options: CheckOptions) -> Call | str:
     return why
 
 
-class _Plain(nn.Module):
-    """Attention that is known, computed from its parts with every map formed."""
+class _FromParts(nn.Module):
+    """Attention of a known class, computed from its parts with every map formed."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, adapter: Any) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.adapter = inner, adapter
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        adapter: Any = find_adapter(self.inner)
-        layer = adapter(self.inner, Call("", self.inner, x, None, args, kwargs, x))
-        combined = layer.positive.attention
-        if layer.negative is not None and layer.lam is not None:
-            lam = layer.lam[..., None] if layer.lam.ndim == 3 else layer.lam[..., None, None]
-            combined = combined - lam * layer.negative.attention
-        return layer.finish(combined)
+        layer = self.adapter(self.inner, Call("", self.inner, x, None, args, kwargs, x))
+        if layer.negative is None:
+            return layer.finish(layer.positive.attention)
+        lam = layer.lam[..., None] if layer.lam.ndim == 3 else layer.lam[..., None, None]
+        return layer.finish(layer.positive.attention - lam * layer.negative.attention)
 
 
-def _plain(call: Call) -> Call:
-    """Return the call in float64 if the module runs in it, with its maps in view if the module is a known one."""
-
-    def wide(value: Any) -> Any:
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    try:
-        module, args = copy.deepcopy(call.module).double(), tuple(map(wide, call.args))
-        kwargs, tokens = {name: wide(value) for name, value in call.kwargs.items()}, call.tokens.double()
-        output = first_of(module(tokens, *args, **kwargs))
-        call = replace(call, module=module, tokens=tokens, args=args, kwargs=kwargs, output=output)
-        if callable(find_adapter(module)) and find_adapter(module) not in (guessed, detected_layer):
-            take_apart(call)  # refuses parts that do not make the module's output
-            plain = _Plain(module)
-            call = replace(call, module=plain, output=plain(tokens, *args, **kwargs))
-    except Exception:  # the user's code
+def _in_view(call: Call) -> Call:
+    """Return the call with its maps in view if the module is of a known class, which may use kernels of its own."""
+    adapter = find_adapter(call.module)
+    if adapter in (None, "unknown", guessed, detected_layer):
         return call
-    return call
+    try:
+        take_apart(call)  # refuses parts that do not make the module's output
+    except UserError:
+        return call
+    module = _FromParts(call.module, adapter)
+    return replace(call, module=module, output=module(call.tokens, *call.args, **call.kwargs))

@@ -100,11 +100,17 @@ def paired_by_halves(call: Call) -> bool:
 
     If all maps but one are 0, what is left of both sides of the subtraction are the values of that map, in its place.
     """
-    maps, runs = traced(call)[0].maps, []
-    for number in range(maps.shape[1]):
-        alone = torch.zeros_like(maps)
-        alone[:, number] = torch.rand(maps[:, 0].shape, generator=torch.Generator().manual_seed(6)).to(maps)
-        runs.append(traced(call, alone)[0].differences)
+    runs = []
+    try:
+        maps = traced(call)[0].maps
+        for number in range(maps.shape[1]):
+            alone = torch.zeros_like(maps)
+            alone[:, number] = torch.rand(maps[:, 0].shape, generator=torch.Generator().manual_seed(6)).to(
+                maps
+            )
+            runs.append(traced(call, alone)[0].differences)
+    except Exception:  # the user's code, with maps that it never had
+        return False
     half, batch = maps.shape[1] // 2, call.tokens.shape[:2].numel()
     for sides in zip(*runs, strict=True):
         flat = [side[number >= half].flatten() for number, side in enumerate(sides)]
