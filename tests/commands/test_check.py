@@ -31,6 +31,9 @@ MISTAKES = {
 }
 
 
+SIZES = {"image_size": 8, "patch_size": 2, "in_channels": 3, "dim": DIM, "num_classes": 3}
+
+
 def off(result):
     return [(one.about, one.text) for layer in result.layers for one in layer.findings if one.state == "off"]
 
@@ -122,9 +125,7 @@ def test_a_scale_that_cannot_be_told_is_unknown():
 
 def test_layers_of_a_model_are_counted_and_the_caller_s_module_stays_as_it_is():
     def model(shift):
-        return ap.models.VisionTransformer(
-            lambda layer: V1(depth=layer + shift), image_size=8, patch_size=2, in_channels=3, dim=DIM, depth=2, num_classes=3
-        ).train()
+        return ap.models.VisionTransformer(lambda layer: V1(depth=layer + shift), **SIZES, depth=2).train()
 
     right, wrong = drawn(lambda: model(0)), drawn(lambda: model(1))
     before = {name: one.clone() for name, one in right.state_dict().items()}
@@ -132,11 +133,7 @@ def test_layers_of_a_model_are_counted_and_the_caller_s_module_stays_as_it_is():
     assert right.training
     assert all(torch.equal(one, before[name]) for name, one in right.state_dict().items())
     assert [where for where, _ in off(ap.check(wrong))] == ["λ_init", "λ_init"]
-    halves = drawn(
-        lambda: ap.models.VisionTransformer(
-            lambda _: V2("halves"), image_size=8, patch_size=2, in_channels=3, dim=DIM, depth=1, num_classes=3
-        )
-    )
+    halves = drawn(lambda: ap.models.VisionTransformer(lambda _: V2("halves"), **SIZES, depth=1))
     assert [where for where, _ in off(ap.check(halves))] == ["pairing"]
 
 

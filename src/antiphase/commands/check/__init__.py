@@ -16,7 +16,7 @@ class CheckOptions(Options):
 
     **Examples**
 
-    antiphase check "python:attention.py:DiffAttention?dim=64,num_heads=4,depth=0"
+    antiphase check "python:attention.py:DiffAttention?dim=64,depth=0"
 
     antiphase check python:model.py:build --json
     """

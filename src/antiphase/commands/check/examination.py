@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.lambdas import depth_scheduled
 from antiphase.commands.check.traced import paired_by_halves, score_scales, traced
+from antiphase.errors import first_line
 from antiphase.sensitivity.detection import Detection, NotAttention, Replay, examine
 from antiphase.sensitivity.layers import Call, eager_attention, gradients, leaf
 
@@ -46,8 +47,12 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
             if paired_by_halves(call):
                 finding = Finding("pairing", "off", _HALVES)
             return LayerCheck(call.name, "unknown", (finding,))
-        if detection.negative:
-            return _Examination(call, detection).result(index)
+        try:
+            if detection.negative:
+                return _Examination(call, detection).result(index)
+        except Exception as error:  # the user's code
+            finding = Finding("attention", "unknown", f"cannot be run with other maps ({first_line(error)})")
+            return LayerCheck(call.name, "differential", (finding,))
     finding = Finding("attention", "off", "standard attention: no map is subtracted")
     return LayerCheck(call.name, "softmax", (finding,))
 

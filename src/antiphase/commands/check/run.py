@@ -51,8 +51,9 @@ def check(model: Any, **options: Any) -> ModuleCheck:
     Raises:
         UserError: the module cannot be built or run.
     """
-    module = model if isinstance(model, nn.Module) else None
-    return _checked(CheckOptions(model=type(model).__name__ if module else model, **options), module)
+    if isinstance(model, nn.Module):
+        return _checked(CheckOptions(model=type(model).__name__, **options), copy.deepcopy(model))
+    return _checked(CheckOptions(model=model, **options))
 
 
 def answer(options: CheckOptions, _: str) -> Answer:
@@ -75,10 +76,10 @@ def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCh
         settings = split_spec(name)[2]
         stated = [settings[key] for key in _INDEX if isinstance(settings.get(key), int)]
         index = stated[0] if index is None and stated else index
-    module = copy.deepcopy(load_model(spec) if module is None else module).eval()
+    module = (load_model(spec) if module is None else module).eval()
     with eager_attention(), gradients(enabled=False):
         try:
-            calls = list(_calls(module.double(), options, torch.float64))
+            calls = list(_calls(module.to("cpu", torch.float64), options, torch.float64))
         except (
             Exception
         ):  # the user's code may make float32 tensors of its own; what else is wrong is said now
