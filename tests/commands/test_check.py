@@ -142,7 +142,11 @@ def test_the_command_line_and_its_exit_codes(run_cli, tmp_path):
     code, out, err = run_cli("check", f"{spec}?depth=0", "--json")
     assert code == 0, err
     answer = json.loads(out)
-    assert (answer["off"], answer["layers"][0]["variant"]) == (False, "V1")
+    (layer,) = answer["layers"]
+    assert (answer["off"], layer["attention"], layer["variant"]) == (False, "differential", "V1")
+    assert {one["about"]: one["state"] for one in layer["findings"]} == dict.fromkeys(
+        ("pairing", "scale", "λ", "λ_init", "norm", "factor"), "right"
+    )
     code, out, _ = run_cli("check", f"{spec}?depth=2,mistake=counted from 1")
     assert (code, "counted from 1" in out) == (1, True)
     for words in (

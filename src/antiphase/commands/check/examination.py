@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ _SMALL, _LARGE = 1e2, 1e4  # what maps are multiplied by to see a norm, whose ep
 _HALVES = "V2 by halves, whose maps weigh other values; expected neighbours: o[:, 0::2] - lam * o[:, 1::2]"
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """One thing that was looked at: the pairing, the scale, λ, λ_init, the norm or the factor 1 − λ_init."""
 
     about: str
