@@ -105,7 +105,8 @@ def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iter
             module = load_model(options.model).to(dtype)
         except UserError:
             raise UserError(failure) from None
-        shape = module.card.image_shape  # pyright: ignore
+        card: Any = module.card
+        shape = (card.image_shape[0], 32, 32) if card.any_size else card.image_shape
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     run = default_call(module, images)
     calls, others = observe(module, images, run, None, watch=True)
