@@ -47,7 +47,8 @@ TRIED_ELSEWHERE = {
     "verify",
     "leaderboard",
     "compare",
-}  # test_cli, commands/test_card.py, test_leaderboard.py, test_compare.py
+    "check",
+}  # test_cli, commands/test_card.py, test_leaderboard.py, test_compare.py, test_check.py
 
 
 @pytest.fixture

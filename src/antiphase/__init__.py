@@ -16,6 +16,7 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
+    from antiphase.commands.check.run import check
     from antiphase.commands.convert import convert
     from antiphase.commands.python import (
         attack,
@@ -47,6 +48,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "attack",
     "audit",
     "certify",
+    "check",
     "compare",
     "evaluate",
     "look",
@@ -75,7 +77,8 @@ __all__ = [  # noqa: RUF022 (grouped)
 
 
 _PLACES = {
-    **dict.fromkeys(__all__[:10], "commands.python"),
+    **dict.fromkeys(__all__[:11], "commands.python"),
+    "check": "commands.check.run",
     "compare": "commands.compare.run",
     "verify": "commands.verify.run",
     "convert": "commands.convert",
