@@ -35,6 +35,10 @@ class QuickGELU(nn.Module):
         return x * (1.702 * x).sigmoid()
 
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+Activation = Literal["gelu", "quick_gelu"]
+
+
 class Mlp(nn.Module):
     """Apply linear, activation, linear; with timm's parameter names."""
 
@@ -206,7 +210,7 @@ class AttentionSpec:
 
 
 # fields that were added to those of a tower since recipes were first written
-_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate")
+_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
 
 
 def _lambda_init(config: TowerConfig, layer: int) -> float:
@@ -282,6 +286,7 @@ class TextConfig(TowerConfig):
     vocab_size: Size = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
     context_length: Size = 77
     norm_eps: PositiveFloat = 1e-5
+    activation: Activation = "quick_gelu"
 
 
 class TextTransformer(nn.Module):
@@ -295,7 +300,8 @@ class TextTransformer(nn.Module):
         self.token_embed = nn.Embedding(config.vocab_size, dim)
         self.pos_embed = nn.Parameter(torch.zeros(config.context_length, dim))
         self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), config.mlp_ratio, QuickGELU(), eps) for layer in range(config.depth)
+            Block(dim, attention(layer), config.mlp_ratio, ACTIVATIONS[config.activation](), eps)
+            for layer in range(config.depth)
         )
         self.norm = nn.LayerNorm(dim, eps=eps)
 
