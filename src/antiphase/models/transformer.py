@@ -1,6 +1,5 @@
 """The transformers' block, with attention as a slot, and what a tower is told: its sizes and what attends in it."""
 
-import inspect
 import os
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
@@ -218,8 +217,8 @@ def _lambda_init(config: TowerConfig, layer: int) -> float:
 
 
 def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Module:
-    taken = inspect.signature(DifferentialAttention).parameters.keys() - {"lambda_init"}
-    options = {name: getattr(config, name) for name in taken & type(config).model_fields.keys()}
+    names = "dim num_heads parameterisation head_norm rescale bias ratio kv_heads output_gate"
+    options = {name: getattr(config, name) for name in names.split()}
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 

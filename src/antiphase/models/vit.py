@@ -48,8 +48,8 @@ class VisionTransformer(nn.Module):
     Source: A. Dosovitskiy et al., *An Image is Worth 16x16 Words*, ICLR 2021. Parameter names and shapes are those of
     timm's ``VisionTransformer`` (class-token pooling), so its state dicts load as they are. ``attention(layer_index)``
     is a layer's attention, from ``(batch, tokens, dim)`` to the same shape; ``num_classes=0`` leaves the head out;
-    ``mlp_ratio`` is the MLP's hidden width over ``dim``; images are normalised by ``mean`` and ``std``, 0.5 for each
-    channel by default.
+    ``mlp_ratio`` is the MLP's hidden width over ``dim``, ``activation`` ``"gelu"`` or ``"quick_gelu"``; images are
+    normalised by ``mean`` and ``std``, 0.5 by default; with ``pre_norm`` a layer norm precedes the blocks, as in CLIP.
     """
 
     pos_embed: Tensor
