@@ -111,9 +111,8 @@ def from_layout(state: Mapping[str, Tensor], layout: str, module: DifferentialAt
         if rows is not None:
             fits = stored.shape[1:] == place.shape[1:] and len(stored) == int(rows.max()) + 1
         if not fits:
-            raise UserError(
-                f"layout {layout}: {other} of shape {tuple(stored.shape)} does not fit this {module.variant}"
-            )
+            shape = tuple(stored.shape)
+            raise UserError(f"layout {layout}: {other} of shape {shape} does not fit this {module.variant}")
         mine[name][ours] = stored if rows is None else stored[rows]
     if left:
         raise UserError(f"layout {layout}: {', '.join(left)}: not in this {module.variant}")
@@ -138,7 +137,5 @@ def to_layout(module: DifferentialAttention, layout: str, *, kv_heads: int | Non
             theirs[other] = part[0] if other in LAYOUTS[layout].numbers else part.clone()
     again = from_layout(theirs, layout, module)
     if wrong := [name for name in own if not torch.equal(again[name], own[name])]:
-        raise UserError(
-            f"layout {layout}: cannot hold {', '.join(wrong)}, of which it shares or leaves out some"
-        )
+        raise UserError(f"layout {layout}: cannot hold {', '.join(wrong)}: it shares or leaves out some")
     return theirs

@@ -260,9 +260,8 @@ class DifferentialAttention(_SelfAttention):
     ) -> None:
         form: Variant = find(VARIANTS, variant, "variant")
         given = dict(parameterisation=parameterisation, head_norm=head_norm, rescale=rescale, bias=bias)
-        own: dict[str, Any] = form.defaults | {
-            name: value for name, value in given.items() if value is not None
-        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        own: dict[str, Any] = form.defaults | changes
         super().__init__(
             dim,
             layout_of(form, dim, num_heads, ratio, kv_heads),

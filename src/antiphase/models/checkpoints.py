@@ -41,13 +41,11 @@ _INDEX = ".index.json"  # of a checkpoint in several files
 _MOST_SHOWN = 5
 
 
-def save(
-    model: nn.Module, recipe: dict[str, Any], directory: Path, dtype: torch.dtype = torch.float32
-) -> None:
+def save(model: nn.Module, recipe: dict[str, Any], folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write the recipe, then the weights rounded to ``dtype``; in this order, weights never lack a recipe."""
-    write_json(directory / RECIPE_FILE, recipe)
+    write_json(folder / RECIPE_FILE, recipe)
     state = {name: t.to(dtype) if t.is_floating_point() else t for name, t in model.state_dict().items()}
-    save_tensors(unshared(state), directory)
+    save_tensors(unshared(state), folder)
 
 
 def unshared(tensors: State) -> State:
@@ -63,7 +61,7 @@ def unshared(tensors: State) -> State:
 
 def save_tensors(tensors: State, directory: Path) -> None:
     """Write contiguous tensors that share no memory, with their digest; refuse them if rounding made one infinite."""
-    check_finite(tensors, str(directory), "; retrain with --store float32 or a lower --learning-rate")
+    check_finite(tensors, str(directory), "retrain with --store float32 or a lower --learning-rate")
     write_tensors(tensors, directory / WEIGHTS_FILE)
 
 
@@ -144,12 +142,12 @@ def _refuse_mistaken(path: Path) -> None:
 
 
 def check_finite(
-    tensors: Mapping[str, Tensor], source: str, advice: str = "; copy the file again or retrain"
+    tensors: Mapping[str, Tensor], source: str, fix: str = "copy the file again or retrain"
 ) -> None:
     """Refuse weights with NaN or infinity, naming the first such tensor."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{source}: {name!r} contains NaN or infinity{advice}")
+            raise UserError(f"{source}: {name!r} contains NaN or infinity; {fix}")
 
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:

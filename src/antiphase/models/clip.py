@@ -27,7 +27,7 @@ from antiphase.models.transformer import (
     attention_slot,
     check_memory,
 )
-from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
+from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
@@ -106,9 +106,7 @@ class CLIP(nn.Module):
         self.square = Square(self.image_shape[1])
         self.config: ClipConfig | None = None  # set by the factories
 
-    def encode_image(
-        self, images: Images, normalize: bool = False, *, keep: Int64[Tensor, "batch kept"] | None = None
-    ) -> Embeddings:
+    def encode_image(self, images: Images, normalize: bool = False, *, keep: Kept = None) -> Embeddings:
         """Return image embeddings, of length 1 if ``normalize``; ``keep`` as in :class:`VisionTransformer`."""
         embeddings = self.visual(images, keep) @ self.image_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
@@ -121,7 +119,7 @@ class CLIP(nn.Module):
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def forward(
-        self, images: Images, texts: Sequence[str] | TokenIds, keep: Int64[Tensor, "batch kept"] | None = None
+        self, images: Images, texts: Sequence[str] | TokenIds, keep: Kept = None
     ) -> tuple[Embeddings, Embeddings]:
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 

@@ -80,9 +80,7 @@ def rebuilt(
         if card.num_classes != start.num_classes:
             module = with_new_head(module, start.num_classes)
         if card.code != start.code:
-            doubt = (
-                f"{directory}: {card.spec} was edited after the training and may compute something else now"
-            )
+            doubt = f"{directory}: {card.spec} was edited after the training and may compute something else"
             warnings.warn(doubt, stacklevel=4)
     else:
         card = _card_of_module(module, start)
@@ -116,9 +114,7 @@ def last_linear(model: nn.Module, images: Tensor) -> tuple[str, Tensor] | None:
     with ExitStack() as hooks:
         for name, part in model.named_modules():
             if isinstance(part, nn.Linear):
-                note = partial(
-                    lambda name, part, inputs, output: calls.append((name, inputs[0], output)), name
-                )
+                note = partial(lambda name, _, inputs, output: calls.append((name, inputs[0], output)), name)
                 hooks.enter_context(part.register_forward_hook(note))
         logits = model(images).data_ptr()
     return next(((name, x) for name, x, y in reversed(calls) if y.data_ptr() == logits and x.ndim == 2), None)

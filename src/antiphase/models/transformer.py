@@ -175,9 +175,7 @@ class TowerConfig(Fields):
                 raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
         given = self.lambda_init != 0.8 or self.lambda_schedule != "constant"
         if self.parameterisation == "gate" and given and not self.rescale:
-            words = (
-                "expected none, as λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
-            )
+            words = "expected none: λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
             raise UserError(f"lambda_init {self.lambda_init:g}, schedule {self.lambda_schedule}: {words}")
         return self
 
@@ -234,9 +232,8 @@ NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 def attention_spec(name: str) -> AttentionSpec:
     """Return the registered kind of attention of a name, such as ``"differential"``, or of a variant, ``"v2"``."""
     if name in VARIANTS and name not in ATTENTION:
-        return AttentionSpec(
-            find(VARIANTS, name, "variant").label, True, partial(_differential, variant=name)
-        )
+        label = find(VARIANTS, name, "variant").label
+        return AttentionSpec(label, True, partial(_differential, variant=name))
     return find(ATTENTION, name, "attention")
 
 

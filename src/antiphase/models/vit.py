@@ -27,6 +27,7 @@ from antiphase.models.transformer import (
 from antiphase.streams import generator
 
 InitialWeights = Literal["uniform", "normal"]
+Kept = Int64[Tensor, "batch kept"] | None  # indices of the patches that the blocks see; None: all
 
 
 class PatchEmbed(nn.Module):
@@ -103,10 +104,8 @@ class VisionTransformer(nn.Module):
         x = torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
         return x if self.norm_pre is None else self.norm_pre(x)
 
-    def features(
-        self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
-    ) -> Float[Tensor, "batch dim"]:
-        """Return the head's input; ``keep``: the patches that the blocks see (Y. Li et al., FLIP, 2023)."""
+    def features(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:
+        """Return the head's input; ``keep`` as in Y. Li et al., FLIP, 2023."""
         x = self.tokens(images)
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
@@ -118,9 +117,7 @@ class VisionTransformer(nn.Module):
         x = first_token(self.blocks, x, checkpointing=self.checkpointing)
         return self.norm(x.to(self.norm.weight.dtype))
 
-    def forward(
-        self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
-    ) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`."""
         features = self.features(images, keep)
         # bf16 would round logits to steps of 1/64 to 1/16, wider than most of what an attack changes at once
@@ -154,9 +151,7 @@ _ROWS = {
     64: (8, 3, 192, 4, 6, 200),
     224: (16, 3, 768, 12, 12, 1000),
 }
-PRESETS: dict[int, dict[str, int]] = {
-    side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()
-}
+PRESETS = {side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()}
 
 
 @validated

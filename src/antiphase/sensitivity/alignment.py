@@ -25,6 +25,7 @@ AnyShape = Float[Tensor, "*shape"]
 Subtracted = AnyBranch | WeightedBranch
 Probes = Int64[Tensor, "batch probes"]
 Forward = Callable[..., Any] | None
+Gradient = Callable[[Subtracted], Tensor]
 
 
 @validated
@@ -87,9 +88,7 @@ def align(gram: Gram, probes: bool) -> Alignment:
     return Alignment(cosine, low, high, (second / first).sqrt(), count)
 
 
-def _gram(
-    positive: AnyBranch, negative: Subtracted | None, lam: Tensor, gradient: Callable[[Subtracted], Tensor]
-) -> Gram:
+def _gram(positive: AnyBranch, negative: Subtracted | None, lam: Tensor, gradient: Gradient) -> Gram:
     """Return the inner products of gradients (batch, heads, …) of A1 and A2 for each sample and head."""
 
     def inner(x: Tensor, y: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ def _gram(
     return Gram(first, inner(two, two), inner(one, two), inner(difference, difference))
 
 
-def _layer_gram(layer: Layer, gradient: Callable[[Subtracted], Tensor]) -> Gram:
+def _layer_gram(layer: Layer, gradient: Gradient) -> Gram:
     return _gram(layer.positive, layer.subtracted, layer.weight, gradient)
 
 

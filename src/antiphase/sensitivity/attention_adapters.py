@@ -101,9 +101,7 @@ def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "b
     return heads.transpose(1, 2).flatten(2)
 
 
-def _additive(
-    mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False
-) -> Tensor | None:
+def _additive(mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False) -> Any:
     """Return a mask to add to the scores; ``forbids``: whether True in a boolean mask forbids attention."""
     if mask is None:
         count = like.shape[1]
@@ -130,9 +128,8 @@ def _layer(
     lam: Tensor | None = None,
 ) -> Layer:
     negative = branches[1] if len(branches) > 1 else None
-    return Layer(
-        call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values), call.tangent, values
-    )
+    about = call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values)
+    return Layer(*about, call.tangent, values)
 
 
 def _has_our_parts(module: Any) -> bool:
@@ -198,9 +195,7 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     if call.is_cross:
         raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
-        raise UserError(
-            f"{call.name}: keys and values of another width, bias_k and add_zero_attn are not known"
-        )
+        raise UserError(f"{call.name}: keys and values of other widths, bias_k, add_zero_attn are not known")
     tangent = None if call.tangent is None else call.batch_first(call.tangent)
     x, heads = call.batch_first(call.tokens), module.num_heads
     biases = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)

@@ -323,9 +323,8 @@ def _integral(
     for positive, negative in (signs, signs[::-1]):
         if not positive or len(positive) != len(negative) or len(positive) + len(negative) <= max(groups):
             continue
-        (pairs, lam), (same, again) = (
-            _integral_weights(total, positive, negative, small) for total in totals
-        )
+        both = [_integral_weights(total, positive, negative, small) for total in totals]
+        (pairs, lam), (same, again) = both
         if sorted(pairs) != negative or pairs != same or ((lam - again).abs() > _LAMBDA * lam.abs()).any():
             continue
         lam = lam.to(x.dtype)

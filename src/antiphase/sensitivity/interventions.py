@@ -109,9 +109,8 @@ def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
 
 def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     if not (layers := differential_layers(model)):
-        raise UserError(
-            f"{type(model).__name__}: expected a model with differential attention, not intervened on yet"
-        )
+        expected = "expected a model with differential attention, not intervened on yet"
+        raise UserError(f"{type(model).__name__}: {expected}")
     return layers
 
 

@@ -147,7 +147,7 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
             for name in pair
         )
         one, two = (
-            {place: set(block["sample"]) for place, block in blocks.items()} for blocks in (first, second)
+            {place: set(part["sample"]) for place, part in parts.items()} for parts in (first, second)
         )
         if one != two:
             raise UserError(f"{' and '.join(pair)}: measured on different images, layers or sites")
@@ -234,9 +234,8 @@ def prediction_error(rows: pl.DataFrame) -> float:
         return 0.0
     columns = ("first", "second", "cross", "lam", "moved")
     first, second, cross, lam, moved = (measured[name].to_numpy() for name in columns)
-    predicted = theory.amplification(lam, np.sqrt(second / first), cross / np.sqrt(first * second)) * np.sqrt(
-        first
-    )
+    cosine = cross / np.sqrt(first * second)
+    predicted = theory.amplification(lam, np.sqrt(second / first), cosine) * np.sqrt(first)
     return float(np.max(np.abs(predicted / np.sqrt(moved) - 1.0)))
 
 
@@ -331,6 +330,4 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
 
 def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
     """Estimate the ratio of estimated radii, measured and predicted by each layer; metrics of ``RATIOS``."""
-    return _by_group(
-        parts, ["layer"], lambda block: block.select(RADIUS_PARTS).to_numpy(), lambda block: RATIOS
-    )
+    return _by_group(parts, ["layer"], lambda one: one.select(RADIUS_PARTS).to_numpy(), lambda one: RATIOS)

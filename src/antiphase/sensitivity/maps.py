@@ -70,9 +70,7 @@ def record(
     if model.training:
         raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
     if graph and any(parameter.is_inference() for parameter in model.parameters()):
-        raise UserError(
-            "the model was created in torch.inference_mode() and has no gradient: load it outside"
-        )
+        raise UserError("the model was created in torch.inference_mode(), without gradients: load it outside")
     call = call or default_call(model, inputs)
     way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
     watch = way not in _WATCHED.setdefault(model, set())
@@ -117,9 +115,7 @@ def observe(
 ) -> tuple[list[Call], list[LeftOut]]:
     """Run a model once and return the calls of self-attention; with ``watch`` look for unknown attention, too."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
-        raise UserError(
-            f"{type(model).__name__} holds TorchScript: expected the module that it was made from"
-        )
+        raise UserError(f"{type(model).__name__} holds TorchScript: expected the module it was made from")
     attention = {
         part
         for part in model.modules()
@@ -237,9 +233,7 @@ def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> An
         return call(forward_ad.make_dual(inputs.clone(), tangent.clone().to(inputs.dtype)))
 
 
-def make_call(
-    name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
-) -> Call:
+def make_call(name: str, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Call:
     """Return the call of a module, with the tangents of its tokens in forward mode."""
     rest = dict(kwargs)
     named = (rest.pop(key) for key in ("hidden_states", "query", "x") if key in rest)
@@ -413,9 +407,7 @@ def attention_of(
         kinds.add("softmax" if lam is None else "differential")
         lambdas += [] if lam is None else [float(lam.mean())]
     inside = {part for module in [*pooled, *(one.module for one in calls)] for part in module.modules()}
-    refused += [
-        module for module, pools in pooling.items() if not pools and inside.isdisjoint(module.modules())
-    ]
+    refused += [one for one, pools in pooling.items() if not pools and inside.isdisjoint(one.modules())]
     if not parts_of_known.issuperset(refused) or (not kinds and (pooling or pooled)):
         kinds.add("unknown")
     return strongest(kinds), tuple(lambdas)
@@ -449,9 +441,8 @@ def _split(adapter: Adapter, call: Call, check: bool) -> Layer:
         return layer
     with torch.no_grad():
         output, allowed = call.output, _AGREEMENT[call.output.dtype]
-        mine, without = (
-            call.batch_first(layer.finish(maps)) for maps in (combined, torch.zeros_like(combined))
-        )
+        both = combined, torch.zeros_like(combined)
+        mine, without = (call.batch_first(layer.finish(maps)) for maps in both)
         share = (output - without.nan_to_num()).abs().max()
         rounding = 4 * torch.finfo(output.dtype).eps * output.abs().max()
         error = (mine - output).abs().max()

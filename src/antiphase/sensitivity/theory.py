@@ -18,6 +18,7 @@ from antiphase.attacks.objectives import margin
 from antiphase.errors import UserError
 
 PerSample = Float[Tensor, " samples"]
+Logits = Annotated[Float[Tensor, "samples classes"], FINITE]
 Numbers = Annotated[float, ANY_NUMBER] | Real[np.ndarray, "..."]
 _ROUNDING = 1e-6  # tolerance for measured cosines outside [−1, 1]
 _STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # Lipschitz constant of the margin divided by the given one
@@ -122,9 +123,7 @@ def _require(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.b
 
 
 @validated
-def margins(
-    logits: Annotated[Float[Tensor, "samples classes"], FINITE], labels: Int64[Tensor, " samples"]
-) -> PerSample:
+def margins(logits: Logits, labels: Int64[Tensor, " samples"]) -> PerSample:
     """Compute the margin m = z_y − max_{j≠y} z_j, which is positive if the label is predicted.
 
     >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))

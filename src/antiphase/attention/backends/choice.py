@@ -1,7 +1,7 @@
 """The choice of a backend: checks a call and hands it to the backend that was asked for, or to the fastest one."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -111,9 +111,7 @@ def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
     return "native" if native else "eager"
 
 
-def _check(
-    queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: float | Tensor
-) -> bool:
+def _check(queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: Any) -> bool:
     """Refuse shapes that do not fit; return whether a backend with a backward pass of its own can compute them."""
     of_lam, (*every, _) = lam.shape if isinstance(lam, Tensor) else (), queries[0]
     if tuple(of_lam) not in ((), (every[-2],), tuple(every)):

@@ -56,9 +56,7 @@ class _Recomputed(torch.autograd.Function):
         return None, None if to_lam is None else to_lam.to(lam.dtype), None, *to_sources
 
 
-def compiled_attention(
-    parts: Parts, lam: float | Tensor, mask: Tensor | None, norm: HeadNorm | None = None
-) -> Tensor:
+def compiled_attention(parts: Parts, lam: Any, mask: Tensor | None, norm: HeadNorm | None = None) -> Tensor:
     """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative; λ is ``()`` or ``(heads,)``."""
     native: Any = kernels()
     v = parts[2]

@@ -65,9 +65,7 @@ class _Split(torch.autograd.Function):
         return None, *_join(ctx.view, ctx.like, grads)
 
 
-def _join(
-    view: View, like: Sequence[tuple[torch.Size, torch.dtype]], gradients: Sequence[Tensor]
-) -> list[Tensor]:
+def _join(view: View, like: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
     joined = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
     places = flat(view(*joined))
     for index, gradient in enumerate(gradients):

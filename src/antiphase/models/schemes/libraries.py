@@ -86,7 +86,7 @@ def _torchvision(wanted: Wanted) -> nn.Module:
 
 
 def _made(
-    wanted: Wanted, make: Callable[..., nn.Module], fix: str, positions: str, size: str, channels: str = ""
+    wanted: Wanted, make: Callable[..., Any], fix: str, positions: str, size: str, channels: str = ""
 ) -> Any:
     """Return what ``make`` builds, with the sizes and weights of the specification's file if it names one."""
     _, file = wanted.split()
@@ -118,9 +118,7 @@ def _made(
     return model
 
 
-def _loaded(
-    wanted: Wanted, model: nn.Module, count: int, used: Preprocessing, tag: str, others: bool
-) -> nn.Module:
+def _loaded(wanted: Wanted, model: Any, count: int, used: Preprocessing, tag: str, others: bool) -> nn.Module:
     """Return the model with its card; ``others``: whether weights of its architecture differ in their preprocessing."""
     name, file = wanted.split()
     doubts: tuple[str, ...] = ()
