@@ -66,7 +66,11 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
     inside = [pair for part in module.children() for pair in attention_modules(part)]
     # by keys(), since TorchScript's dictionaries do not iterate
     parts: Any = [*module._modules.keys(), *module._parameters.keys(), *module._buffers.keys()]
-    like_attention = named_attention(module) or any(map(_PART.fullmatch, parts)) or _softmax_in_graph(module)
+    # exported, scripted and traced modules have no parts of known classes
+    kept = {torch.jit.ScriptModule: "inlined_graph", torch.fx.GraphModule: "graph"}
+    graphs = (str(getattr(module, name, "")) for kind, name in kept.items() if isinstance(module, kind))
+    like_attention = named_attention(module) or any(map(_PART.fullmatch, parts))
+    like_attention = like_attention or any(re.search("softmax|scaled_dot_product", one) for one in graphs)
     return inside if inside or not like_attention else [(module, "unknown")]
 
 
@@ -82,13 +86,6 @@ def named_attention(module: nn.Module) -> bool:
 
 def _is_users(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in _LIBRARIES
-
-
-def _softmax_in_graph(module: nn.Module) -> bool:
-    """Return whether an exported, scripted or traced module, which has no parts of known classes, computes softmax."""
-    kept = {torch.jit.ScriptModule: "inlined_graph", torch.fx.GraphModule: "graph"}
-    graphs = (str(getattr(module, name, "")) for kind, name in kept.items() if isinstance(module, kind))
-    return any(re.search("softmax|scaled_dot_product", graph) for graph in graphs)
 
 
 def _known(module: nn.Module) -> AttentionKind | None:

@@ -83,7 +83,8 @@ def rebuilt(
             doubt = f"{directory}: {card.spec} was edited after the training and may compute something else"
             warnings.warn(doubt, stacklevel=4)
     else:
-        card = _card_of_module(module, start)
+        kind, shape = attention_kind(module), start.image_shape
+        card = getattr(module, "card", None) or ModelCard("", "", kind, None, shape, start.num_classes)
     checkpoints.load_into(module, checkpoints.read_weights(path), str(path))
     about: dict[str, Any] = {"recipe": recipe, "seed": recipe.get("seed"), "num_classes": start.num_classes}
     if "data" in recipe:  # it was trained on images of this size
@@ -133,11 +134,6 @@ def code_of(text: str) -> str:
         spec = beside if inner and os.path.isdir(beside) else inner
     kind, _, rest = spec.partition(":")
     return rest.partition(":")[0] if kind == "python" else ""
-
-
-def _card_of_module(module: nn.Module, start: StartingModel) -> ModelCard:
-    kind, shape = attention_kind(module), start.image_shape
-    return getattr(module, "card", None) or ModelCard("", "", kind, None, shape, start.num_classes)
 
 
 def _found(directory: Path, spec: str, folder: Path) -> str:

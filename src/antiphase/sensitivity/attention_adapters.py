@@ -42,7 +42,8 @@ def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
     """Return the adapter of a module; None if the module is ignored, ``"unknown"`` if it has no adapter."""
     if (key := _registered(module)) is not None:
         return _ADAPTERS[key]
-    if _has_our_parts(module):
+    ours = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
+    if ours and isinstance(getattr(module, "qkv", None), nn.Linear) and lambda_of(module) is not None:
         return _by_parts
     if module in DETECTIONS and not any(_registered(part) is not None for part in module.modules()):
         return detected_layer
@@ -93,10 +94,6 @@ def _branch(
     return Branch(q, k, to_q, to_k, scale, mask, *turns), v
 
 
-def _qkv(layer: nn.Linear) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-    return layer.weight.chunk(3), None if layer.bias is None else layer.bias.chunk(3)
-
-
 def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
     return heads.transpose(1, 2).flatten(2)
 
@@ -132,11 +129,6 @@ def _layer(
     return Layer(*about, call.tangent, values)
 
 
-def _has_our_parts(module: Any) -> bool:
-    methods = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
-    return methods and isinstance(getattr(module, "qkv", None), nn.Linear) and lambda_of(module) is not None
-
-
 def _by_parts(module: Any, call: Call) -> Layer:
     """Split attention of ours, or a variant of it, that projects by ``qkv`` and splits by ``parts``."""
     x, lam = call.tokens, lambda_of(module)
@@ -166,7 +158,8 @@ def _timm(module: Any, call: Call) -> Layer:
         bias = module.in_proj.bias
         mlp_bias, *biases = (None,) * 4 if bias is None else bias.split(module.in_split)
     else:
-        weights, biases = _qkv(module.qkv)
+        bias = module.qkv.bias
+        weights, biases = module.qkv.weight.chunk(3), None if bias is None else bias.chunk(3)
         to_mlp = mlp_bias = x  # not used
     mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
     norms = [None if isinstance(norm, nn.Identity) else norm for norm in (module.q_norm, module.k_norm)]

@@ -271,7 +271,11 @@ def _examined(call: Call) -> Detection:
     positive, negative = _signs(sides, groups)
     stamp = _stamp(call.module)
     if not negative:
-        if _dependent(grams, small) or _in_proportion(call, groups, other, small):
+        used = grams[
+            (grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
+        ]  # else a query's output counts for nothing
+        dependent = len(total) > 1 and len(used) and bool((_lowest(used) <= small**2).all())
+        if dependent or _in_proportion(call, groups, other, small):
             raise NotAttention("several of its maps weigh the same values")
         if not _values_are_averaged(run, x, plain.maps):
             raise NotAttention("its output is not an average of values")
@@ -561,11 +565,6 @@ def _lowest(grams: Tensor) -> Tensor:
     """Return the smallest eigenvalue of each matrix of inner products, of vectors scaled to length 1."""
     length = grams.diagonal(dim1=-2, dim2=-1).sqrt()
     return torch.linalg.eigvalsh(grams / (length[..., None] * length[..., None, :]))[..., 0]
-
-
-def _dependent(grams: Tensor, small: float) -> bool:
-    used = (grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)  # else the query's output counts for nothing
-    return grams.shape[-1] > 1 and bool(used.any() and (_lowest(grams[used]) <= small**2).all())
 
 
 def _weights(gram: Tensor, positive: list[int], negative: list[int], small: float) -> Tensor | None:

@@ -140,7 +140,7 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
     Metrics that only one of the two has are left out, and the norm along the loss's gradient, which is along another
     cotangent in each. Columns ``model, against, site, layer, metric, difference, low, high, n``.
     """
-    blocks: list[Block] = []
+    blocks, count = list[Block](), len(_PARTS)
     for pair in pairs:
         first, second = (
             rows.filter(model=name).partition_by("site", "layer", as_dict=True, maintain_order=True)
@@ -155,7 +155,7 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
             parts = np.concatenate([_sample_parts(block), _sample_parts(second[place])], axis=1)
             theirs = _statistics(second[place])
             statistics = {
-                metric: _apart(mine, theirs[metric])
+                metric: lambda m, a=mine, b=theirs[metric]: a(m[..., :count]) - b(m[..., count:])
                 for metric, mine in _statistics(block).items()
                 if metric in theirs and (place[0], metric) != ("loss", "norm")
             }
@@ -164,10 +164,6 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
 
 
 _PAIR = _schema("model against site", "layer", "model against site layer")
-
-
-def _apart(mine: Statistic, theirs: Statistic) -> Statistic:
-    return lambda means: mine(means[..., : len(_PARTS)]) - theirs(means[..., len(_PARTS) :])
 
 
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:

@@ -390,14 +390,6 @@ def all_estimators() -> list[Estimator]:
     return [find(ESTIMATORS, name, "estimator") for name in ESTIMATORS]
 
 
-def _ascended(near: Neighbourhood) -> Tensor:
-    return gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
-
-
-def _largest_nearby(near: Neighbourhood) -> Tensor:
-    return local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest
-
-
 def _exact(near: Neighbourhood) -> Tensor | None:
     few = near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS
     return exact_norm(near.f, near.x).value if few else None
@@ -428,7 +420,9 @@ POWER_ITERATION = _estimator(
 GRADIENT_ASCENT = _estimator(
     name="gradient ascent",
     estimates="the steepest slope that a search within the ball found, the best lower bound",
-    value=_ascended,
+    value=lambda near: (
+        gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
+    ),
     panel="the best lower bound",
     console=True,
 )
@@ -436,7 +430,7 @@ LOCAL_MAXIMUM = _estimator(
     name="local maximum",
     estimates="the largest operator norm at the image and at random points of the ball. It is no lower bound: a slope "
     "at another point need not be reached from the image",
-    value=_largest_nearby,
+    value=lambda near: local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest,
 )
 EXACT = _estimator(
     name="exact",

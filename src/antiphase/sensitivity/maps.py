@@ -191,7 +191,12 @@ def observe(
     inner = {id(part) for one in calls for part in one.module.modules()}
     left_out = [one for one in left_out if id(one.module) not in inner and not _holds_known(one.module)]
     refused = [LeftOut(one.name, one.module, "other", reason) for one, reason in others]
-    return _numbered(calls), refused + left_out
+    counts: Counter[str] = Counter()
+    for place, one in enumerate(calls):
+        counts[one.name] += 1
+        if counts[one.name] > 1:  # a module's second call
+            calls[place] = replace(one, name=f"{one.name}@{counts[one.name]}")
+    return calls, refused + left_out
 
 
 def _block_name(call: Call) -> str:
@@ -207,15 +212,6 @@ def pools(args: tuple[Any, ...], output: Any) -> bool:
     if tokens is None or not isinstance(first, Tensor):
         return False
     return first.ndim != tokens.ndim or first.shape[:2] != tokens.shape[:2]
-
-
-def _numbered(calls: list[Call]) -> list[Call]:
-    counts: Counter[str] = Counter()
-    for place, one in enumerate(calls):
-        counts[one.name] += 1
-        if counts[one.name] > 1:
-            calls[place] = replace(one, name=f"{one.name}@{counts[one.name]}")
-    return calls
 
 
 def _holds_known(module: nn.Module) -> bool:

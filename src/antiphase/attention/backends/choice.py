@@ -27,16 +27,11 @@ def _eager(call: Call) -> Tensor:
 
 def _sdpa(call: Call) -> Tensor:
     queries, keys, v = call.parts
-    outs = [_fused(q, k, v, call.mask) for q, k in zip(queries, keys, strict=True)]
+    bias, dead = (None, None) if call.mask is None else open_dead_rows(call.mask, v.dtype)
+    outs = [F.scaled_dot_product_attention(q, k, v, bias) for q, k in zip(queries, keys, strict=True)]
+    outs = outs if dead is None else [out.masked_fill(dead, 0.0) for out in outs]
     dtype = outs[0].dtype
     return call.finish(plain_combine(outs[0], outs[1], call.lam).to(dtype) if len(outs) > 1 else outs[0])
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v)
-    bias, dead = open_dead_rows(mask, q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(dead, 0.0)
 
 
 BACKENDS: dict[str, Callable[[Call], Tensor]] = {

@@ -319,7 +319,11 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
     if kind == "classifier":
         count = config.num_labels
         wrapped = Normalized(Logits(model), used.normalize())
-        names = _class_names_of(config.id2label, count)
+        names: Any = tuple(str(config.id2label.get(number, "")) for number in range(count))
+        if names[:1] == ("LABEL_0",):
+            names = None
+        elif names[0].startswith("tench"):
+            names = imagenet_names(count) or names
         return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
         raise UserError(f"{spec}: {type(model).__name__} is not supported; expected a CLIP or SigLIP")
@@ -361,13 +365,6 @@ def _has_processor(transformers: Any, place: str) -> bool:
         return bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
     except (OSError, ValueError):
         return True
-
-
-def _class_names_of(labels: dict[int, str], count: int) -> tuple[str, ...] | None:
-    names = tuple(str(labels.get(number, "")) for number in range(count))
-    if names[:1] == ("LABEL_0",):
-        return None
-    return (imagenet_names(count) if names[0].startswith("tench") else None) or names
 
 
 @contextmanager
