@@ -137,5 +137,5 @@ def to_layout(module: DifferentialAttention, layout: str, *, kv_heads: int | Non
             theirs[other] = part[0] if other in LAYOUTS[layout].numbers else part.clone()
     again = from_layout(theirs, layout, module)
     if wrong := [name for name in own if not torch.equal(again[name], own[name])]:
-        raise UserError(f"layout {layout}: cannot hold {', '.join(wrong)}: it shares or leaves out some")
+        raise UserError(f"layout {layout}: cannot hold {', '.join(wrong)}, of which it shares some")
     return theirs

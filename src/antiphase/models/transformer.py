@@ -175,7 +175,9 @@ class TowerConfig(Fields):
                 raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
         given = self.lambda_init != 0.8 or self.lambda_schedule != "constant"
         if self.parameterisation == "gate" and given and not self.rescale:
-            words = "expected none: λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
+            words = (
+                "expected none, as λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
+            )
             raise UserError(f"lambda_init {self.lambda_init:g}, schedule {self.lambda_schedule}: {words}")
         return self
 

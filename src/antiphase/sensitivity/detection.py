@@ -15,6 +15,7 @@ every row of A1, and ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2 over t
 subtracted and the slopes ∂y/∂A of all maps are linearly independent; any other module is not recognised.
 """
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from antiphase.errors import first_line
@@ -218,14 +218,27 @@ class Replay:
 
 
 def _softmax_and_values(
-    query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(s·q·kᵀ + mask), what fused attention makes of unit vectors as values, and v of each head."""
-    units = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device).expand(*key.shape[:-1], -1)
-    with sdpa_kernel(SDPBackend.MATH):
-        maps = F.scaled_dot_product_attention(query, key, units, *rest, **options)
-    groups = query.shape[-3] // key.shape[-3] if options.get("enable_gqa") else 1
-    return maps, value if groups == 1 else value.repeat_interleave(groups, -3)
+    """Return softmax(s·q·kᵀ + mask) and v, whose product torch's fused attention computes unseen."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1), value
 
 
 @gradients(enabled=False)
