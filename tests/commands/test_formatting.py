@@ -21,11 +21,7 @@ from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import duration, eps_label, safe
 
 VITS = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
-SEEDS = [
-    Family("a", "", ("a-0", "a-1")),
-    Family("b", "", ("b-0", "b-1", "b-2")),
-    Family("c", "", ("c",)),
-]
+SEEDS = [Family("a", "", ("a-0", "a-1")), Family("b", "", ("b-0", "b-1", "b-2")), Family("c", "", ("c",))]
 EXAMPLES = [
     # attacks
     (words.attack_label("pgd", "linf"), "PGD (L∞)"),
@@ -77,7 +73,10 @@ EXAMPLES = [
     (shortened("a" * 20 + "b" * 40, 12), "aaa…bbbbbbbb"),
     (_broken("Presence of Specific Features"), "Presence of\nSpecific Features"),
     (listed([{"name": name} for name in "abcd"]), "a, b and 2 more"),
-    (in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), "steps 20, step_size ε/4, targets none"),
+    (
+        in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}),
+        "steps 20, step_size ε/4, targets none",
+    ),
     (in_one_line([]), "–"),
     (shown("a" * 100, most=20), "'aaaaaaa … aaaaaaa'"),
     (first_line(OSError("no such file\ntry another")), "no such file"),
