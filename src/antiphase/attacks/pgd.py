@@ -65,8 +65,8 @@ def pgd(
         random_start: draw x₀ at random; otherwise start at the clean image.
         momentum: μ, at least 0; with μ > 0, d_t uses g_t = μ·g_{t−1} + ∇loss/‖∇loss‖₁ in place of the gradient
             (Y. Dong et al., *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
-        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"cosine"`` or a callable of
-            (logits, labels) that returns one number per sample.
+        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"probability_margin"``,
+            ``"cosine"`` or a callable of (logits, labels) that returns one number per sample.
         **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
     """
     threat.refuse_infinite("PGD")

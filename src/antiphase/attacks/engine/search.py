@@ -73,8 +73,8 @@ class Search(Protocol):
     attack and item), ``forwards`` and ``backwards`` (passes so far), and with the state that every search has: ``t``
     (steps so far, 0), ``best`` (the clean image), its ``loss`` (−∞), ``found`` and ``done`` (False).
 
-    It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, None or 0 if
-    untargeted; and ``restarts`` per sample (and target class).
+    It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, "malt" for
+    those that MALT chooses, None or 0 if untargeted; and ``restarts`` per sample (and target class).
     """
 
     name: Any
