@@ -12,7 +12,7 @@ from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.checks import Targets
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, steepest
@@ -33,6 +33,7 @@ def apgd(
     restarts: Count = 1,
     rho: Probability = 0.75,
     momentum: Share = 0.75,
+    eot: Count = 1,
     budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -62,12 +63,13 @@ def apgd(
         restarts: random restarts per sample (and target class), at least 1.
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
+        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
     threat.refuse_infinite("APGD")
     loss = objective or ("dlr" if targets else "cross_entropy")
     search = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
-    return run_search(model, images, labels, threat, search, run, budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
 
 
 def checkpoints(steps: int) -> list[int]:

@@ -118,7 +118,7 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
     settings = keywords(stage.attack) | stage.settings
     count = math.prod(
         settings.get(name) or 1
-        for name in ("steps", "search_steps", "queries", "draws", "restarts", "passes")
+        for name in ("steps", "search_steps", "queries", "draws", "restarts", "passes", "eot")
     )
     targets = settings.get("targets")
     malt = targets == "malt"

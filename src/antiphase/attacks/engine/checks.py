@@ -104,7 +104,8 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             return []
         return [
             "the model is randomised: the same images gave different logits, so results are not reproducible; attack "
-            'the mean logits (passes=20, autoattack version="rand") or remove the randomness'
+            "the mean logits of 20 passes, with eot=20 of pgd, apgd or square (--set eot=20) or with version='rand' of "
+            "autoattack (--version rand), or remove the randomness"
         ]
     warnings = []
     inverted = [some[0].amin() + some[0].amax() - some[0], *some[1:]]
