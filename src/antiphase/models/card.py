@@ -35,6 +35,17 @@ _KNOWN: dict[str, AttentionKind] = {
     "torch.nn.modules.activation.MultiheadAttention": "softmax",
     "open_clip.modified_resnet.AttentionPool2d": "softmax",
 }
+_RECIPE = [
+    "data",
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "schedule",
+    "augment",
+    "adversarial",
+]
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
@@ -213,16 +224,26 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
                 told = f"its own preprocessing would be {usual}; it gets the pictures of {used}"
                 doubts.append(f"{card_of(model).spec}: {told}")
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
-        sizes = ("×".join(map(str, card.image_shape)) for card in (one, other))
-        for what, mine, theirs in (
-            ("input sizes", *sizes),
-            ("tags of the weights", one.tag, other.tag),
-            ("preprocessing", one.preprocessing, other.preprocessing),
-        ):
-            if mine and theirs and mine != theirs:
-                told = f"differ in more than their attention: {what} {mine} and {theirs}"
-                doubts.append(f"{one.spec} and its twin {other.spec} {told}")
+        doubts += twin_doubts(one, other)
     return doubts
+
+
+def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
+    """Return in what twins differ besides their attention, as warnings; what is not known of both is not compared."""
+    sizes = ("×".join(map(str, card.image_shape)) for card in (one, other))
+    pairs = [("input sizes", *sizes), ("tags of the weights", one.tag, other.tag)]
+    pairs.append(("preprocessing", one.preprocessing, other.preprocessing))
+    recipes = [card.recipe or {} for card in (one, other)]
+    if all("epochs" in recipe for recipe in recipes):
+        unequal = [name for name in _RECIPE if len({str(recipe.get(name)) for recipe in recipes}) > 1]
+        words = (", ".join(f"{name} {recipe.get(name)}" for name in unequal) for recipe in recipes)
+        pairs.append(("recipes", *words))
+    told = f"{one.spec} and its twin {other.spec} differ in more than their attention"
+    return [
+        f"{told}: {what} {mine} and {theirs}"
+        for what, mine, theirs in pairs
+        if mine and theirs and mine != theirs
+    ]
 
 
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:

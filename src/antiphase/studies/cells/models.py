@@ -84,13 +84,14 @@ class Given(_Made):
     spec: str
     content: str = ""
     note: str = aside("")
+    random_weights: bool = False
 
     @property
     def label(self) -> str:
         return self.spec
 
     def load(self, lab: Lab) -> nn.Module:
-        return with_kind_found(load_model(self.spec))
+        return with_kind_found(load_model(self.spec, random_weights=self.random_weights))
 
 
 @final
