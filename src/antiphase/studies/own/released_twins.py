@@ -66,8 +66,9 @@ def note_of(pair: tuple[str, str]) -> str:
     unequal = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     found = [*twin_doubts(*cards), *(f"shape of {name} differs" for name in unequal)]
     size = "×".join(map(str, cards[0].image_shape))
-    same = f"as its twin {pair[1]}: tag {cards[0].tag}, input {size}, preprocessing, shapes"
-    return "; ".join(found) or same
+    return (
+        "; ".join(found) or f"as its twin {pair[1]}: tag {cards[0].tag}, input {size}, preprocessing, shapes"
+    )
 
 
 def random_clip(seed: int) -> nn.Module:
@@ -130,13 +131,12 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def checks(rows: RowsByTable) -> Checks:
     """Check in each pair whether the differential twin is broken more often, by attack."""
+    kinds = {attack: rows["attack"].filter(attack=attack) for attack in ("pgd", "autoattack")}
     return {
         f"{name}-fragile": [
             check
-            for attack in ("pgd", "autoattack")
-            for check in on_average(
-                rows["attack"].filter(attack=attack), one, than=two, eps=EPS, attack=attack
-            )
+            for attack, some in kinds.items()
+            for check in on_average(some, one, than=two, eps=EPS, attack=attack)
         ]
         for name, (one, two) in PAIRS.items()
     }
