@@ -204,7 +204,10 @@ class Measurement(Cell):
         """Return a classifier on the lab's device, and its images with the preprocessing of the model."""
         loaded = lab.model(self.model)
         size, channels = size_for([loaded])
-        images = lab.images(self.data, self.split, limit, image_size=image_size or size, channels=channels)
+        fit: dict[str, Any] = {"image_size": image_size or size, "channels": channels}
+        if self.data == "random":  # has no classes of its own
+            fit["num_classes"] = card_of(loaded).num_classes
+        images = lab.images(self.data, self.split, limit, **fit)
         settle_size([loaded], images.image_shape)
         images = with_own_pixels(images, [loaded])
         classifier = bound(loaded, images, prompt)

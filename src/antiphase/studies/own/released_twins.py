@@ -51,8 +51,7 @@ def card_of_name(name: str) -> ModelCard:
         raise UserError(f"{spec}: timm {timm.__version__} has no such weights; expected one of {known}")
     config = timm.get_pretrained_cfg(name).to_dict()
     used = of_timm(timm.data.resolve_data_config(pretrained_cfg=config), spec)
-    facts = name, spec, "unknown", None, used.image_shape, config["num_classes"]
-    return ModelCard(*facts, preprocessing=used, tag=tag)
+    return ModelCard(name, spec, "unknown", None, used.image_shape, 1000, preprocessing=used, tag=tag)
 
 
 @lru_cache
