@@ -50,11 +50,7 @@ def commands_of(name: str) -> "dict[str, Command]":
 
 
 def find_command(name: str) -> "Command":
-    """Return a command by name, such as ``"audit"`` or ``"study run"``.
-
-    Raises:
-        UserError: there is no such command.
-    """
+    """Return a command by name, such as ``"audit"`` or ``"study run"``; a UserError lists those that there are."""
     group = name.split(" ")[0]
     command = commands_of(group).get(name) if group in COMMANDS else None
     if command is None:
