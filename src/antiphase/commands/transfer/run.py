@@ -98,7 +98,11 @@ def _measure(
                 classes = {"clean_prediction": images, "prediction": made.adversarial}
                 columns |= {name: logits_of(model, shown).argmax(1) for name, shown in classes.items()}
                 frame = pl.DataFrame({name: values.numpy() for name, values in columns.items()})
-                frame = frame.with_columns(target=pl.lit(number)).select(*_CELL_SCHEMA).cast(pl.Schema(_CELL_SCHEMA))
+                frame = (
+                    frame.with_columns(target=pl.lit(number))
+                    .select(*_CELL_SCHEMA)
+                    .cast(pl.Schema(_CELL_SCHEMA))
+                )
                 cache.journals[surrogate].append(frame)
     rows = cache.collect()[surrogate].filter(pl.col("sample").is_in(data.ids.tolist()))
     return rows.with_columns(success=pl.col("prediction") != pl.col("clean_prediction")), [*cache.warnings]
