@@ -44,10 +44,7 @@ def by_depth(lambda_init: float) -> Callable[[int], float]:
 
 
 class VectorLambda(nn.Module):
-    """λ = exp(q1·k1) − exp(q2·k2) + λ_init with four learned vectors, shared by the heads of a layer.
-
-    They are as long as the queries of a head and start as N(0, 0.1). Source: Differential Transformer, equation (2).
-    """
+    """λ = exp(q1·k1) − exp(q2·k2) + λ_init, four vectors for all heads (Differential Transformer, equation 2)."""
 
     @validated
     def __init__(self, width: Count, lambda_init: float) -> None:
@@ -64,10 +61,7 @@ class VectorLambda(nn.Module):
 
 
 class ScalarLambda(nn.Module):
-    """λ = exp(a) − exp(b) + λ_init with two learned numbers for each head, both 0 at the start.
-
-    DiffCLIP's text gives no formula; this is the form of timm's ``DiffAttention(dual_lambda=True)``.
-    """
+    """λ = exp(a) − exp(b) + λ_init, two learned numbers for each head, 0 at the start (timm's ``dual_lambda=True``)."""
 
     @validated
     def __init__(self, num_diff_heads: Count, lambda_init: float) -> None:
@@ -102,10 +96,7 @@ class FixedLambda(nn.Module):
 
 
 class GateLambda(nn.Module):
-    """λ = σ(x·W), one number for each token and head, about ½ at the start.
-
-    Source: Diff Transformer V2 (microsoft/unilm, ``multihead_flashdiffv2.py``), whose ``lambda_proj`` is W.
-    """
+    """λ = σ(x·W), one number for each token and head: ``lambda_proj`` of Diff Transformer V2 (microsoft/unilm)."""
 
     reads_tokens = True
 

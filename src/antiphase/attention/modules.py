@@ -114,7 +114,6 @@ class _SelfAttention(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
 
     def head_norm(self) -> HeadNorm | None:
-        """Return the norm behind the product, with the factor 1 − λ_init in its weight."""
         return None if self.norm is None else HeadNorm(self.norm.weight * self.scale, _EPS)
 
     def maps(self, x: Tokens, mask: Tensor | None = None) -> AttentionMaps:
@@ -183,11 +182,7 @@ def _standard(dim: int, num_heads: int) -> Layout:
 
 
 class SoftmaxAttention(_SelfAttention):
-    """Standard multi-head self-attention, with timm's parameter names (``qkv``, ``proj``).
-
-    ``num_heads`` divides ``dim``, the width of the tokens. For ``backend`` see
-    :func:`~antiphase.attention.backends.choice.attend`.
-    """
+    """Standard multi-head self-attention, with timm's parameter names (``qkv``, ``proj``)."""
 
     shown = ("num_heads",)
 
@@ -200,10 +195,7 @@ class SoftmaxAttention(_SelfAttention):
 
 
 class NormedAttention(_SelfAttention):
-    """Standard multi-head self-attention: proj(scale · RMSNorm(A·V)), the norm over each head's values.
-
-    A control for :class:`DifferentialAttention`, which has the same norm and factor, and a second map.
-    """
+    """Standard self-attention with V1's norm over each head's values and its factor: proj(scale · RMSNorm(A·V))."""
 
     shown = ("num_heads", "scale")
 

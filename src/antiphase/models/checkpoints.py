@@ -242,7 +242,6 @@ def file_and_set(name: str | Path) -> tuple[Path, str]:
 
 
 def _choice(labels: list[str], path: Path) -> str:
-    """Return the only set of weights that fits, or the moving average of the only other one."""
     if len(labels) == 1:
         return labels[0]
     averages = list(filter(_AVERAGE.search, labels))

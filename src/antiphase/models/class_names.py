@@ -102,7 +102,6 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet, fix: str) 
 
 
 def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
-    """Return (name, output) lists: the model's own names, then synonyms of the WordNet ids of ImageNet's classes."""
     own = [(name, output) for output, name in enumerate(class_names) if name]
     prompted = prompt_names()
     if all(map(WNID.fullmatch, class_names)):

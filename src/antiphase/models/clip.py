@@ -276,10 +276,7 @@ def diffclip_vit_b16(
 def clip_sizes(
     preset: str, *, dim: int | None = None, depth: int | None = None, image_size: int | None = None
 ) -> dict[str, dict[str, int]]:
-    """Return ``vision`` and ``text`` of :func:`configure_clip` with other sizes than the preset's in both towers.
-
-    Heads keep their width, so that ``dim`` is a multiple of two heads: of 64 for ``"small"``, of 128 for ``"b16"``.
-    """
+    """Return ``vision`` and ``text`` of :func:`configure_clip` with other sizes; heads keep their width."""
     towers: dict[str, dict[str, int]] = {"vision": {}, "text": {}}
     for name, sizes in towers.items():
         width = PRESETS[preset][name]["dim"] // PRESETS[preset][name]["num_heads"]

@@ -105,7 +105,6 @@ def _settings(to: str, ratio: int | None) -> dict[str, Any]:
 
 
 def _as_differential(tower: Any, state: State) -> State:
-    """Return weights of standard attention as those of a tower, where its attention is differential."""
     own = {name: weight for name, weight in tower.state_dict().items() if ".lam." in name}
     state = own | state
     for index, block in enumerate(tower.blocks):
@@ -186,7 +185,6 @@ def _timm(net: Any, normalize: Any, spec: str) -> _Source:
 
 
 def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
-    """Return open_clip's CLIP with its own vision transformer."""
     import open_clip.transformer
 
     net: Any = model.model

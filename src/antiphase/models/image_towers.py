@@ -57,7 +57,6 @@ def image_tower(model: nn.Module) -> ImageTower:
 
 
 def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
-    """Take the input of the linear layer that gives the logits as the features of any other classifier."""
     card = card_of(model)
     try:
         with torch.no_grad():
@@ -72,7 +71,6 @@ def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
 
 
 def _open_clip(model: OpenClip) -> tuple[Any, Any] | None:
-    """Return the functions before and of the projection; None if the tower cannot be split there."""
     visual: Any = model.model.visual
     if isinstance(projection := getattr(visual, "proj", None), nn.Parameter):  # the vision transformers
 

@@ -149,7 +149,6 @@ def one_side(sides: Sequence[Any], spec: str) -> int:
 
 
 def _geometry(processor: Any, spec: str) -> Square:
-    """Return how a processor resizes and crops; classes that resize in a way of their own are named."""
     name = type(processor).__name__.removesuffix("Pil").removesuffix("Fast").removesuffix("ImageProcessor")
     size = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
     if not size:
@@ -197,7 +196,6 @@ def _affine(processor: Any, channels: int) -> tuple[Numbers, Numbers]:
 
 
 def _numbers(values: Any, channels: int) -> Numbers:
-    """Return one number for each channel: their mean if there are as many for colour pictures, and others are taken."""
     numbers = (float(values),) if isinstance(values, int | float) else tuple(map(float, values))
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 

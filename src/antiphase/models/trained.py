@@ -137,7 +137,6 @@ def code_of(text: str) -> str:
 
 
 def _found(directory: Path, spec: str, folder: Path) -> str:
-    """Return a specification with the whole path of the file or folder that it names; refuse one that has moved."""
     kind, _, rest = spec.partition(":")
     ends = {"python": rest.partition(":")[0], "hf": rest}
     place = spec if kind not in MODELS else ends.get(kind, rest.partition("@")[2])

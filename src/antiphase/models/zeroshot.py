@@ -49,10 +49,7 @@ def as_dual_encoder(model: nn.Module) -> DualEncoder:
 
 @validated
 class ZeroShotClassifier(nn.Module):
-    """Classify images by their cosines with class embeddings: z_k = exp(logit_scale)·cos(image, class k).
-
-    ``weights`` has the unit vectors of the classes, one per column. Starts in evaluation mode, as the dual encoder.
-    """
+    """Classify by z_k = exp(logit_scale)·cos(image, class k); ``weights`` has the classes' unit vectors as columns."""
 
     weights: Tensor
 

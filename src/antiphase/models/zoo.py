@@ -137,7 +137,6 @@ def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = N
 
 
 def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
-    """Attach the card of a training, and how it, or the model that it was converted from, resized image files."""
     if square := (card.recipe or {}).get(SQUARE):
         try:
             object.__setattr__(model, "square", Square(**square))
@@ -231,10 +230,7 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
 
 @validated
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
-    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, and return its URL.
-
-    ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
-    """
+    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, with your token; return its URL."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, folder)
         api = HfApi()

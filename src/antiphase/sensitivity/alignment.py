@@ -89,8 +89,6 @@ def align(gram: Gram, probes: bool) -> Alignment:
 
 
 def _gram(positive: AnyBranch, negative: Subtracted | None, lam: Tensor, gradient: Gradient) -> Gram:
-    """Return the inner products of gradients (batch, heads, …) of A1 and A2 for each sample and head."""
-
     def inner(x: Tensor, y: Tensor) -> Tensor:
         return (x * y).flatten(2).sum(-1)
 
@@ -212,7 +210,6 @@ def direction_grams(
 def _along(
     model: nn.Module, images: Tensor, directions: Tensor, call: Forward, measure: Callable[[Layer], Any]
 ) -> Iterator[tuple[Layer, list[Any]]]:
-    """Yield each layer with what is measured of it along every direction; a pass each."""
     measured: dict[str, list[Any]] = {}
     layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
     for u in directions:

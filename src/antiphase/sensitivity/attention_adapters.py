@@ -67,7 +67,6 @@ def _class_names(module: nn.Module) -> list[str]:
 
 
 def _registered(module: nn.Module) -> type | str | None:
-    """Return the key of a module's adapter, by the nearest of its classes that has one."""
     pairs = zip(type(module).__mro__, _class_names(module), strict=True)
     return next((key for pair in pairs for key in pair if key in _ADAPTERS), None)
 
@@ -81,7 +80,6 @@ def _branch(
     scale: float | None = None,
     turns: Sequence[Turn | None] = (None, None),
 ) -> tuple[Branch, Tensor]:
-    """Return the branch of all maps and the values, from matrices and head counts of queries, keys and values."""
     (q, to_q), (k, to_k), (v, _) = (
         (
             F.linear(x, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2),
@@ -130,7 +128,6 @@ def _layer(
 
 
 def _by_parts(module: Any, call: Call) -> Layer:
-    """Split attention of ours, or a variant of it, that projects by ``qkv`` and splits by ``parts``."""
     x, lam = call.tokens, lambda_of(module)
     queries, keys, v = module.parts(module.qkv(x))
     to_queries, to_keys, _ = module.parts(module.qkv.weight.mT[None])  # rows of the matrix, as tokens

@@ -51,7 +51,6 @@ class Path:
 
     @property
     def gain(self) -> Float[Tensor, "batch stages"]:
-        """Growth of each stage, ‖Δ(d)‖ / ‖Δ(d−1)‖."""
         return self.length[:, 1:] / self.length[:, :-1]
 
     @property
@@ -136,9 +135,8 @@ def stage_norms(
 def crossover(differences: Annotated[Mapping[int, tuple[float, float]], NOT_EMPTY]) -> int | None:
     """Return the depth from which the differential model is more robust than the standard one; None if undecided.
 
-    Of a family of models, ``differences`` has the interval (low, high) of ASR(differential) − ASR(standard) by depth.
-    The result is the smallest depth such that all intervals from it on lie below 0 and an earlier one lies above 0.
-    (The paper's Corollary 1 solves aᴰ = bᴰ, which gives no depth: unless a = b, only D = 0 solves it.)
+    ``differences`` has the interval (low, high) of ASR(differential) − ASR(standard) by depth: all from the result on
+    lie below 0, and an earlier one above. (Corollary 1 solves aᴰ = bᴰ, which unless a = b only D = 0 does.)
 
     >>> crossover({1: (0.02, 0.05), 2: (-0.01, 0.02), 4: (-0.06, -0.01)})
     4

@@ -575,7 +575,6 @@ def _signs(sides: list[tuple[set[int], set[int]]], groups: tuple[int, ...]) -> t
 
 
 def _lowest(grams: Tensor) -> Tensor:
-    """Return the smallest eigenvalue of each matrix of inner products, of vectors scaled to length 1."""
     length = grams.diagonal(dim1=-2, dim2=-1).sqrt()
     return torch.linalg.eigvalsh(grams / (length[..., None] * length[..., None, :]))[..., 0]
 

@@ -17,7 +17,6 @@ from antiphase.statistics.intervals import Estimate, Statistic, as_difference, a
 
 
 def _schema(texts: str, integers: str, columns: str) -> dict[str, Any]:
-    """Return a schema of columns, which are numbers unless they are named before."""
     kinds = dict.fromkeys(texts.split(), pl.String) | dict.fromkeys(integers.split(), pl.Int64)
     return {name: kinds.get(name, pl.Float64) for name in columns.split()}
 
@@ -85,10 +84,7 @@ def within(metric: str) -> Callable[[Estimate], Estimate]:
 def estimate_table(
     blocks: Iterable[Block], keys: Mapping[str, Any], value: str = "value", bounded: bool = True
 ) -> pl.DataFrame:
-    """Estimate each metric of each block, with an interval over the samples, within its range if it is ``bounded``.
-
-    Columns: those of the schema ``keys``, then ``metric, value, low, high, n`` with ``value`` named as given.
-    """
+    """Estimate each metric of each block, with an interval over the samples, within its range if ``bounded``."""
     rows = []
     with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
         for key, parts, statistics in blocks:
@@ -183,7 +179,6 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sample_parts(block: pl.DataFrame) -> np.ndarray:
-    """Return (samples, parts) of one model, site and layer: means over the heads, samples by their ids."""
     return _signed(block).group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
 
 

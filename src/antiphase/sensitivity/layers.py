@@ -124,7 +124,6 @@ class Branch:
         return to_query @ self.to_q + to_key @ self.to_k
 
     def jvp(self, direction: Tokens) -> Maps:
-        """Return J·t, the derivative of the map as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
         query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
         key = _push(self.turn_k, self.k, moved @ self.to_k.mT)
@@ -227,7 +226,6 @@ class Call:
     output: Tensor  # first tensor returned
 
     def given(self, place: int, name: str) -> Any:
-        """Return an argument after the tokens by position (from 0) or name; None if absent."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name)
 
     def is_tokens(self, tensor: Tensor) -> bool:
@@ -264,7 +262,6 @@ class Layer:
 
     @property
     def maps(self) -> AttentionMaps:
-        """The maps; differentiable with respect to the tokens if these have a graph."""
         negative = None if self.negative is None else self.negative.attention
         return AttentionMaps(self.positive.attention, negative, self.lam)
 

@@ -71,7 +71,6 @@ class Linearisation:
 
     @cached_property
     def _back(self) -> tuple[Tensor, Tensor]:
-        """A vector w, and J(x)ᵀ·w with its graph."""
         with torch.enable_grad():
             w = torch.zeros_like(self.y, requires_grad=True)
             return w, _gradient(self.y, self.x, w, create_graph=True)
@@ -92,7 +91,6 @@ def _gradient(y: Tensor, x: Tensor, u: Tensor, create_graph: bool = False) -> Te
 
 
 def _checked(y: Tensor, x: Tensor) -> Tensor:
-    """Return what f made of x, one row a sample; refuse what is not finite floats."""
     if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape[:1] != x.shape[:1]:
         shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise UserError(f"f returned {shape} for {len(x)} samples: expected floats, one row for each sample")
@@ -233,7 +231,6 @@ def _draw_point(x: Tensor, eps: float, seed: int, ids: Tensor, draw: int) -> Ten
 
 
 def _chord(change: Tensor, delta: Tensor) -> Tensor:
-    """Return ‖change‖ / ‖ξ‖; 0 where ξ was rounded off."""
     length = _length(delta)
     return torch.where(length > 0, _length(change).to(length.dtype) / length, 0.0)
 
@@ -318,7 +315,6 @@ def gradient_ascent(
 
 
 def _inside(w: Tensor, radius: Tensor, eps: float) -> Tensor:
-    """Return r·w, r the nearest to ``radius`` that the ball and the least radius leave."""
     greatest = eps / row_norm(w, "linf")
     return w * per_row(torch.minimum(torch.maximum(radius, _LEAST_RADIUS * greatest), greatest), w)
 

@@ -200,7 +200,6 @@ def observe(
 
 
 def _block_name(call: Call) -> str:
-    """Return the name of a call's module up to its first number, or that of the module's parent."""
     numbered = re.match(r"(.*?\.)?\d+(?=\.|$)", call.name)
     return numbered[0] if numbered else call.name.rpartition(".")[0]
 

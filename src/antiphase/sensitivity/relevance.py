@@ -78,8 +78,8 @@ def attention_map(
 ) -> Float[Tensor, "batch rows columns"]:
     """Return the attention of the class token to the patches, averaged over the heads; independent of the text.
 
-    ``part``: ``"combined"``: A1 − λ·A2, of either sign; ``"positive"``: A1, ``"negative"``: A2, both in [0, 1].
-    ``layer`` of the image tower, from 0; negative numbers count from the end. Errors as :func:`chefer_relevance`.
+    ``part``: A1 − λ·A2 (``"combined"``), A1 or A2; ``layer`` of the image tower, negative from the end; errors as
+    :func:`chefer_relevance`.
     """
     calls, _, side = _watch(as_dual_encoder(model), model, images)
     with torch.no_grad():
@@ -116,7 +116,6 @@ METHODS: dict[str, Method] = {
 
 
 def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list[Call], Tensor, int]:
-    """Return the image tower's calls with their graph, the embeddings, and the side of the patch grid."""
     kept: list[Tensor] = []
     # leaf(images) requires a gradient, so that there is a graph even if the weights are frozen
     calls = record(model, leaf(images), call=lambda x: kept.append(encoder.encode_image(x)), graph=True)
@@ -142,7 +141,6 @@ def _layer(number: int, count: int) -> int:
 
 
 def _part(layer: Layer, part: Part) -> tuple[Tensor, Tensor | float]:
-    """Return the map and its derivative's factor relative to the derivative with respect to the combined map."""
     if part == "negative":
         if layer.maps.negative is None or layer.lam is None:
             raise NoSecondMap(f"{layer.name}: standard attention has no A2; expected differential attention")
@@ -151,7 +149,6 @@ def _part(layer: Layer, part: Part) -> tuple[Tensor, Tensor | float]:
 
 
 def _cams(call: Call, part: Part, cotangents: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Yield cam, ``(batch, tokens, tokens)``, for each gradient at the module's output."""
     with torch.no_grad():
         layer = take_apart(call)
         attention, factor = _part(layer, part)

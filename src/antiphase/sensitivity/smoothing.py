@@ -167,7 +167,6 @@ def _votes(
     size: int | None,
     advance: Callable[[float], object],
 ) -> Iterator[Int64[Tensor, " draws"]]:
-    """Yield the classes of each image's noisy copies in turn; copies are numbered image by image."""
     draws, pixels = smoothing.select + smoothing.samples, math.prod(images.shape[1:])
     block, batch = _SIZES.get(oracle.device.type, _ELSEWHERE)
     size = size or min(batch, max(QUANTUM, _BATCH_NUMBERS // pixels))

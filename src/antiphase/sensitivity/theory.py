@@ -43,8 +43,8 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
 def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2).
 
-    No bound of the ratio of the two local Lipschitz constants, as the paper's Lemma 2 claims: the constant over a ball
-    is at least the norm at its centre, not at most.
+    No bound of the ratio of local Lipschitz constants (Lemma 2): the constant over a ball is at least the norm at its
+    centre.
     """
     _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
     return gamma * amplification(lam, rho, cosine)
@@ -77,10 +77,9 @@ def radius_ratio(
 ) -> Numbers:
     """Compute R_DA / R_base = Δm / (γ·√(1 + λ²ρ² − 2λρ·cosθ)), the corrected equation (6) (Theorem 5).
 
-    Δm = m_DA / m_base is at least 0. This is the ratio of the radii of two models that are linear around the image;
-    infinite if the differential layer's gradient vanishes (λρ = 1, cosθ = 1) and Δm > 0. The paper's equation (6) has
-    −2λρ·cosθ outside the root, where at cosθ = −1 it gives √(1 + λ²ρ²) + 2λρ, while its text says 1 + λρ, and claims a
-    lower bound, which would need the ratio of two Lipschitz constants (see :func:`relative_sensitivity`).
+    Δm = m_DA / m_base is at least 0. The ratio of the radii of two models that are linear around the image; infinite if
+    the differential layer's gradient vanishes and Δm > 0. The paper has −2λρ·cosθ outside the root, which at cosθ = −1
+    does not give its own 1 + λρ, and claims a lower bound, which would need two Lipschitz constants.
 
     >>> radius_ratio(1.8, 1.0, 0.8, 1.0, -1.0)
     1.0
@@ -116,7 +115,6 @@ def _plain(values: np.ndarray) -> Numbers:
 
 
 def _require(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.bool_) -> None:
-    """Raise a UserError that names the first value marked as wrong."""
     if np.any(wrong):
         first = float(np.broadcast_to(np.asarray(values), np.shape(wrong))[wrong].flat[0])
         raise UserError(f"{name} {first:g}: expected a number {expected}")

@@ -79,10 +79,7 @@ def attend(
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, backend: BackendName) -> Tensor:
-    """Return A v of heads of one map each; if there are fewer heads of keys and values, several share one.
-
-    To every backend these are more queries of one head. The mask is the same for all heads then.
-    """
+    """Return A v of heads of one map each; heads that share keys and values are more queries of one head."""
     heads, keys, tokens = q.shape[1], k.shape[1], q.shape[2]
     group = heads // keys
     if group > 1:
@@ -107,7 +104,6 @@ def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
 
 
 def _check(queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: Any) -> bool:
-    """Refuse shapes that do not fit; return whether a backend with a backward pass of its own can compute them."""
     of_lam, (*every, _) = lam.shape if isinstance(lam, Tensor) else (), queries[0]
     if tuple(of_lam) not in ((), (every[-2],), tuple(every)):
         words = f"expected (), one for each of {every[-2]} heads, or {tuple(every)}: one for each query"

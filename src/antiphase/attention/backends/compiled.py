@@ -86,7 +86,6 @@ def compiled_gradients(
 
 
 def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    """Return queries, keys, values, λ of each head, bias and dead rows as the kernels take them."""
     *branches, v = map(_row, flat(parts))
     queries, keys = branches[: len(parts[0])], branches[len(parts[0]) :]
     batch, heads, keys_held, _ = v.shape

@@ -175,7 +175,6 @@ def importing_from(folder: Path) -> Iterator[None]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a Python file under its own name, unless another module has that name."""
     name = path.stem if path.stem not in sys.modules else f"python_{path.stem}"
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

@@ -140,7 +140,6 @@ def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) ->
 
 
 def _shapes(model: nn.Module) -> Iterator[ImageShape]:
-    """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2."""
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     channels = (3, 1) if first is None else (first.in_channels,)
     patch = first.stride[0] if first is not None and first.stride == first.kernel_size else 1
