@@ -99,12 +99,12 @@ def models(profile: Profile) -> list[Given | Own]:
 def cells(profile: Profile) -> list[Cell]:
     """Return accuracy, PGD over ε, AutoAttack and alignment, which has λ, of every model."""
     data, images, pgd, few, aligned, *settings = _SIZES[profile.name]
-    made: list[Cell] = []
+    eps, made = EPS[1:2] if profile.name == "smoke" else EPS, list[Cell]()
     for model in models(profile):
         on: dict[str, Any] = {"model": model, "data": data}
         made.append(Accuracy(**on, limit=images))
-        made.append(Attack(**on, eps=EPS, limit=pgd, settings=settings[0]))
-        made.append(Attack(**on, eps=EPS, limit=few, attack="autoattack", settings=settings[1]))
+        made.append(Attack(**on, eps=eps, limit=pgd, settings=settings[0]))
+        made.append(Attack(**on, eps=eps, limit=few, attack="autoattack", settings=settings[1]))
         made.append(Sense(**on, part="alignment", limit=aligned, settings=settings[2]))
     return made
 
