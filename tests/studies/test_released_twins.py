@@ -47,6 +47,7 @@ def test_a_smoke_run_has_random_weights_and_its_page_says_so():
     assert study.settings(profile("paper"))["weights"] == "as released"
 
 
+@pytest.mark.filterwarnings("ignore:class names")  # of noise
 def test_rows_of_a_pair_are_drawn_and_checked(tmp_path):
     cells = study.cells(profile("smoke"))
     cells = [cell for cell in cells if cell.model.factors()["series"] in study.PAIRS["diffclip"]]
