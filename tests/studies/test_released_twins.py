@@ -5,11 +5,8 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.studies.cells import Given
-from antiphase.studies.context import Lab
 from antiphase.studies.own import released_twins as study
-from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
-from antiphase.studies.store import Store
 
 
 @pytest.mark.parametrize("name", ["dwee", "dpwee"])
@@ -47,21 +44,40 @@ def test_a_smoke_run_has_random_weights_and_its_page_says_so():
     assert study.settings(profile("paper"))["weights"] == "as released"
 
 
-@pytest.mark.filterwarnings("ignore:class names")  # of noise
-def test_rows_of_a_pair_are_drawn_and_checked(tmp_path):
-    cells = study.cells(profile("smoke"))
-    cells = [cell for cell in cells if cell.model.factors()["series"] in study.PAIRS["diffclip"]]
-    store = Store(tmp_path)
-    run_cells(cells, Lab(store, progress=False), lambda _: None)
-    rows = {}
-    for cell in cells:
-        frame = store.rows(cell)
-        rows[cell.table] = (
-            pl.concat([rows[cell.table], frame], how="diagonal") if cell.table in rows else frame
-        )
-    shown = study.draw(rows)
-    assert {panel.title for panel in shown.plots[0].panels} == {"diffclip, pgd", "diffclip, autoattack"}
-    assert {"lam", "cosine", "accuracy"} < {table.name for table in shown.tables}
-    decisive = [check for check in study.checks(rows)["diffclip-fragile"] if check.decides]
-    assert all(check.estimate is not None for check in decisive)
-    assert len(decisive) == 2
+def made_up():
+    """Rows of the pair of CLIPs, of which DiffCLIP is broken on 3 of 4 images and CLIP on 1; λ is 0.5 and 0.7."""
+    rows = {"attack": [], "accuracy": [], "alignment": []}
+    for series, broken in (("DiffCLIP", 3), ("CLIP", 1)):
+        about = {"series": series, "training_seed": 0, "data": "imagenet"}
+        kind = "differential" if series == "DiffCLIP" else "softmax"
+        for sample in range(4):
+            one = about | {"sample": sample, "cell": series}
+            rows["accuracy"].append(one | {"label": 0, "prediction": 0})
+            rows["attack"] += [
+                one | {"attack": attack, "eps": eps, "success": sample < broken, "cell": series + attack}
+                for attack in ("pgd", "autoattack")
+                for eps in study.EPS
+            ]
+            parts = {
+                "site": "pixels",
+                "attention": kind,
+                "head": 0,
+                "first": 4.0,
+                "second": 1.0,
+                "cross": -1.0,
+            }
+            rows["alignment"] += [one | parts | {"layer": at, "lam": 0.5 + 0.2 * at} for at in (0, 1)]
+    return {table: pl.DataFrame(some) for table, some in rows.items()}
+
+
+def test_rows_of_a_pair_are_drawn_and_checked():
+    shown = study.draw(made_up())
+    panels = {panel.title: panel.points for panel in shown.plots[0].panels}
+    assert panels.keys() == {"diffclip, pgd", "diffclip, autoattack"}
+    assert set(panels["diffclip, pgd"].filter(series="DiffCLIP")["value"]) == {0.75}
+    tables = {table.name: table.cells for table in shown.tables}
+    assert tables["lam"]["value"].to_list() == pytest.approx([0.5, 0.7])
+    assert tables["cosine"]["value"].to_list() == pytest.approx([-0.5, -0.5])
+    assert tables["accuracy"]["value"].to_list() == [1.0, 1.0]
+    decisive = [check for check in study.checks(made_up())["diffclip-fragile"] if check.decides]
+    assert [check.estimate.value for check in decisive] == pytest.approx([0.5, 0.5])
