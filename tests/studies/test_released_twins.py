@@ -40,7 +40,7 @@ def test_weights_below_the_data_folder_replace_those_of_the_hub(tmp_path, monkey
 def test_a_smoke_run_has_random_weights_and_its_page_says_so():
     models = study.models(profile("smoke"))
     assert all(model.random_weights for model in models if isinstance(model, Given))
-    assert study.settings(profile("smoke"))["weights"].startswith("random, on noise")
+    assert study.settings(profile("smoke"))["weights"] == "random, on noise"
     assert study.settings(profile("paper"))["weights"] == "as released"
 
 
@@ -72,6 +72,9 @@ def made_up():
 
 def test_rows_of_a_pair_are_drawn_and_checked():
     shown = study.draw(made_up())
+    assert not shown.notes
+    random = {table: frame.with_columns(data=pl.lit("random")) for table, frame in made_up().items()}
+    assert study.draw(random).notes[0].startswith("Weights and images are random")
     panels = {panel.title: panel.points for panel in shown.plots[0].panels}
     assert panels.keys() == {"diffclip, pgd", "diffclip, autoattack"}
     assert set(panels["diffclip, pgd"].filter(series="DiffCLIP")["value"]) == {0.75}

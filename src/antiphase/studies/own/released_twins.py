@@ -123,9 +123,12 @@ def draw(rows: RowsByTable) -> Artefact:
         pl.mean("lam"), cosine=pl.sum("cross") / (pl.sum("first") * pl.sum("second")).sqrt()
     )
     for title, column in (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine")):
-        values = estimates(by_layer, ["series", "layer"], pl.col(column), "difference")
-        listed += tables(values, title, column, "series", pl.format("layer {}", pl.col("layer") + 1))
-    return Artefact([PAPER.plot("asr", shown)], listed)
+        values = estimates(by_layer, ["series", "layer"], pl.col(column), "number")
+        listed += tables(
+            values, title, column, "series", pl.format("layer {}", pl.col("layer") + 1), percent=False
+        )
+    notes = [PAPER.words["notes"]["random"]] if "random" in rows["accuracy"]["data"] else []
+    return Artefact([PAPER.plot("asr", shown)], listed, notes=notes)
 
 
 def checks(rows: RowsByTable) -> Checks:
