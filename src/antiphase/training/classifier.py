@@ -39,14 +39,14 @@ def train_classifier(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train a classifier and write it to a directory.
+    """Train a classifier and write it to a directory; a ``UserError`` if that has another run or the data do not fit.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors``, the weights of the last
     epoch. Calling it again resumes an interrupted run, and returns the log of a finished one. Under torchrun the
     processes share every batch; the gradient is that of the whole batch.
 
     If the recipe has an adversary, the model is trained on perturbed images only, and the log contains
-    ``robust_accuracy`` at the recipe's ε. An epoch always has as many parameter updates as in natural training, so an
+    ``robust_accuracy`` at the recipe's ε. An epoch has as many parameter updates as in natural training, so an
     adversary with n replays sees n times fewer images.
 
     Args:
@@ -55,9 +55,6 @@ def train_classifier(
         stored: what is written with the recipe besides.
         lambdas: returns the mean λ of each layer, for the log.
         trackers: experiment trackers, by name or as accelerate's objects.
-
-    Raises:
-        UserError: ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
     check_data(recipe, train)
     begin = partial(_begin, recipe, train, validation, model, lambdas)
@@ -68,15 +65,13 @@ def train_classifier(
 
 def check_data(recipe: Recipe, train: ImageSet) -> None:
     """Refuse images or classes that the recipe's model does not fit."""
-    model = recipe.model
+    model, classes = recipe.model, len(train.class_names)
     ours = not isinstance(model, StartingModel)
     shape = (model.in_channels, *2 * [model.image_size]) if ours else model.image_shape
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
-    if len(train.class_names) != recipe.model.num_classes:
-        raise UserError(
-            f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
-        )
+    if classes != model.num_classes:
+        raise UserError(f"{train.name} has {classes} classes; the model expects {model.num_classes}")
 
 
 def _begin(
@@ -90,7 +85,7 @@ def _begin(
     bare: Any = given if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
     if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
         raise UserError("the model: expected a module with weights that can be trained")
-    model, optimizer = accelerator.prepare(bare, _optimizer(bare, recipe))
+    model, optimizer = accelerator.prepare(bare, make_optimizer([*bare.parameters()], recipe))
     adversary, device = recipe.adversarial, accelerator.device
     replays = adversary.updates_per_batch if adversary else 1
     # an epoch has as many updates as in natural training; a step is a minibatch with all its replays, so that no state
@@ -129,7 +124,7 @@ def _begin(
         images = images.to(device)
 
         def learn(images: Tensor) -> Tensor:
-            total = F.cross_entropy(logits(images, model), labels, reduction="sum")
+            total = F.cross_entropy(logits(images, model), labels, reduction="sum")  # a penalty is added here
             # processes average their gradients, so n times the share's sum gives the mean over the batch
             loss = total * accelerator.num_processes / len(batch)
             accelerator.backward(loss)
@@ -149,9 +144,11 @@ def _begin(
         numbers: dict[str, Any] = {}
         if validation is not None:
             numbers["accuracy"] = accuracy(bare, validation, device)
-        if validation is not None and adversary is not None:
-            robust = adversarial.robust_accuracy(bare, validation, adversary.eps, device, seed=recipe.seed)
-            numbers["robust_accuracy"] = robust
+            if adversary is not None:
+                robust = adversarial.robust_accuracy(
+                    bare, validation, adversary.eps, device, seed=recipe.seed
+                )
+                numbers["robust_accuracy"] = robust
         return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:
@@ -173,8 +170,10 @@ def accuracy(
     return correct / len(data)
 
 
-def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Return Adam or AdamW, with weight decay on matrices and convolutions only."""
-    groups = loop.decayed(model, recipe.weight_decay, lambda parameter: parameter.ndim in (2, 4))
+def make_optimizer(
+    parameters: Sequence[Tensor], recipe: Recipe, axes: tuple[int, ...] = (2, 4)
+) -> torch.optim.Optimizer:
+    """Return Adam or AdamW, with weight decay on parameters of 2 or 4 axes: matrices and convolutions."""
+    groups = loop.decayed(parameters, recipe.weight_decay, lambda parameter: parameter.ndim in axes)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.learning_rate, fused=True)

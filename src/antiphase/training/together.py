@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from antiphase.attention import outputs_only
@@ -21,7 +21,7 @@ from antiphase.models.trained import StartingModel
 from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator
-from antiphase.training.classifier import accuracy, check_data
+from antiphase.training.classifier import accuracy, check_data, make_optimizer
 from antiphase.training.loop import METRICS_FILE, check_finite
 from antiphase.training.recipe import Recipe, learning_rate
 
@@ -37,19 +37,17 @@ def train_together(
 ) -> None:
     """Train several classifiers as one and write each to its folder, as ``train_classifier`` does.
 
-    Every model has the initial weights, the order of the images and the learning rates of a training by itself, so
-    that its weights differ from those by rounding only (which Adam may enlarge). A step computes each model's loss on
-    its own batch with ``torch.func.vmap`` over the stacked weights; the optimizer acts on each number alone. All
-    images are held on the device. A killed run starts again.
-
-    Args:
-        recipes: recipes that are equal but for seed and initial weights, without adversary or augmentation.
-
-    Raises:
-        UserError: the recipes differ in more, or a loss is not finite.
+    The ``recipes`` are equal but for seed and initial weights, without adversary or augmentation. Every model has the
+    initial weights, the order of the images and the learning rates of a training by itself, so that its weights differ
+    from those by rounding only (which Adam may enlarge). A step computes each model's loss on its own batch with
+    ``torch.func.vmap`` over the stacked weights; the optimizer acts on each number alone. All images are held on the
+    device. A killed run starts again.
     """
-    first = recipes[0]
-    if len({_shared(recipe) for recipe in recipes}) > 1:
+    first, shared = recipes[0], set()
+    for recipe in recipes:
+        model = recipe.model.model_copy(update={"initial_weights": "uniform"})
+        shared.add(recipe.model_copy(update={"seed": 0, "model": model}).model_dump_json())
+    if len(shared) > 1:
         raise UserError("recipes trained together: expected equal ones but for seed and initial weights")
     if first.adversarial is not None or first.augment != "none":
         raise UserError("recipes trained together: expected neither an adversary nor augmentation")
@@ -60,7 +58,7 @@ def train_together(
     for module in (one for model in models for one in model.modules() if hasattr(one, "backend")):
         module.backend = "eager"  # pyright: ignore (fused attention has no stacked form on every GPU)
     weights, buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
-    optimizer = _optimizer(weights, first)
+    optimizer = make_optimizer([*weights.values()], first, axes=(3, 5))  # stacked, they have one axis more
     everything = torch.arange(len(train))
     pixels, classes = train.images(everything).to(device), train.labels[everything].to(device)
 
@@ -94,7 +92,10 @@ def train_together(
             f"epoch {epoch + 1}/{first.epochs} · loss {float(sums.mean()) / steps:.4f} · {rate:.0f} images/s each"
         )
         last = epoch + 1 == first.epochs
-        _copy_back(models, weights)
+        with torch.no_grad():
+            for place, model in enumerate(models):
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(weights[name][place])
         for model, log, mean in zip(models, logs, (sums / steps).tolist(), strict=True):
             row = {"epoch": epoch + 1, "loss": mean, "learning_rate": optimizer.param_groups[0]["lr"]}
             row |= {"accuracy": accuracy(model, validation, device)} if last else {}
@@ -106,28 +107,3 @@ def train_together(
         write_json(folder / checkpoints.RECIPE_FILE, fields)
         write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in log))
         checkpoints.save(model, fields, folder, getattr(torch, recipe.store))
-
-
-def _shared(recipe: Recipe) -> str:
-    """Return what recipes trained together have in common."""
-    model = recipe.model.model_copy(update={"initial_weights": "uniform"})
-    return recipe.model_copy(update={"seed": 0, "model": model}).model_dump_json()
-
-
-def _optimizer(weights: dict[str, Tensor], recipe: Recipe) -> torch.optim.Optimizer:
-    """Return the optimizer of a training by itself for stacked weights, which have one dimension more."""
-    decays = [weight for weight in weights.values() if weight.ndim in (3, 5)]
-    others = [weight for weight in weights.values() if weight.ndim not in (3, 5)]
-    groups = [
-        {"params": decays, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.learning_rate, fused=True)
-
-
-@torch.no_grad()
-def _copy_back(models: Sequence[nn.Module], weights: dict[str, Tensor]) -> None:
-    for place, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name][place])

@@ -52,9 +52,8 @@ class VlmRecipe(Fields):
     tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
     decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
 
-    ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; ``"captions"`` are a least squares
-    fit from image tokens to the words of the captions, see :meth:`~antiphase.vlm.Projector.start_at_words`. With
-    ``text_first`` the first epoch begins with the conversations that have no image.
+    ``projector_start`` of stage 1: PyTorch's weights, as in LLaVA, or :meth:`~antiphase.vlm.Projector.start_at_words`.
+    With ``text_first`` the first epoch begins with the conversations that have no image.
     """
 
     kind: Literal["vlm"] = "vlm"
@@ -190,11 +189,10 @@ def _tiny(transformers: Any) -> tuple[Any, Any]:
 
 
 def add_lora(language: Any, rank: int, seed: int = 0) -> None:
-    """Add adapters W + (α/r)·B·A with α = 2r to every linear layer but the head, in place; B begins at 0.
+    """Add adapters W + (α/r)·B·A with α = 2r to every linear layer but the head, in place; all else is frozen.
 
-    As in LLaVA 1.5 (r = 128, α = 256), but without dropout. The weights of the model itself are frozen.
-
-    Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
+    As in LLaVA 1.5 (r = 128, α = 256), but without dropout. Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large
+    Language Models*, ICLR 2022.
     """
     peft = import_extra("peft", "lora")
     head, modules = language.get_output_embeddings(), language.named_modules()
@@ -300,12 +298,9 @@ def save_vlm(
 
 @validated
 def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
-    """Load what ``antiphase train-vlm`` wrote, in evaluation mode.
+    """Load what ``antiphase train-vlm`` wrote, in evaluation mode; a language model that was not trained by its name.
 
-    The directory has all weights except those of a language model that was not trained, which is loaded by its name.
-
-    Raises:
-        UserError: if a file is missing or damaged, or the language model has other weights than in training.
+    A ``UserError`` refuses a missing or damaged file, or other weights of the language model than in training.
     """
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)

@@ -41,18 +41,14 @@ class Prompt:
     r"""Write conversations as a language model expects them, and mark the answers as targets.
 
     ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
-    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, with a system message if the
-    template adds one; where it writes today's date, that is 26 July 2024 every day. Captions have LLaVA's ``plain``
-    format, ``<image>CAPTION\n``. The image precedes the first question. Targets are the tokens of the answers and the
-    end-of-sequence token behind each; all others have the label ``IGNORED``.
-
-    The text is split at the image and each side is tokenised as a whole, as in LLaVA, so that a token never depends on
-    where a question ends.
+    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template (the default if it has one); where
+    it writes today's date, that is 26 July 2024. Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The
+    image precedes the first question. Targets are the tokens of the answers and the end-of-sequence token behind each;
+    others have the label ``IGNORED``. The text is split at the image and each side is tokenised as a whole, as in
+    LLaVA.
 
     Source: H. Liu et al., *Improved Baselines with Visual Instruction Tuning*, CVPR 2024, and its code
     (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
-
-    The tokenizer is a fast one of transformers; without a ``style`` it is ``chat`` if that has a chat template.
     """
 
     def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
@@ -154,14 +150,11 @@ def check_question(question: object) -> str:
 
 
 class Projector(nn.Module):
-    """Map image tokens to vectors of a language model's width.
+    """Map ``count`` image tokens, a square number, of ``width`` numbers to vectors of a language model's width.
 
     ``linear`` is LLaVA's W·h + b, ``mlp2x`` is LLaVA 1.5's W₂·GELU(W₁·h + b₁) + b₂. With ``merge`` m > 1, the m × m
-    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024,
-    *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
-    is subtracted from each token.
-
-    An image has ``count`` tokens, a square number, of ``width`` numbers.
+    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024, *pixel
+    unshuffle*). ``centre``, 0 unless :meth:`start_at_words` sets it, is subtracted from each token.
     """
 
     def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
@@ -187,8 +180,8 @@ class Projector(nn.Module):
 
         Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
         the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
-        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
-        mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is
+        the mean word. Tokens are centred from then on.
 
         ``batches`` are tokens of some images and the mean word embedding of the caption of each, ``norm`` is the root
         mean square distance of the captions' words from their mean.
@@ -235,15 +228,12 @@ class Projector(nn.Module):
 class VisionLanguageModel(nn.Module):
     """Answer questions about images: the image's tokens, projected, stand in for words of a causal language model.
 
-    The image tower's tokens before its last block (hidden state −2), without the class token, pass through the
-    projector and take the place of the image in the prompt, as in LLaVA. DiffCLIP's Section 5.1 puts its encoders into
-    such a model with a linear projector.
+    The tokens of the ``tower`` (:func:`~antiphase.vlm.image_tokens`) before its last block, without the class token,
+    pass through the projector and take the place of the image in the prompt, as in LLaVA. ``language`` is a causal
+    language model of transformers with its fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
 
     Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
     Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
-
-    The tower is of :func:`~antiphase.vlm.image_tokens`, ``language`` a causal language model of transformers with its
-    fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
     """
 
     def __init__(
@@ -277,13 +267,10 @@ class VisionLanguageModel(nn.Module):
         labels: Ids | None = None,
         attention_mask: Bool[Tensor, "batch length"] | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
-        """Replace the id ``IMAGE`` of each row by the image's positions, and return embeddings, labels and mask.
+        """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 
-        Args:
-            images: one for each row, in [0, 1]; those of rows without ``IMAGE`` are not used. None: no row has one.
-            input_ids: token ids, ``IMAGE`` at most once in each row.
-            labels: ``IGNORED`` where a token is no target, as in what is returned at the image's positions.
-            attention_mask: False for padding, on the right.
+        ``images`` are in [0, 1], one for each row, or None if no row has one. ``labels`` are ``IGNORED`` where a token
+        is no target, ``attention_mask`` is False for padding, on the right.
         """
         place = input_ids == IMAGE
         has_image = place.any(1)
@@ -323,8 +310,8 @@ class VisionLanguageModel(nn.Module):
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
         """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
 
-        The language model's own settings of generation, such as a repetition penalty, have no effect. Prompts of equal
-        length are answered together, so that an answer does not depend on the batch but for rounding.
+        The language model's own settings of generation have no effect. Prompts of equal length are answered together,
+        so that an answer does not depend on the batch but for rounding.
         """
         return self._generated(images, questions, max_new_tokens)[0]
 
@@ -372,10 +359,8 @@ class VisionLanguageModel(nn.Module):
 class YesNo(nn.Module):
     """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
 
-    Every attack of the engine applies to it, those on the loss DLR in its margin form; for several questions, which of
-    them each image is asked is the attack's ``context``. Its card has two classes, ``no`` and ``yes``.
-
-    ``questions`` are one, or several different ones. Puts the model into evaluation mode.
+    Every attack of the engine applies to it, those on the loss DLR in its margin form. Of several different
+    ``questions``, which one each image is asked is the attack's ``context``. Puts the model into evaluation mode.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:

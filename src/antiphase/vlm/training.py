@@ -176,10 +176,9 @@ class Sample(NamedTuple):
 
 
 def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, max_length: int) -> Sample:
-    """Tokenise a conversation by the stage's format and bring its image to the model's size.
+    """Tokenise a conversation by the stage's format, cut to ``max_length`` positions, and resize its image.
 
-    The sample has no targets if the conversation is cut before its first answer, and no image if it is cut before the
-    image; ``max_length`` counts the positions of the image too.
+    The sample has no targets if it is cut before its first answer, and no image if it is cut before the image.
     """
     image, turns = conversation.image, conversation.turns
     if stage == 1:
@@ -267,9 +266,9 @@ def accumulate(
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the trained parameters, and return this process's part of it.
 
-    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts. What is returned
-    is the sum over this process's targets, divided by the batch's mean number of targets in a process. ``part`` samples
-    of like length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
+    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts. What is
+    returned is the sum over this process's targets, divided by the batch's mean number of targets in a process.
+    ``part`` samples of like length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
     """
     device = accelerator.device
     mine = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
