@@ -212,7 +212,9 @@ def shard_conversations(name: str, path: str, root: Path) -> Conversations:
             try:
                 record = parse_json(content or b"")
             except ValueError as error:
-                raise UserError(f"{tar}: {name_of} has no valid JSON file ({error}); download it again") from None
+                raise UserError(
+                    f"{tar}: {name_of} has no valid JSON file ({error}); download it again"
+                ) from None
             told.append({"id": name_of} | (record if isinstance(record, dict) else {"conversations": record}))
             told[-1].pop("image", None)
             if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):

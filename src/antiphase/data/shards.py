@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import tarfile
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,8 @@ TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
 
 # page of the links, columns of the file, which has no header line
 _LINKS = {
-    CC3M: ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),
-    CC12M: ("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", r"url\tcaption"),
+    "CC3M": ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),
+    "CC12M": ("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", r"url\tcaption"),
 }
 # The shorter side is resized to 224 pixels (DiffCLIP, Section 4.1); img2dataset's default adds a border instead.
 _HOW_TO_GET = (
@@ -129,63 +128,45 @@ class ShardStream:
         self, numbers: range, batch_size: int, steps: range, seed: int, epoch: int
     ) -> Iterator[PairBatch]:
         size = batch_size // self.lanes
-        stop = threading.Event()
-        bad: list[str] = []  # since the step before
-        bad_of_steps: deque[list[str]] = deque()
-        lanes = [self._lane(number, seed, epoch, bad, stop) for number in numbers]
+        bad: list[str] = []  # lines about what was read since the step before
+        lanes = [self._lane(number, seed, epoch, bad) for number in numbers]
+        for lane in lanes:
+            deque(itertools.islice(lane, size * steps.start), maxlen=0)
+        bad.clear()
 
-        def read(step: int) -> tuple[list[RawSample], list[str]]:
-            if step == steps.start:
-                for lane in lanes:
-                    deque(itertools.islice(lane, size * step), maxlen=0)
-                bad.clear()
+        def read(step: int) -> Iterator[tuple[RawSample, list[str]]]:
             samples = [sample for lane in lanes for sample in itertools.islice(lane, size)]
-            lines = bad.copy()
+            lines = itertools.chain([bad.copy()], itertools.repeat([]))  # behind the first sample
             bad.clear()
-            return samples, lines
+            return zip(samples, lines, strict=False)
 
-        def read_ahead() -> Iterator[RawSample]:
-            try:
-                for samples, lines in in_threads(read, steps, ahead=4, workers=1):
-                    bad_of_steps.append(lines)
-                    yield from samples
-            finally:
-                stop.set()
-
-        def decode(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height width"]]:
+        @or_error
+        def decode(sample: RawSample) -> UInt8[Tensor, "3 height width"]:
             name = f"{sample.shard}/{sample.key}.{sample.suffix}"
-            return sample, decode_whole(sample.image, name, "repair it, or remove it from the shard")
+            return decode_whole(sample.image, name, "repair it, or remove it from the shard")
 
-        decoded = in_threads(or_error(decode), read_ahead(), ahead=2 * size * len(numbers))
+        samples = itertools.chain.from_iterable(in_threads(read, steps, ahead=4, workers=1))
+        decoded = in_threads(lambda one: (*one, decode(one[0])), samples, ahead=2 * size * len(numbers))
         while outcomes := list(itertools.islice(decoded, size * len(numbers))):
-            good = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
+            good = [(sample, image) for sample, _, image in outcomes if isinstance(image, Tensor)]
             keys = [key("shard", sample.shard, sample.key) for sample, _ in good]
-            faults = (str(outcome) for outcome in outcomes if isinstance(outcome, UserError))
+            faults = (str(image) for *_, image in outcomes if isinstance(image, UserError))
             yield PairBatch(
                 ids=torch.tensor(keys, dtype=torch.int64),
-                images=[pixels for _, pixels in good],
+                images=[image for _, image in good],
                 captions=[(sample.caption,) for sample, _ in good],
                 size=batch_size,
-                bad=(*bad_of_steps.popleft(), *faults),
+                bad=(*outcomes[0][1], *faults),
             )
 
-    def _lane(
-        self, number: int, seed: int, epoch: int, bad: list[str], stop: threading.Event
-    ) -> Iterator[RawSample]:
-        """Yield the samples of repeated passes over a lane's shards, each in its own order, until ``stop`` is set."""
+    def _lane(self, number: int, seed: int, epoch: int, bad: list[str]) -> Iterator[RawSample]:
+        """Yield the samples of repeated passes over a lane's shards, each in its own order."""
         shards = self.shards[number :: self.lanes]
-
-        def raw(order: Sequence[int]) -> Iterator[RawSample]:
-            for row in order:
-                for sample in read_shard(shards[row], bad.append):
-                    if stop.is_set():
-                        raise InterruptedError  # the consumer has finished
-                    yield sample
-
         for turn in itertools.count():
             keys, empty = (number, epoch, turn), True
             order = torch.randperm(len(shards), generator=generator(seed, "shards", *keys)).tolist()
-            for sample in shuffled(raw(order), self.buffer, generator(seed, "shard buffer", *keys)):
+            samples = itertools.chain.from_iterable(read_shard(shards[row], bad.append) for row in order)
+            for sample in shuffled(samples, self.buffer, generator(seed, "shard buffer", *keys)):
                 empty = False
                 yield sample
             if empty:
@@ -294,8 +275,8 @@ def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     if root is not None and not any(local for _, local in existing):
         existing, missing = _existing(places, root)
     fix = "correct the pattern, such as 'shards:/data/cc3m/{00000..00331}.tar', or download them"
-    if title := TITLES.get(source := f"shards:{pattern}"):
-        page, columns = _LINKS[source]
+    if title := TITLES.get(f"shards:{pattern}"):
+        page, columns = _LINKS[title]
         about = {"title": title, "name": title.lower(), "page": page, "columns": columns}
         fix = _HOW_TO_GET.format(root=root or Path(), **about)
     if not existing:
