@@ -1,7 +1,7 @@
 """Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -58,6 +58,9 @@ def train_vlm(
         trackers: experiment trackers, by name or as accelerate's objects.
     """
 
+    def sample(row: int) -> Sample:
+        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
+
     def begin(accelerator: Accelerator) -> loop.Task:
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
@@ -66,23 +69,29 @@ def train_vlm(
                 "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
             )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
-        prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
+        sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)
         model = SummedLoss(vlm)
         if not sharded:
             model.to(accelerator.device)
         if recipe.projector_start == "captions":
-            _start_at_captions(vlm, conversations, recipe)
+            _start_at_captions(vlm, [*range(min(_FITTED, len(conversations)))], sample)
         if sharded:
             loop.shard(model, blocks, accelerator)
             trained = trained_parameters(vlm, recipe)  # others have taken their places
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            for samples in _shares(recipe, vlm, conversations, accelerator, epoch, first):
+            size, count = recipe.batch_size, accelerator.num_processes
+            order = drawn_order(recipe, conversations, epoch)
+            starts = range(first * size, len(order) - size + 1, size)
+            rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
+            samples = in_threads(sample, rows, ahead=2 * size)
+            for _ in starts:
+                share = list(islice(samples, size // count))
                 with _recomputed(blocks):
-                    loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
+                    loss = accumulate(model, share, accelerator, precision=recipe.precision, part=part)
                 torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
-                yield loss, recipe.batch_size
+                yield loss, size
 
         steps = len(conversations) // recipe.batch_size
         rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
@@ -112,6 +121,14 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
         raise UserError(f"projector {projector}: --projector-start captions expects a linear one")
+
+
+def drawn_order(recipe: VlmRecipe, conversations: Conversations, epoch: int) -> list[int]:
+    """Return the order of an epoch's conversations."""
+    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
+    if recipe.text_first and epoch == 0:
+        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
+    return order
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
@@ -147,10 +164,9 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
     return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
 
 
-def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
-    """Let the projector begin with the least squares fit to the words of the first captions."""
+def _start_at_captions(vlm: VisionLanguageModel, rows: list[int], sample: Callable[[int], "Sample"]) -> None:
+    """Let the projector begin with the least squares fit to the words of some captions."""
     embeddings = vlm.language.get_input_embeddings().weight.detach()
-    rows, sample = range(min(_FITTED, len(conversations))), partial(_sample, recipe, vlm, conversations)
     labels = (sample(row).labels.to(embeddings.device) for row in rows)
     captions = [embeddings[ids[ids != IGNORED]].float() for ids in labels]
     words = torch.cat(captions)
@@ -197,31 +213,6 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     elif image is not None and tuple(image.shape) != vlm.image_shape:
         image = vlm.square((image * 255).round().to(torch.uint8)).float() / 255
     return Sample(ids, labels, image)
-
-
-def _sample(recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, row: int) -> Sample:
-    return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-
-
-def _shares(
-    recipe: VlmRecipe,
-    vlm: VisionLanguageModel,
-    conversations: Conversations,
-    accelerator: Accelerator,
-    epoch: int,
-    first: int,
-) -> Iterator[list[Sample]]:
-    """Iterate over this process's share of each step of an epoch, from ``first`` on."""
-    size, count = recipe.batch_size, accelerator.num_processes
-    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
-    if recipe.text_first and epoch == 0:
-        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
-    starts = range(first * size, len(order) - size + 1, size)
-    rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
-    ready = partial(_sample, recipe, vlm, conversations)
-    samples = in_threads(ready, rows, ahead=2 * size)
-    for _ in starts:
-        yield list(islice(samples, size // count))
 
 
 class SummedLoss(nn.Module):
