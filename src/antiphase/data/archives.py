@@ -118,11 +118,7 @@ def _index(path: str, size: int, changed: int) -> dict[str, Member]:
 
 
 def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the names of a tar file's members by key and suffix, as webdataset does, also for keys that have dots.
-
-    >>> members_by_key(["a/1.jpg", "b.v2.jpg", "b.v2.TXT"])
-    {'a/1': {'jpg': 'a/1.jpg'}, 'b.v2': {'jpg': 'b.v2.jpg', 'txt': 'b.v2.TXT'}}
-    """
+    """Return the names of a tar file's members by key and suffix, as webdataset does, also for keys that have dots."""
     groups: dict[str, dict[str, str]] = {}
     for name in names:
         key, suffix = base_plus_ext(name)

@@ -140,8 +140,6 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
     The label of image i is the category of argmax_j area(i, j) over its annotated objects j that are not crowds; ties
     go to the lower annotation id. Images without such an object are skipped. Without ``captions_*.json``, the captions
     are the class names.
-
-    Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014.
     """
     coco = _coco("coco-single-label", root, split, "instances")
     captions: dict[str, tuple[str, ...]] = {}
@@ -198,8 +196,6 @@ def karpathy(
 
     With ``folder``, that is ``dataset_FOLDER.json`` in a folder of the data folder. In COCO, ``restval`` counts as
     train. Images are searched in the data folder and in that of the list, including sub-folders with the usual names.
-
-    Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
     """
     split = choose_split(name, split, SPLITS)
     if folder:
@@ -270,7 +266,7 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
 
 
 def table_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells; a row is one line.
+    """Return the rows of a table in UTF-8 that are not empty, one a line, with line numbers and stripped cells.
 
     Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps in double quotes.
     """

@@ -28,11 +28,7 @@ _MOST_ASPECT = 16  # of an image that is resized whole
 
 
 def describe_transform(square: "Square", channels: int) -> str:
-    """Describe the transform of ``decode``, for fingerprints.
-
-    >>> describe_transform(Square(224), 3)
-    'shorter side 224 bicubic antialias, centre crop 224, RGB'
-    """
+    """Describe the transform of ``decode``, for fingerprints."""
     sides, rounded = ("both sides" if square.squash else "shorter side"), " rounded down" * square.floor
     resized = f"{sides} {square.resize or square.size} {square.interpolation} antialias"
     return f"{resized}, centre crop {square.size}{rounded}, {_MODES.get(channels, f'{channels} channels')}"
@@ -84,10 +80,7 @@ class Square:
 
 
 def decode(path: Path, square: Square, channels: int) -> UInt8[Tensor, "channels size size"]:
-    """Decode an image, perhaps in an archive, to RGB or grey (ITU-R 601-2 luma), resize and crop it.
-
-    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders.
-    """
+    """Decode an image to RGB or grey without alpha and EXIF orientation, as torchvision does, resize and crop it."""
     return square.apply(_read(path, channels, "repair it, or use --skip-bad to skip such files"))
 
 

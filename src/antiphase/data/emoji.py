@@ -197,11 +197,7 @@ def _emojis() -> tuple[Emoji, ...]:
 
 
 def concept_name(name: str) -> str:
-    """Return the name of an emoji in the singular, without words for its variants.
-
-    >>> concept_name("woman walking facing right medium-dark skin tone"), concept_name("two light blue hearts")
-    ('walking', 'two heart')
-    """
+    """Return the name of an emoji in the singular, without words for its variants."""
     for pattern, new in _PATTERNS:
         name = pattern.sub(new, name)
     words = name.split()

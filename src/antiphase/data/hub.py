@@ -217,11 +217,7 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
 
 
 def _split_and_rest(path: Path) -> tuple[str | None, str]:
-    """Return the split that the words of a path name, and its other words but shards' numbers.
-
-    >>> _split_and_rest(Path("160px/train-00000-of-00001.parquet")), _split_and_rest(Path("svhn/extra/0000.parquet"))
-    (('train', '160px'), (None, 'svhn extra'))
-    """
+    """Return the split that the words of a path name, and its other words but shards' numbers."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-", "", path.with_suffix("").as_posix().lower())  # of a UUID
     words = [word for word in re.split(r"[-_. /]+", text) if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
     splits = [split_named(word.rstrip("0123456789")) for word in words]

@@ -39,12 +39,7 @@ def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -
 
 
 def imagenet(split: str, root: Path) -> FileImages:
-    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``, with classes sorted by wnid.
-
-    Class names are open_clip's prompt names, or the wnid if there is none.
-
-    Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
-    """
+    """List ImageNet-1k in torchvision's layout, with classes sorted by wnid and named by open_clip's prompt names."""
     folder = root if any(sub_folders(root / part) for part in ("train", "val")) else root / "imagenet"
     if not sub_folders(folder / split):
         fix = f"sign up at https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG"
@@ -59,10 +54,6 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
 
     Its classes are those of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A classifier
     bound to them chooses among these only, which is equivalent to masking the other logits.
-
-    Sources: "Do ImageNet Classifiers Generalize to ImageNet?", Recht et al., 2019 (V2); "Natural Adversarial
-    Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning Robust
-    Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
     """
     split = choose_split(name, "test" if split == "val" else split, ("test",))
     numbered = name == "imagenet-v2"  # its class folders are named by index in place of wnid
@@ -85,10 +76,7 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
 
 
 def tiny_imagenet(split: str, root: Path) -> FileImages:
-    """List Tiny ImageNet (200 classes, 64×64; 100,000 train, 10,000 val) from its unpacked archive.
-
-    Classes are sorted by wnid and named by their first synonym in ``words.txt``. ``test`` means ``val``.
-    """
+    """List Tiny ImageNet from its archive, classes sorted by wnid and named by the first synonym in ``words.txt``."""
     folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
     try:
         wnids = sorted((folder / "wnids.txt").read_text().split())
@@ -118,9 +106,7 @@ def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return class names as words of a text: ImageNet's or WordNet's for wnids, underscores as spaces.
-
-    Names that are numbers, or ids that are not known, give a warning.
+    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of what is no word.
 
     >>> class_words(["ice_cream", "hot-dog"])
     ('ice cream', 'hot-dog')
@@ -161,13 +147,7 @@ _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Parti
 
 
 def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, archives: str) -> FileImages:
-    """List a set of the linear probe in the order of its published lists.
-
-    Sources: "Food-101", Bossard, Guillaumin, Van Gool, 2014; "SUN Database", Xiao et al., 2010;
-    "Fine-Grained Visual Classification of Aircraft", Maji et al., 2013 (its variants); "Describing Textures in
-    the Wild", Cimpoi et al., 2014 (partition 1); "Cats and Dogs", Parkhi et al., 2012 (``trainval`` is our
-    ``train``); "Automated Flower Classification over a Large Number of Classes", Nilsback and Zisserman, 2008.
-    """
+    """List a set of the linear probe in the order of its published lists; ``trainval`` of the pets is our ``train``."""
     place, sun = root / folder, name == "sun397"
     title, fix = f"{name} ({split})", f"unpack {archives} as {place}"
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
@@ -204,13 +184,10 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
 
 
 def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
-    """List Caltech-101 with its background class: 9,144 images of 102 classes, sorted by folder.
+    """List Caltech-101 with its background class, sorted by folder; ``names`` are those of classes not called like it.
 
     In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``: 3,060
-    and 6,084 images, as in tensorflow_datasets, whose split is not published as a list. ``names`` are those of classes
-    that are not called like their folder.
-
-    Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
+    and 6,084 images, as in tensorflow_datasets, whose split is not published as a list.
     """
     below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
     places = [root / folder / "101_ObjectCategories" for folder in below]
@@ -261,11 +238,7 @@ def digits(split: str) -> ArrayImages:
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
-    """Return Fashion-MNIST (28×28 grey; 60,000 train, 10,000 test) from Debian's package or a download.
-
-    Source: "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
-    Xiao, Rasul, Vollgraf, 2017. MIT licence.
-    """
+    """Return Fashion-MNIST from Debian's package or a download."""
     prefix = {"train": "train", "test": "t10k"}[split]
     names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")
     folder = root / "FashionMNIST" / "raw"
@@ -302,10 +275,7 @@ def specimens(file: Path | None = None) -> ArrayImages:
 
 
 def cifar(name: str, split: str, root: Path) -> ArrayImages:
-    """Return CIFAR-10 or CIFAR-100 (32×32 RGB; 50,000 train, 10,000 test), downloaded by torchvision.
-
-    Source: "Learning Multiple Layers of Features from Tiny Images", Krizhevsky, 2009.
-    """
+    """Return CIFAR-10 or CIFAR-100, downloaded by torchvision."""
     archive = f"cifar-{name.removeprefix('cifar')}-python.tar.gz"
     fix = f"put {archive} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
     data = downloaded(name, name.upper(), root, fix, train=split == "train")

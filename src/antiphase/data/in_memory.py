@@ -122,11 +122,10 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
-    """Return the images of a NumPy archive; without split names all images are ``test``.
+    """Return the images of a NumPy archive with ``images`` and ``labels`` (or ``x``, ``y``), or a pair for each split.
 
-    Its arrays are ``images`` and ``labels`` (also ``x`` and ``y``), or one pair for each split with its name before or
-    behind: ``train_images``, ``x_test``. Images may also be ``(images, height, width)``, or have their channels last.
-    ``class_names`` is optional. Nothing is unpickled.
+    The names of such pairs have the split's before or behind: ``train_images``, ``x_test``. Images may lack the
+    channels or have them last. ``class_names`` is optional. Nothing is unpickled.
     """
     name = f"npz:{printable(path)}"
     try:
@@ -168,11 +167,7 @@ def _by_split(name: str, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]:
-    """Return labels as class numbers from 0; they may be truth values, whole floats, or in arrays of one element each.
-
-    >>> class_numbers("array", [np.array([1.0]), np.array([3.0])], 2)
-    tensor([1, 3])
-    """
+    """Return labels as class numbers from 0; they may be truth values, whole floats, or in arrays of one element."""
     if labels is None:
         raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
     try:

@@ -56,11 +56,7 @@ def polygon_mask(
 
 
 def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "height width"]:
-    """Return the mask of COCO's uncompressed run lengths: column by column, off and on in turn, beginning with off.
-
-    >>> run_length_mask([1, 2, 3], 2, 3).astype(int).tolist()
-    [[0, 1, 0], [1, 0, 0]]
-    """
+    """Return the mask of COCO's uncompressed run lengths: column by column, off and on in turn, beginning with off."""
     if sum(counts) != height * width or min(counts, default=0) < 0:
         raise ValueError(f"run lengths of {sum(counts)} pixels: expected {height * width}")
     return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T

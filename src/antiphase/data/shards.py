@@ -264,8 +264,8 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
 def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative
-    paths are searched for in the working directory; if it has none of them, in the data folder ``root``.
+    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative paths
+    are searched for in the working directory; if it has none of them, in the data folder ``root``.
     """
     try:
         places = expand_urls(pattern)

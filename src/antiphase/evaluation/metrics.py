@@ -52,10 +52,7 @@ def classification_rows(
     setting: str = "",
     seed: int = 0,
 ) -> pl.DataFrame:
-    """Return a row for each image: the class of the highest score, and the rank of the right one.
-
-    Of equal scores the lower class number stands first, for prediction and rank alike.
-    """
+    """Return a row for each image: the class of the highest score, and the rank of the right one; ties in order."""
     right = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
     before = (~(scores <= right)) | ((scores == right) & earlier)  # NaN stands before

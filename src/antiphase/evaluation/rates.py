@@ -149,11 +149,7 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
 
 
 def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Group the names of models by attention and by name without the seed at its end, under the family's name.
-
-    >>> by_seed([{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)])
-    {'vit': ['vit-0', 'vit-1']}
-    """
+    """Group the names of models by attention and by name without the seed at its end, under the family's name."""
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for model in models:
         name, seed = model["name"], model["seed"]
@@ -185,10 +181,7 @@ def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]])
 
 
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
-    """Average the paired differences of each two families over their pairs; no mean if two pairs share a model.
-
-    Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
-    """
+    """Average the paired differences of each two families over their pairs, unless two pairs share a model."""
     keys = ["family", "against_family", *_CELL]
     named = {"family": _family("model", families), "against_family": _family("against", families)}
     pairs = comparisons.with_columns(**named)

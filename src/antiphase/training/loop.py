@@ -150,9 +150,8 @@ class _Standing:
 def shard(model: nn.Module, blocks: list[nn.Module], accelerator: Accelerator) -> None:
     """Divide weights, gradients and optimizer state among the processes, in place, each part on its device.
 
-    A block's weights are put together while it computes; what is in no block stays together throughout a step. All
-    must happen in the model's own ``forward``. Each parameter is replaced by a new one, whose gradient is the mean
-    over the processes. accelerate divides models on GPUs only, by the same function of PyTorch.
+    A block's weights are put together while it computes, all within the model's own ``forward``. Each parameter is
+    replaced by a new one, whose gradient is the mean over the processes. accelerate can do so on GPUs only.
     """
     from torch.distributed.device_mesh import init_device_mesh  # not needed by most runs
     from torch.distributed.fsdp import fully_shard

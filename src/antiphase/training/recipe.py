@@ -59,10 +59,9 @@ class Recipe(Fields):
 def make_recipe(
     kind: str | StartingModel, images: ImageSet, model_fields: dict[str, Any], **fields: Any
 ) -> Recipe:
-    """Build the recipe of a ``vit`` or ``diffvit``, or of another model, for given training images.
+    """Build the recipe of a ``vit`` or ``diffvit``, by a preset for the image size, or of a model that is as it comes.
 
-    The sizes of a key of ``antiphase.registry.VITS`` come from the preset for the image size, overridden by
-    ``model_fields``, its normalisation from :func:`pixel_statistics`. Any other model is as it comes.
+    ``model_fields`` override the preset; the normalisation is from :func:`pixel_statistics`.
     """
     if isinstance(kind, StartingModel):
         model: VitConfig | StartingModel = kind

@@ -300,10 +300,7 @@ class VisionLanguageModel(nn.Module):
         attention_mask: Bool[Tensor, "batch length"] | None = None,
         **options: Any,
     ) -> Any:
-        """Return the language model's output, with ``logits`` and, given labels, ``loss``; see :meth:`embed`.
-
-        The loss is transformers' mean cross-entropy of the targets; ``options`` are of the language model's forward.
-        """
+        """Return the language model's output, with ``logits`` and, given labels, its ``loss``; see :meth:`embed`."""
         embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
         return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
 

@@ -153,10 +153,7 @@ def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
-    """Return what a stage trains by name; all other parameters no longer require a gradient.
-
-    Stage 1 trains the projector; stage 2 also the adapters, or else the whole language model.
-    """
+    """Return what a stage trains, the projector and in stage 2 adapters or language model; freeze all else."""
     for name, parameter in vlm.named_parameters():
         language = recipe.stage == 2 and name.startswith("language.")
         tuned = language and (recipe.model.lora is None or is_lora(name))
@@ -257,9 +254,9 @@ def accumulate(
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the trained parameters, and return this process's part of it.
 
-    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts. What is
-    returned is the sum over this process's targets, divided by the batch's mean number of targets in a process.
-    ``part`` samples of like length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
+    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts; a process's
+    part is the sum over its targets, divided by the mean number of targets in a process. ``part`` samples of like
+    length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
     """
     device = accelerator.device
     mine = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
