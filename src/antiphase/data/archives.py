@@ -1,7 +1,4 @@
-"""Files within another file, an uncompressed tar file or the rows of a Parquet file.
-
-They are addressed by paths such as ``test/0.tar/s0000001.webp`` and ``test.parquet/17``.
-"""
+"""Files in an uncompressed tar file, such as ``test/0.tar/1.webp``, or in rows of a Parquet file, ``a.parquet/17``."""
 
 import errno
 import functools

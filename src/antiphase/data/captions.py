@@ -122,12 +122,7 @@ def _coco(name: str, root: Path, split: str, kind: str) -> _Coco:
 
 
 def coco_captions(root: Path, split: str) -> FilePairs:
-    """List COCO's images with all their captions, about five each, sorted by image and caption id.
-
-    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000).
-
-    Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
-    """
+    """List COCO's images of 2014, else of 2017, with their captions, about five each, sorted by image and caption."""
     coco = _coco("coco", root, split, "captions")
     with _layout(coco.path):
         rows: list[Row] = [(file, captions, None) for file, captions in coco.captions().items()]

@@ -103,8 +103,7 @@ def load_conversations(
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
     plain, _, query = name.partition("?")
     source = find_named(plain, _SOURCES, "source of conversations")
-    parts = (part.partition("=") for part in query.split("&") if part)
-    settings = {key: value for key, _, value in parts}  # values are taken as they are written
+    settings = query_settings(query)
     if unknown := settings.keys() - source.settings:
         known = ", ".join(source.settings) or "none"
         raise UserError(f"{name}: no setting {min(unknown)!r}; expected {known}")
@@ -119,6 +118,12 @@ def load_conversations(
         whole.read,
         lambda: digest(whole.fingerprint(), repr(tuple(rows))),
     )
+
+
+def query_settings(query: str) -> dict[str, str]:
+    """Return the settings behind the question mark of a name; values are taken as they are written."""
+    parts = (part.partition("=") for part in query.split("&") if part)
+    return {name: value for name, _, value in parts}
 
 
 def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
