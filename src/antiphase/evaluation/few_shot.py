@@ -14,7 +14,15 @@ from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, can_learn, image_features, labelled
+from antiphase.evaluation.tasks import (
+    EvaluationTask,
+    Groups,
+    Protocol,
+    Source,
+    can_learn,
+    image_features,
+    labelled,
+)
 from antiphase.modules import device_of
 from antiphase.streams import generator
 
@@ -148,24 +156,26 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:
     """Return a row for each episode, with its accuracy."""
-    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies.tolist())
+    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies)
 
 
 def _episodes(source: Source, protocol: Protocol, count: int, seed: int) -> Episodes:
-    (_, train), (test, labels) = labelled(source.train), labelled(source.test)
+    (_, train), (_, labels) = labelled(source.train), labelled(source.test)
     sizes = {"ways": protocol.ways, "shots": protocol.shots, "queries": protocol.queries}
-    try:
-        return draw_episodes(train, labels, episodes=count, seed=seed, **sizes)
-    except UserError as error:
-        raise UserError(f"few-shot on {test.name}: {error}") from None
+    return draw_episodes(train, labels, episodes=count, seed=seed, **sizes)
 
 
 def _too_small(source: Source, protocol: Protocol) -> str | None:
     try:
         _episodes(source, protocol, 1, 0)
     except UserError as error:
-        return str(error)
+        return f"few-shot on {source.name}: {error}"
     return None
+
+
+def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
+    chance = 1 / int(setting.partition("-way")[0])
+    return [Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False, chance=chance)]
 
 
 TASK = EvaluationTask(
@@ -177,15 +187,7 @@ TASK = EvaluationTask(
     "episodes does is in the standard deviation over seeds.",
     serves=can_learn,
     measure=_measure,
-    metrics=lambda setting, rows, groups: [
-        Metric(
-            setting,
-            "accuracy",
-            observed(rows, pl.col("score")),
-            seeds_alike=False,
-            chance=1 / int(setting.partition("-way")[0]),
-        )
-    ],
+    metrics=_metrics,
     fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
     too_small=_too_small,
     learns=True,

@@ -39,7 +39,8 @@ CLASSES_ALIKE = MEAN_PER_CLASS.union(EMOJI_SETS)
 def outcome_rows(**columns: Any) -> pl.DataFrame:
     """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
     usual = dict.fromkeys(ROW_SCHEMA) | {"setting": "", "seed": 0, "group": -1}
-    lists = {name: values for name, values in columns.items() if not isinstance(values, int | str)}
+    plain = {name: one.tolist() if isinstance(one, Tensor) else one for name, one in columns.items()}
+    lists = {name: values for name, values in plain.items() if not isinstance(values, int | str)}
     single = {name: pl.lit(value) for name, value in (usual | columns).items() if name not in lists}
     frame = pl.DataFrame(lists).with_columns(**single)
     return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
@@ -56,14 +57,8 @@ def classification_rows(
     right = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
     before = (~(scores <= right)) | ((scores == right) & earlier)  # NaN stands before
-    return outcome_rows(
-        setting=setting,
-        seed=seed,
-        unit=ids.tolist(),
-        group=labels.tolist(),
-        prediction=scores.argmax(1).tolist(),
-        rank=before.sum(1).tolist(),
-    )
+    about = {"setting": setting, "seed": seed, "unit": ids, "group": labels}
+    return outcome_rows(**about, prediction=scores.argmax(1), rank=before.sum(1))
 
 
 @dataclass(frozen=True)

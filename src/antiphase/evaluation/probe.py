@@ -4,6 +4,7 @@ Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations
 2023, and their code, which H. A. Hammoud and B. Ghanem, *DiffCLIP* (2025), follow.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -173,8 +174,7 @@ def train_probe(
     fit, at most :data:`MOST_FITS` times. The others are as for :func:`fit_probe`.
     """
     if validation is None:
-        held = hold_out(train_labels, seed)
-        both = train, train_labels
+        held, both = hold_out(train_labels, seed), (train, train_labels)
         validation = train[held], train_labels[held]
         train, train_labels = train[~held], train_labels[~held]
     else:
@@ -211,24 +211,16 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     validation = None if source.validation is None else features(source.validation)
     tested, _ = features(source.test)
     test, labels = labelled(source.test)
-    blocks = []
-    for objective in protocol.objectives:
-        # the seed draws what is held out: with a validation split there is nothing to draw
-        for seed in range(protocol.seeds if validation is None else 1):
-            title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
-            with progress_bar(title, MOST_FITS, store.progress) as advance:
-                probe = train_probe(
-                    *train,
-                    validation,
-                    len(test.class_names),
-                    seed=seed,
-                    objective=objective,
-                    mean_per_class=test.name in CLASSES_ALIKE,
-                    max_iter=protocol.iterations,
-                    on_fit=lambda: advance(1),
-                )
-            rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
-            blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
+    blocks, seeds = [], range(protocol.seeds if validation is None else 1)  # a seed draws what is held out
+    data = (*train, validation, len(test.class_names))
+    about = {"mean_per_class": test.name in CLASSES_ALIKE, "max_iter": protocol.iterations}
+    for objective, seed in itertools.product(protocol.objectives, seeds):
+        title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
+        with progress_bar(title, MOST_FITS, store.progress) as advance:
+            how = {"objective": objective, "seed": seed, "on_fit": lambda: advance(1)}
+            probe = train_probe(*data, **how, **about)
+        rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
+        blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
     return pl.concat(blocks)
 
 

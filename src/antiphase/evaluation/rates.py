@@ -76,12 +76,12 @@ def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
     """Return a warning for each model whose :func:`clean_accuracy` is not above chance, 1 / number of classes."""
+    fix = "check that the model and the data have the same classes"
     return [
-        f"{row['model']}: clean accuracy {100 * row['value']:.1f} % [{100 * row['low']:.1f}, {100 * row['high']:.1f}] "
-        f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that the "
-        "model and the data have the same classes"
-        for row in accuracy.iter_rows(named=True)
-        if row["low"] <= 1 / num_classes[row["model"]]
+        f"{model}: clean accuracy {100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}] on {n} images is not above "
+        f"chance, {100 / num_classes[model]:.3g} %: {fix}"
+        for model, value, low, high, n in accuracy.iter_rows()
+        if low <= 1 / num_classes[model]
     ]
 
 

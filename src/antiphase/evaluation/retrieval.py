@@ -72,19 +72,9 @@ def retrieval_rows(
 ) -> pl.DataFrame:
     """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
     places = torch.arange(len(images), device=owners.device)
-    by_caption = outcome_rows(
-        setting="image",
-        unit=list(range(len(texts))),
-        group=ids[owners.cpu()].tolist(),
-        rank=ranks(texts, images, places, owners).tolist(),
-    )
-    by_image = outcome_rows(
-        setting="text",
-        unit=ids.tolist(),
-        group=ids.tolist(),
-        rank=ranks(images, texts, owners, places).tolist(),
-    )
-    return pl.concat([by_caption, by_image])
+    of_texts, of_images = ranks(texts, images, places, owners), ranks(images, texts, owners, places)
+    by_caption = outcome_rows(setting="image", unit=range(len(texts)), group=ids[owners.cpu()], rank=of_texts)
+    return pl.concat([by_caption, outcome_rows(setting="text", unit=ids, group=ids, rank=of_images)])
 
 
 @torch.no_grad()

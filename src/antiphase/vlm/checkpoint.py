@@ -23,8 +23,16 @@ from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
 from antiphase.precision import Precision
 from antiphase.streams import key
-from antiphase.vlm.model import Kind, Projector, Prompt, Style, VisionLanguageModel
-from antiphase.vlm.towers import Tower, build_tower, image_tokens
+from antiphase.vlm.model import (
+    Kind,
+    Projector,
+    Prompt,
+    Style,
+    Tower,
+    VisionLanguageModel,
+    build_tower,
+    image_tokens,
+)
 
 LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
