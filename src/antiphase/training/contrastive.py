@@ -65,20 +65,38 @@ def train_clip(
     """
 
     def begin(accelerator: Accelerator) -> loop.Task:
-        steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
-        if recipe.batch_size % (world := accelerator.num_processes):
-            raise UserError(
-                f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
-            )
+        steps, world = pairs.steps_per_epoch(recipe.batch_size), accelerator.num_processes
+        loop.check_divisible(recipe.batch_size, world)
+        places = recipe.batch_size // world
         model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
         model.visual.checkpointing = model.text.checkpointing = checkpointing
         if compiled:
             model.visual.compile()
             model.text.compile(dynamic=True)
-        shares = _Shares(recipe, pairs, model, accelerator, out)
+        path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
+        bad = dict.fromkeys(
+            path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        )  # each once
+
+        def note_bad(lines: Iterable[str]) -> None:
+            known = len(bad)
+            bad.update(dict.fromkeys(lines))
+            if len(bad) > known:
+                write_text(path, "".join(f"{line}\n" for line in bad))
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            for share in shares.from_step(epoch, first):
+            unread = 0  # samples in a row, counted in whole shares
+            process: dict[str, Any] = {"rank": accelerator.process_index, "world": world}
+            batches = pairs.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, first=first, **process)
+            prepared = in_threads(
+                lambda one: (prepare(recipe, model, places, epoch, one), one.bad), batches, 2
+            )
+            for share, lines in prepared:
+                note_bad(lines)
+                unread = 0 if share.valid.any() else unread + len(share.valid)
+                if unread >= min(_PATIENCE, steps * places):
+                    fault = f"none of the last {unread:,} samples could be read, training stopped"
+                    raise UserError(f"{pairs.name}: {fault}; see {path}, and download the images again")
                 with outputs_only():  # of the image tower's last block, only the class token is used
                     loss = accumulate(model, share, accelerator, recipe.loss, recipe.precision, part)
                 yield loss, share.size
@@ -89,13 +107,14 @@ def train_clip(
 
         def measure() -> dict[str, Any]:
             numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
-            numbers |= {"bad_samples": len(shares.bad)} if shares.bad else {}
+            numbers |= {"bad_samples": len(bad)} if bad else {}
             return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
+        note_bad(getattr(pairs, "skipped", ()))
         optimizer = clip_optimizer(model, recipe)
         optimizer.register_step_post_hook(clamp_scale)
-        rate = partial(clip_learning_rate, recipe, steps_per_epoch=steps_per_epoch)
-        return loop.Task(model, optimizer, steps_per_epoch, rate, gradients, measure)
+        rate = partial(clip_learning_rate, recipe, steps_per_epoch=steps)
+        return loop.Task(model, optimizer, steps, rate, gradients, measure)
 
     return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
 
@@ -103,72 +122,44 @@ def train_clip(
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay only on parameters with at least two axes."""
     groups = loop.decayed([*model.parameters()], recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
-    return torch.optim.AdamW(
-        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon, fused=True
-    )
+    rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
+    return torch.optim.AdamW(groups, **rates, fused=True)
 
 
-class _Shares:
-    """This process's share of each step."""
+@dataclass(frozen=True)
+class Share:
+    """One process's share of a batch; all processes have shares of equal length."""
 
-    def __init__(
-        self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
-    ) -> None:
-        self.recipe, self.pairs = recipe, pairs
-        self.process = {"rank": accelerator.process_index, "world": accelerator.num_processes}
-        self.size = model.image_shape[1]
-        self.patches = model.visual.pos_embed.shape[1] - 1
-        self.context_length = model.text.context_length
-        self.places = recipe.batch_size // accelerator.num_processes
-        self.path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        self.bad = dict.fromkeys(lines)  # lines of the file, each once
-        self._note_bad(getattr(pairs, "skipped", ()))
+    images: UInt8[Tensor, "share 3 height width"]
+    tokens: Int64[Tensor, "share length"]
+    valid: Bool[Tensor, " share"]  # False for padding in place of an unreadable sample
+    keep: Int64[Tensor, "share kept"] | None  # indices of the patches that are not dropped
+    size: int  # samples in the whole batch
 
-    def _note_bad(self, lines: Iterable[str]) -> None:
-        known = len(self.bad)
-        self.bad |= dict.fromkeys(lines)
-        if len(self.bad) > known:
-            write_text(self.path, "".join(f"{line}\n" for line in self.bad))
 
-    def from_step(self, epoch: int, first: int) -> "Iterator[Share]":
-        recipe, unread = self.recipe, 0  # unreadable samples in a row, counted in whole shares
-        steps = self.pairs.steps_per_epoch(recipe.batch_size)
-        place: dict[str, Any] = {"seed": recipe.seed, "epoch": epoch, "first": first, **self.process}
-        batches = self.pairs.batches(recipe.batch_size, **place)
-        prepared = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
-        for share, bad in prepared:
-            self._note_bad(bad)
-            unread = 0 if share.valid.any() else unread + len(share.valid)
-            if unread >= min(_PATIENCE, steps * self.places):
-                raise UserError(
-                    f"{self.pairs.name}: none of the last {unread:,} samples could be read, training stopped; "
-                    f"see {self.path}, and download the images again"
-                )
-            yield share
+def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: PairBatch) -> Share:
+    """Crop images, choose captions and patches, all keyed by (seed, epoch, sample), for a share of ``places``."""
+    ids, good = batch.ids, len(batch.images)
+    size, patches = model.image_shape[1], model.visual.pos_embed.shape[1] - 1
 
-    def prepare(self, epoch: int, batch: PairBatch) -> "Share":
-        """Crop images, choose captions and patches, all keyed by (seed, epoch, sample)."""
-        recipe, places, ids, good = self.recipe, self.places, batch.ids, len(batch.images)
+    def keys(name: str, ids: Tensor = ids) -> Tensor:
+        return sample_keys(key(recipe.seed, name, epoch), ids)
 
-        def keys(name: str, ids: Tensor = ids) -> Tensor:
-            return sample_keys(key(recipe.seed, name, epoch), ids)
-
-        images = torch.zeros(places, 3, self.size, self.size, dtype=torch.uint8)
-        if good:
-            images[:good] = random_crops(batch.images, keys("crop"), self.size, recipe.crop)
-        draws = uniform(keys("caption"), 1)[:, 0].tolist()
-        captions = [
-            several[int(draw * len(several)) if recipe.captions == "any" else 0]
-            for several, draw in zip(batch.captions, draws, strict=True)
-        ]
-        tokens = tokenize([*captions, *[""] * (places - good)], self.context_length)  # pyright: ignore
-        keep = None
-        if recipe.patch_dropout:
-            count = max(1, round(self.patches * (1.0 - recipe.patch_dropout)))
-            padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
-            keep = uniform(keys("patches", padded), self.patches).argsort(1)[:, :count].sort(1).values
-        return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
+    images = torch.zeros(places, 3, size, size, dtype=torch.uint8)
+    if good:
+        images[:good] = random_crops(batch.images, keys("crop"), size, recipe.crop)
+    draws = uniform(keys("caption"), 1)[:, 0].tolist()
+    captions = [
+        several[int(draw * len(several)) if recipe.captions == "any" else 0]
+        for several, draw in zip(batch.captions, draws, strict=True)
+    ]
+    tokens = tokenize([*captions, *[""] * (places - good)], model.text.context_length)  # pyright: ignore
+    keep = None
+    if recipe.patch_dropout:
+        count = max(1, round(patches * (1.0 - recipe.patch_dropout)))
+        padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
+        keep = uniform(keys("patches", padded), patches).argsort(1)[:, :count].sort(1).values
+    return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
 
 
 class FeatureGradients(NamedTuple):
@@ -222,17 +213,6 @@ def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor |
     by_image = F.cross_entropy(scale * image @ text.detach().T, own)
     by_text = F.cross_entropy(scale * text @ image.detach().T, own)
     return (by_image + by_text) / 2
-
-
-@dataclass(frozen=True)
-class Share:
-    """One process's share of a batch; all processes have shares of equal length."""
-
-    images: UInt8[Tensor, "share 3 height width"]
-    tokens: Int64[Tensor, "share length"]
-    valid: Bool[Tensor, " share"]  # False for padding in place of an unreadable sample
-    keep: Int64[Tensor, "share kept"] | None  # indices of the patches that are not dropped
-    size: int  # samples in the whole batch
 
 
 def accumulate(

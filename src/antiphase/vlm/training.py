@@ -111,8 +111,7 @@ def train_vlm(
 
 def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
     size, projector = recipe.batch_size, recipe.model.projector
-    if size % processes:
-        raise UserError(f"batch size {size}: expected a multiple of {processes}, the number of processes")
+    loop.check_divisible(size, processes)
     if conversations < size:
         raise UserError(f"batch size {size}: expected 1 to {conversations}, the number of conversations")
     if sharded and processes == 1:
