@@ -36,17 +36,10 @@ def row_pairs(
     """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
     kept = [(number, *row) for number, row in enumerate(rows) if row[1]]
     ids, files, captions, labels = zip(*kept, strict=True) if kept else ((),) * 4
-    return FilePairs(
-        name=name,
-        split=split,
-        ids=torch.tensor(ids, dtype=torch.int64),
-        captions=captions,
-        labels=torch.tensor(labels, dtype=torch.int64) if class_names else None,
-        class_names=class_names,
-        skipped=tuple(f"{file} {lack}" for file, captions, _ in rows if not captions),
-        root=root,
-        files=files,
-    )
+    skipped = tuple(f"{file} {lack}" for file, captions, _ in rows if not captions)
+    about = {"ids": torch.tensor(ids, dtype=torch.int64), "captions": captions, "skipped": skipped}
+    classes = labels if class_names else None
+    return FilePairs.whole(name, split, class_names, classes, root=root, files=files, **about)
 
 
 def listed_pairs(

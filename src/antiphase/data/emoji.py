@@ -97,16 +97,9 @@ def emoji_pairs(
         rows = [row for row, number in enumerate(drawn) if number in kept]
         chosen += [emojis[drawn[row]] for row in rows]
         arrays.append(pixels[rows])
-    return ArrayPairs(
-        name=name,
-        split=split,
-        ids=torch.arange(len(chosen)),
-        captions=tuple(emoji.captions for emoji in chosen),
-        labels=torch.tensor([GROUPS.index(emoji.group) for emoji in chosen], dtype=torch.int64),
-        class_names=GROUPS,
-        prompts=group_prompts(),
-        array=torch.from_numpy(np.concatenate(arrays)),
-    )
+    labels, captions = [GROUPS.index(emoji.group) for emoji in chosen], tuple(one.captions for one in chosen)
+    pictures = {"prompts": group_prompts(), "array": np.concatenate(arrays)}
+    return ArrayPairs.whole(name, split, GROUPS, labels, captions=captions, **pictures)
 
 
 def _drawings(
@@ -378,14 +371,9 @@ def _scenes(
             mask[place] = shape
             things.append(ImageObjects(thing, (run_lengths(mask),), SIZE, SIZE))
         objects.append(tuple(things))
-    return ArrayPairs(
-        name=name,
-        split=split,
-        ids=torch.arange(len(images)),
-        captions=tuple(captions(tuple(thing.name for thing in things)) for things in objects),
-        array=torch.stack(images),
-        objects=tuple(objects),
-    )
+    texts = tuple(captions(tuple(thing.name for thing in things)) for things in objects)
+    pictures = {"array": torch.stack(images), "objects": tuple(objects)}
+    return ArrayPairs.whole(name, split, (), None, captions=texts, **pictures)
 
 
 def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"]:

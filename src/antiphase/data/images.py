@@ -50,6 +50,15 @@ class Samples(ABC):
     skipped: tuple[str, ...] = ()
     prompts: tuple[tuple[str, ...], ...] | None = None
 
+    @classmethod
+    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
+        """Return a whole split; ids are counted from 0 unless given. Pairs may have no labels, None."""
+        numbers = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
+        ids = torch.arange(len(others["captions"] if labels is None else labels))
+        about: dict[str, Any] = {"class_names": tuple(class_names), "labels": numbers, "ids": ids}
+        return cls(name=name, split=split, **(about | others | tensors))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -112,14 +121,6 @@ class ImageSet(Samples):
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
             raise UserError(f"{self.name}: label {outside[0]}: expected 0 to {len(self.class_names) - 1}")
-
-    @classmethod
-    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
-        """Return a whole split; ids are counted from 0 unless given."""
-        numbers = torch.as_tensor(labels, dtype=torch.int64)
-        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
-        values: dict[str, Any] = {"ids": torch.arange(len(numbers)), **others, **tensors}
-        return cls(name=name, split=split, class_names=tuple(class_names), labels=numbers, **values)
 
     @property
     @abstractmethod
