@@ -24,6 +24,7 @@ from antiphase.statistics.intervals import (
 )
 from antiphase.statistics.seeds_by_images import crossed_mean
 
+Numbers = Int64[Tensor, " n"]
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
@@ -47,11 +48,7 @@ def outcome_rows(**columns: Any) -> pl.DataFrame:
 
 
 def classification_rows(
-    scores: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"],
-    setting: str = "",
-    seed: int = 0,
+    scores: Float[Tensor, "n classes"], labels: Numbers, ids: Numbers, setting: str = "", seed: int = 0
 ) -> pl.DataFrame:
     """Return a row for each image: the class of the highest score, and the rank of the right one; ties in order."""
     right = scores.gather(1, labels[:, None])

@@ -159,6 +159,7 @@ def _preprocessing(normalize: Normalize, square: Square) -> dict[str, Any]:
 Kind = Literal["linear", "mlp2x"]
 Words = Float[Tensor, "batch language"]
 Ids = Int64[Tensor, "batch length"]
+Mask = Bool[Tensor, "batch length"]
 _RIDGE = 1e-3
 IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
 IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
@@ -404,7 +405,7 @@ class VisionLanguageModel(nn.Module):
         images: Images | None,
         input_ids: Ids,
         labels: Ids | None = None,
-        attention_mask: Bool[Tensor, "batch length"] | None = None,
+        attention_mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
         """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 

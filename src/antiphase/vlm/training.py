@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +24,7 @@ from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.loop import Tracker
 from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
-from antiphase.vlm.model import IGNORED, IMAGE, VisionLanguageModel
+from antiphase.vlm.model import IGNORED, IMAGE, Ids, Images, Mask, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time
@@ -218,13 +218,7 @@ class SummedLoss(nn.Module):
         super().__init__()
         self.vlm = vlm
 
-    def forward(
-        self,
-        images: Float[Tensor, "batch 3 height width"] | None,
-        ids: Int64[Tensor, "batch length"],
-        labels: Int64[Tensor, "batch length"],
-        mask: Bool[Tensor, "batch length"],
-    ) -> Float[Tensor, ""]:
+    def forward(self, images: Images | None, ids: Ids, labels: Ids, mask: Mask) -> Float[Tensor, ""]:
         """Return the sum; for the arguments see :meth:`~antiphase.vlm.VisionLanguageModel.embed`."""
         vlm = self.vlm
         embedded, expanded, used = vlm.embed(images, ids, labels, mask)
