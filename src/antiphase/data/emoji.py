@@ -16,7 +16,7 @@ import tomllib
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -171,22 +171,22 @@ def held_out(concept: str) -> bool:
 @cache
 def _emojis() -> tuple[Emoji, ...]:
     """Return every emoji that has a name and a group, sorted by its characters."""
-    emojis: list[Emoji] = []
-    groups = _groups()
+    emojis: list[tuple[str, tuple[str, ...], str]] = []
+    known = _groups()
     # an emoji may be listed with and without the variation selector; the last entry wins
     entries = {text.replace(_VARIATION, ""): entry for text, entry in _module("emoji").EMOJI_DATA.items()}
     for text, entry in sorted(entries.items()):
         name = entry["en"].strip(":").replace("_", " ")
         # newer emoji, not in the list of groups, get the group of their first character
-        group = groups.get(text) or groups.get(text[0])
+        group = known.get(text) or known.get(text[0])
         if group not in GROUPS:
             continue  # hair and skin swatches
         if group == "Flags" and "flag" not in name.lower():
             name = f"flag: {name}"
         aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
-        emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), "", group))
-    concepts = concepts_of([emoji.captions for emoji in emojis], [emoji.group for emoji in emojis])
-    return tuple(replace(emoji, concept=concept) for emoji, concept in zip(emojis, concepts, strict=True))
+        emojis.append((text, tuple(dict.fromkeys([name, *aliases])), group))
+    texts, captions, groups = zip(*emojis, strict=True)
+    return tuple(map(Emoji, texts, captions, concepts_of(captions, groups), groups))
 
 
 def concept_name(name: str) -> str:
