@@ -113,7 +113,12 @@ def image_tokens(model: nn.Module) -> Tower:
     else:
         expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
         raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
-    return Tower(visual, model.square, about | _preprocessing(model.normalize, model.square), model.normalize)
+    normalize, square = model.normalize, model.square
+    defaults = {field.name: field.default for field in fields(Square)}  # left out, as in older files
+    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
+    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
+    about |= {"interpolation": square.interpolation, **changed, "mean": mean, "std": std}
+    return Tower(visual, square, about | ({"bgr": True} if normalize.bgr else {}), normalize)
 
 
 def build_tower(reference: dict[str, Any]) -> Tower:
@@ -142,18 +147,8 @@ def build_tower(reference: dict[str, Any]) -> Tower:
 def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Square) -> Tower:
     if config is None:
         raise UserError("the image tower was built by hand; expected one built from a configuration")
-    written = config.model_dump(mode="json")
-    about = {"kind": "antiphase", "config": written, "interpolation": square.interpolation}
-    return Tower(visual, square, about)
-
-
-def _preprocessing(normalize: Normalize, square: Square) -> dict[str, Any]:
-    """Return the preprocessing without what is at its default, as older files have it."""
-    defaults = {field.name: field.default for field in fields(Square)}
-    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
-    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
-    order = {"bgr": True} if normalize.bgr else {}
-    return {"interpolation": square.interpolation, **changed, "mean": mean, "std": std, **order}
+    about = {"kind": "antiphase", "config": config.model_dump(mode="json")}
+    return Tower(visual, square, about | {"interpolation": square.interpolation})
 
 
 Kind = Literal["linear", "mlp2x"]
