@@ -100,9 +100,8 @@ def _coco_images(path: Path, content: Any) -> Iterator[tuple[str, Any, list[Any]
 
 def _coco_texts(path: Path, content: Any) -> dict[str, tuple[str, ...]]:
     with _layout(path):
-        texts = {
-            file: [one["caption"].strip() for one in notes] for file, _, notes in _coco_images(path, content)
-        }
+        images = _coco_images(path, content)
+        texts = {file: [note["caption"].strip() for note in notes] for file, _, notes in images}
     return {file: tuple(filter(None, several)) for file, several in texts.items()}
 
 

@@ -125,9 +125,8 @@ def _drawings(
     with progress_bar(f"rendering {artist}", len(emojis), progress) as advance:
         for number, emoji in enumerate(emojis):
             if picture := paint(emoji.text):
-                white = Image.alpha_composite(
-                    Image.new("RGBA", picture.size, "white"), picture.convert("RGBA")
-                )
+                white = Image.new("RGBA", picture.size, "white")
+                white = Image.alpha_composite(white, picture.convert("RGBA"))
                 pictures[number] = Square(SIZE).apply(white.convert("RGB")).numpy()
             advance(1)
     drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
@@ -197,9 +196,7 @@ def concept_name(name: str) -> str:
     kept = [word for word in words if word not in _VARIANT]
     while kept and kept[0] in ("and", "with", "in"):
         del kept[0]
-    singular = (
-        word[:-1] if len(word) > 3 and word.endswith("s") and word[-2] != "s" else word for word in kept
-    )
+    singular = (one[:-1] if len(one) > 3 and one.endswith("s") and one[-2] != "s" else one for one in kept)
     return " ".join(singular) or ("person" if _PERSON.issuperset(words) else name)
 
 
@@ -421,12 +418,8 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
 
     @cache
     def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
-        small = F.interpolate(
-            whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None],
-            (size, size),
-            mode="bilinear",
-            antialias=True,
-        )[0]
+        drawing = whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None]
+        small = F.interpolate(drawing, (size, size), mode="bilinear", antialias=True)[0]
         small = small.round().to(torch.uint8)
         small = small.flip(-1) if flipped else small
         return small, on_white(small)
@@ -447,9 +440,7 @@ def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, 
     while len(names) < count:
         same = not names or next(numbers) < table["together"]
         chosen = _THEMES[theme if same else int(next(numbers) * len(_THEMES))]
-        left = [
-            (name, share) for name, share in zip(chosen, table["shares"], strict=True) if name not in names
-        ]
+        left = [pair for pair in zip(chosen, table["shares"], strict=True) if pair[0] not in names]
         bounds = np.cumsum([share for _, share in left])
         names.append(left[int(np.searchsorted(bounds, next(numbers) * bounds[-1], side="right"))][0])
     quarters = np.argsort(draws[-4:])[:count].tolist()

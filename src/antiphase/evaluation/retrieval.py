@@ -117,9 +117,8 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     """Return a line if captions belong to several images: as wrong candidates they stand before the right one."""
     assert isinstance(source.test, PairSet)
     texts, owners = chosen_captions(source.test, protocol.captions)
-    pairs = pl.DataFrame(
-        {"text": [" ".join(text.lower().split()) for text in texts], "image": owners.numpy()}
-    )
+    words = [" ".join(text.lower().split()) for text in texts]
+    pairs = pl.DataFrame({"text": words, "image": owners.numpy()})
     shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)
     count = shared["shared"].sum()
     if not count:

@@ -149,10 +149,11 @@ def _begin(
         if validation is not None:
             numbers["accuracy"] = accuracy(bare, validation, device)
             if adversary is not None:
-                robust = adversarial.robust_accuracy(
-                    bare, validation, adversary.eps, device, seed=recipe.seed
+                eps, seed = adversary.eps, recipe.seed
+                numbers["robust_accuracy"] = adversarial.robust_accuracy(
+                    bare, validation, eps, device, seed=seed
                 )
-                numbers["robust_accuracy"] = robust
+
         return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:
@@ -220,9 +221,8 @@ def train_together(
     pixels, classes = train.images(everything).to(device), train.labels[everything].to(device)
 
     def summed_loss(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = vmap(lambda own, held, batch: functional_call(models[0], (own, held), (batch,)))(
-            weights, buffers, images
-        )
+        together = vmap(lambda own, held, batch: functional_call(models[0], (own, held), (batch,)))
+        logits = together(weights, buffers, images)
         losses = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
         means = losses.view(labels.shape).mean(1)  # one for each model
         return means.sum(), means.detach()
@@ -231,9 +231,8 @@ def train_together(
     logs: list[list[dict[str, Any]]] = [[] for _ in recipes]
     for epoch in range(first.epochs):
         began, sums = time.monotonic(), torch.zeros(len(recipes), device=device)
-        orders = torch.stack(
-            [torch.randperm(len(train), generator=generator(one.seed, "order", epoch)) for one in recipes]
-        ).to(device)
+        draws = (generator(recipe.seed, "order", epoch) for recipe in recipes)
+        orders = torch.stack([torch.randperm(len(train), generator=draw) for draw in draws]).to(device)
         for step, batch in enumerate(orders.split(first.batch_size, 1)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(first, epoch * steps + step, steps)
@@ -245,9 +244,8 @@ def train_together(
             sums += means
         check_finite(sums.tolist(), (epoch + 1) * steps)
         rate = len(train) / (time.monotonic() - began)
-        say(
-            f"epoch {epoch + 1}/{first.epochs} · loss {float(sums.mean()) / steps:.4f} · {rate:.0f} images/s each"
-        )
+        mean_loss = float(sums.mean()) / steps
+        say(f"epoch {epoch + 1}/{first.epochs} · loss {mean_loss:.4f} · {rate:.0f} images/s each")
         last = epoch + 1 == first.epochs
         with torch.no_grad():
             for place, model in enumerate(models):

@@ -74,9 +74,8 @@ def train_clip(
             model.visual.compile()
             model.text.compile(dynamic=True)
         path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
-        bad = dict.fromkeys(
-            path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        )  # each once
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        bad = dict.fromkeys(lines)  # each once
 
         def note_bad(lines: Iterable[str]) -> None:
             known = len(bad)

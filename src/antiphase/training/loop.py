@@ -27,9 +27,7 @@ STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU
 _CHECK_EVERY_SECONDS = 2.0
-_DIVERGED = (
-    "training stopped, the last saved state is kept; try a lower --learning-rate or --precision float32"
-)
+_DIVERGED = "the last saved state is kept; try a lower --learning-rate or --precision float32"
 
 
 Tracker = str | GeneralTracker
@@ -133,9 +131,8 @@ def train(
 def check_divisible(batch_size: int, processes: int) -> None:
     """Refuse batches that processes cannot share evenly."""
     if batch_size % processes:
-        raise UserError(
-            f"batch size {batch_size}: expected a multiple of {processes}, the number of processes"
-        )
+        expected = f"expected a multiple of {processes}, the number of processes"
+        raise UserError(f"batch size {batch_size}: {expected}")
 
 
 def decayed(

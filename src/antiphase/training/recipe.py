@@ -80,9 +80,8 @@ def make_recipe(
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        raise UserError(
-            f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
-        )
+        fix = "lower it or train longer"
+        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; {fix}")
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -237,12 +237,8 @@ def assemble(
     """
     tower, (language, tokenizer) = image_tokens(model), load_language(name)
     about = {"tower_spec": spec, "tower": tower.reference, "tower_sha256": weights_digest(tower)}
-    about |= {
-        "language": name,
-        "language_sha256": weights_digest(language),
-        "projector": kind,
-        "merge": merge,
-    }
+    about |= {"language": name, "language_sha256": weights_digest(language)}
+    about |= {"projector": kind, "merge": merge}
     config = VlmConfig(**about, prompt=Prompt(tokenizer, style).style)
     projector = _projector(config, tower, language, seed)
     return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
@@ -332,11 +328,9 @@ def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) ->
 
 def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
     """Return the weights that are in a model's file: all but those of a language model that was not trained."""
-    return {
-        name: weight
-        for name, weight in named_weights(vlm).items()
-        if not name.startswith("language.") or is_lora(name) or tuned
-    }
+    weights = named_weights(vlm)
+    kept = (name for name in weights if tuned or is_lora(name) or not name.startswith("language."))
+    return {name: weights[name] for name in kept}
 
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:

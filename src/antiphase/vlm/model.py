@@ -251,9 +251,8 @@ class Prompt:
     def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
         template = self.tokenizer.get_chat_template()
         dated = _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), template)
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=dated, tokenize=False, add_generation_prompt=opened
-        )
+        how = {"chat_template": dated, "tokenize": False, "add_generation_prompt": opened}
+        return self.tokenizer.apply_chat_template(messages, **how)
 
     def _tokenised(self, pieces: Pieces, image: bool, begins: bool = False) -> tuple[Row, Row]:
         """Return ids and labels; the text has the token that begins a sequence in the style ``llava`` anyway."""

@@ -66,7 +66,7 @@ def train_vlm(
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
             raise UserError(
-                "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
+                "checkpointing: the model has no known blocks; leave out --checkpointing and --shard"
             )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         sample(0)  # refuses data of another stage
