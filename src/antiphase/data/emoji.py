@@ -383,8 +383,7 @@ def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "heigh
 def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
 
-    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation. The captions are the
-    names of the two emoji, and ``objects`` holds their masks.
+    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation.
     """
     single = emoji_pairs("openmoji", split, root, progress)
     first: dict[str, int] = {}

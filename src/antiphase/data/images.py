@@ -405,10 +405,7 @@ def content_key(data: ImageSet | PairSet) -> str:
 def model_images(
     data: ImageSet | PairSet, positions: Sequence[int], square: Square, channels: int = 3
 ) -> Float[Tensor, "b channels size size"]:
-    """Return images as float32 in [0, 1] with the size of ``square``, a model's preprocessing, and its channels.
-
-    Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
-    """
+    """Return images in [0, 1] as a model takes them: resized by ``square``, grey ones repeated for three channels."""
     if isinstance(data, FileImages):
         return data.resized(square, channels).images(positions)
     if isinstance(data, PairSet):

@@ -52,9 +52,9 @@ def train_clip(
     """Train a dual encoder and write it to a directory.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
-    epoch) and, if samples were unusable, ``bad-samples.txt``. Calling it again resumes an interrupted run at the next
-    batch, and returns the log of a finished one. Under torchrun the processes share every batch; the gradient is that
-    of the whole batch. A ``UserError`` stops it if 1,000 samples in a row (or a whole epoch) are unreadable.
+    epoch) and, if samples were unusable, ``bad-samples.txt``; 1,000 of them in a row, or a whole epoch, stop the
+    training. Calling it again resumes an interrupted run at the next batch, and returns the log of a finished one.
+    Under torchrun the processes share every batch; the gradient is that of the whole batch.
 
     Args:
         evaluate: maps the model, in evaluation mode, to entries of the log at the end of an epoch.

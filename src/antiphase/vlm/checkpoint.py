@@ -230,11 +230,7 @@ def assemble(
     merge: int = 1,
     seed: int = 0,
 ) -> tuple[VlmConfig, VisionLanguageModel]:
-    """Return architecture and model with which stage 1 begins.
-
-    ``model`` has an image tower and came from ``spec``; ``name`` is the language model's, and ``seed`` that of the
-    projector's weights. The others are as in :class:`VlmConfig`.
-    """
+    """Return architecture and model for stage 1, of a model with an image tower and a language model's ``name``."""
     tower, (language, tokenizer) = image_tokens(model), load_language(name)
     about = {"tower_spec": spec, "tower": tower.reference, "tower_sha256": weights_digest(tower)}
     about |= {"language": name, "language_sha256": weights_digest(language)}
@@ -264,8 +260,7 @@ def save_vlm(
 ) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
-    The recipe has the model's :class:`VlmConfig` under ``model``. A tuned language model is rounded to ``dtype``, all
-    else is kept as it is. ``write`` is False in those processes that only help to gather sharded weights.
+    A tuned language model is rounded to ``dtype``. Without ``write``, a process only helps to gather sharded weights.
     """
     folder, tensors = Path(directory), {}
     tuned = VlmConfig.model_validate(recipe["model"]).tuned

@@ -314,11 +314,9 @@ class Projector(nn.Module):
 
         Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
         the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
-        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is
-        the mean word. Tokens are centred from then on.
-
-        ``batches`` are tokens of some images and the mean word embedding of the caption of each, ``norm`` is the root
-        mean square distance of the captions' words from their mean.
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, that of the
+        words of captions around their mean; b is the mean word. ``batches`` are tokens of some images and the mean
+        word of each caption.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
