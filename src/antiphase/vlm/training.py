@@ -260,29 +260,20 @@ def accumulate(
     samples = sorted(samples, key=lambda sample: len(sample.ids))  # so that little is padded
     sharded = any(map(loop.is_sharded, model.parameters()))
     scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)  # on the right
+    blank = torch.zeros(model.vlm.image_shape)
     for start in range(0, len(samples), size):
         chosen = samples[start : start + size]
+        ids = pad([one.ids for one in chosen])
+        labels = pad([one.labels for one in chosen], padding_value=IGNORED)
+        mask = pad([torch.ones_like(one.ids, dtype=torch.bool) for one in chosen])
+        some = any(one.image is not None for one in chosen)
+        stacked = torch.stack([blank if one.image is None else one.image for one in chosen]).to(device)
         # cached copies would keep the whole of a sharded model in memory
         with autocast(device, precision, cache=not sharded):
-            summed = model(*_together(chosen, model.vlm.image_shape, device))
+            summed = model(stacked if some else None, ids.to(device), labels.to(device), mask.to(device))
         (summed * scale / total).backward()
         loss += summed.detach() / total
     if not sharded:
         sum_gradients(model.parameters(), accelerator)
     return loss * accelerator.num_processes
-
-
-def _together(
-    samples: Sequence[Sample], shape: tuple[int, ...], device: torch.device
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Return images (None: there are none), ids, labels and mask of some samples, padded on the right."""
-    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-    ids = pad([sample.ids for sample in samples])
-    labels = pad([sample.labels for sample in samples], padding_value=IGNORED)
-    mask = pad([torch.ones_like(sample.ids, dtype=torch.bool) for sample in samples])
-    images = None
-    if any(sample.image is not None for sample in samples):
-        blank = torch.zeros(shape)
-        several = [blank if sample.image is None else sample.image for sample in samples]
-        images = torch.stack(several).to(device)
-    return images, ids.to(device), labels.to(device), mask.to(device)
