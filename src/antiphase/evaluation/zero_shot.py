@@ -60,15 +60,15 @@ def _templates(ensemble: str) -> list[str]:
     if "{}" not in ensemble:
         origin = Path(ensemble).expanduser()
         try:
-            lines = [line.strip() for line in read_text(origin).splitlines() if line.strip()]
+            lines = list(filter(None, map(str.strip, read_text(origin).splitlines())))
         except UserError:
             expected = f"expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable file"
             raise UserError(f"templates {ensemble!r}: {expected}") from None
     if not lines:
         raise UserError(f"{origin} has no templates: expected one per line, with {{}} for the class name")
-    for number, line in enumerate(lines, 1):
-        if "{}" not in line:
-            raise UserError(f"{origin}: template {number}, {line!r}: expected {{}} for the class name")
+    if odd := [line for line in lines if "{}" not in line]:
+        where = f"template {lines.index(odd[0]) + 1}, {odd[0]!r}"
+        raise UserError(f"{origin}: {where}: expected {{}} for the class name")
     return lines
 
 

@@ -40,18 +40,14 @@ def random_crops(
     Like torchvision's RandomResizedCrop, with an area of ``scale`` times the image's and an aspect ratio between 3/4
     and 4/3, but pixels just outside the crop contribute to its border.
     """
-    draws = uniform(keys, 2 * _TRIES + 2).double()
+    draws = uniform(keys, 2 * 10 + 2).double()  # ten attempts to fit an area in
     crops = []
     for image, own in zip(images, draws, strict=True):
-        height, width = image.shape[1:]
         picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        box = _crop_box(height, width, own, scale)
+        box = _crop_box(picture.height, picture.width, own, scale)
         square = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
         crops.append(torch.from_numpy(np.array(square)))
     return torch.stack(crops).permute(0, 3, 1, 2)
-
-
-_TRIES = 10
 
 
 def _crop_box(
@@ -64,9 +60,8 @@ def _crop_box(
         ratio = math.exp(log_ratio * (2.0 * ratio_draw - 1.0))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = (
-                int(d * n) for d, n in zip(draws[-2:].tolist(), (width - w + 1, height - h + 1), strict=True)
-            )
+            across, down = draws[-2:].tolist()
+            left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
             return left, top, left + w, top + h
     w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     left, top = (width - w) // 2, (height - h) // 2
