@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
-from antiphase.data.images import FilePairs
-from antiphase.data.objects import ImageObjects, region_of
+from antiphase.data.images import FilePairs, ImageObjects, region_of
 from antiphase.errors import UserError
 from antiphase.files import read_json, read_text
 

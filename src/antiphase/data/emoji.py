@@ -32,8 +32,7 @@ from torch import Tensor
 
 from antiphase.data.decoding import Square
 from antiphase.data.folders import choose_split, data_root
-from antiphase.data.images import ArrayPairs
-from antiphase.data.objects import ImageObjects, run_lengths
+from antiphase.data.images import ArrayPairs, ImageObjects, run_lengths
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.streams import generator, key, sample_keys, uniform

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -23,11 +24,12 @@ from antiphase.models.card import mean_lambdas
 from antiphase.models.trained import StartingModel
 from antiphase.models.vit import build
 from antiphase.precision import autocast
-from antiphase.streams import generator, key
+from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.training import adversarial, loop
-from antiphase.training.augment import flip_crop
 from antiphase.training.loop import METRICS_FILE, Tracker, check_finite
 from antiphase.training.recipe import Recipe, learning_rate
+
+_SHIFT = 4  # pixels, the usual choice for 32-pixel images
 
 
 @validated
@@ -160,6 +162,21 @@ def _begin(
         return learning_rate(recipe, first_update(step), updates)
 
     return loop.Task(model, optimizer, steps, rate, gradients, evaluate)
+
+
+def flip_crop(
+    images: Float[Tensor, "batch channels height width"], ids: Int64[Tensor, " batch"], seed: int, epoch: int
+) -> Float[Tensor, "batch channels height width"]:
+    """Flip each image left to right with probability ½ and shift it by up to 4 pixels, with zero padding."""
+    draws = uniform(sample_keys(key(seed, "flip-crop", epoch), ids), 3)
+    images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)
+    padded = torch.nn.functional.pad(images, [_SHIFT] * 4)
+    offsets = (draws[:, 1:] * (2 * _SHIFT + 1)).long()
+    height, width = images.shape[-2:]
+    rows = offsets[:, 0, None] + torch.arange(height)
+    columns = offsets[:, 1, None] + torch.arange(width)
+    batch = torch.arange(len(images))[:, None, None]
+    return padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 @validated

@@ -1,16 +1,19 @@
 """Contrastive training of CLIP and its differential variants: the loss, the exact gradient of a batch, the run."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int64, UInt8
 from open_clip.loss import ClipLoss, SigLipLoss
+from PIL import Image
 from torch import Tensor
 
 from antiphase.attention import outputs_only
@@ -25,7 +28,6 @@ from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
-from antiphase.training.augment import random_crops
 from antiphase.training.loop import Tracker
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
 
@@ -159,6 +161,45 @@ def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: Pai
         padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
         keep = uniform(keys("patches", padded), patches).argsort(1)[:, :count].sort(1).values
     return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
+
+
+def random_crops(
+    images: Sequence[UInt8[Tensor, "3 height width"]],
+    keys: Int64[Tensor, " batch"],
+    size: int,
+    scale: tuple[float, float],
+) -> UInt8[Tensor, "batch 3 size size"]:
+    """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
+
+    Like torchvision's RandomResizedCrop, with an area of ``scale`` times the image's and an aspect ratio between 3/4
+    and 4/3, but pixels just outside the crop contribute to its border.
+    """
+    draws = uniform(keys, 2 * 10 + 2).double()  # ten attempts to fit an area in
+    crops = []
+    for image, own in zip(images, draws, strict=True):
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        box = _crop_box(picture.height, picture.width, own, scale)
+        square = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        crops.append(torch.from_numpy(np.array(square)))
+    return torch.stack(crops).permute(0, 3, 1, 2)
+
+
+def _crop_box(
+    height: int, width: int, draws: Float[Tensor, " numbers"], scale: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a random crop."""
+    log_ratio = math.log(4.0 / 3.0)
+    for area_draw, ratio_draw in draws[:-2].view(-1, 2).tolist():
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * area_draw)
+        ratio = math.exp(log_ratio * (2.0 * ratio_draw - 1.0))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            across, down = draws[-2:].tolist()
+            left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
 
 
 class FeatureGradients(NamedTuple):
