@@ -225,9 +225,7 @@ def _run(
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == steps or len(losses) == _CHECK_EVERY_STEPS:
-                    means: Any = accelerator.reduce(
-                        torch.stack(losses).double(), "mean"
-                    )  # over the processes
+                    means: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # of processes
                     # one by one, so that the sum does not depend on how often losses are read
                     standing.loss_sum = sum(means.tolist(), standing.loss_sum)
                     check_finite([standing.loss_sum], standing.step, len(losses))
