@@ -1,4 +1,8 @@
-"""MMVP-VLM: pairs of images that look alike to CLIP, each told apart by a statement of its own."""
+"""MMVP-VLM: pairs of images that look alike to CLIP, each told apart by its own statement; and a substitute of emoji.
+
+Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024, Section 3,
+and ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
+"""
 
 import csv
 import io
