@@ -115,9 +115,10 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     if wnids := list(filter(WNID.fullmatch, class_names)):
         from timm.data.imagenet_info import ImageNetInfo
 
+        synonyms = ImageNetInfo().label_name_to_description
         for wnid in wnids:
             with contextlib.suppress(KeyError):
-                known[wnid] = ImageNetInfo().label_name_to_description(wnid).partition(",")[0]
+                known[wnid] = synonyms(wnid).partition(",")[0]
         known |= prompt_names()
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word)]
