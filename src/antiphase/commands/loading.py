@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphase.commands.options import Options
 from antiphase.errors import UserError, first_line, shown
@@ -46,6 +46,7 @@ def load_models(
     random_weights: bool = False,
     answering: bool = False,
     seed: int = 0,
+    resize: Literal["squash", "crop"] | None = None,
 ) -> list["nn.Module"]:
     """Load models onto a device.
 
@@ -55,7 +56,9 @@ def load_models(
         random_weights: whether the models of other libraries among them are built without a download.
         answering: whether models that answer questions in words are of use.
         seed: from which random weights are drawn, unless a specification states one.
+        resize: how image files become the models' squares, if not as usual.
     """
+    from antiphase.models.card import square_of
     from antiphase.models.schemes.scheme import named_spec
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, named, scheme_of
@@ -78,6 +81,9 @@ def load_models(
             model = load_model(text, random_weights=random_weights and random, seed=seed)
         elif name or stated is not None:
             model = named(copy.copy(model), name, stated)  # the caller's own keeps its card
+        if resize is not None:
+            model, square = copy.copy(model), square_of(model)  # the caller's own keeps its square
+            object.__setattr__(model, "square", square.resized(resize))
         loaded.append(with_kind_found(differentiable(model)).to(place))
     for name, model in zip(names, loaded, strict=True):
         card = getattr(model, "card", None)

@@ -11,6 +11,7 @@ they exclude zero too often: these differences decide the title only if there ar
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -83,16 +84,13 @@ class EvaluateResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        try:
-            differences = summarise_tasks(rows, dict(pairs))["differences"]
-        except ValueError as error:
-            raise UserError(f"compare: {error}; measure both with the same settings") from None
+        differences = []
+        for _, block in rows.group_by("task", "data", "setting", maintain_order=True):
+            with suppress(ValueError):  # other units, as of other settings
+                differences += summarise_tasks(block, dict(pairs))["differences"]
         if not differences:
-            raise UserError(
-                "compare: no task was measured in both; measure both with the same tasks and data"
-            )
-        frame = pl.DataFrame(differences, infer_schema_length=None)
-        return frame.rename({"twin": "against", "p": "p_value"})
+            raise UserError("compare: no task was measured in both with the same settings and data")
+        return pl.DataFrame(differences, infer_schema_length=None)
 
 
 def heading(number: Number) -> str:
