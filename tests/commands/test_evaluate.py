@@ -423,7 +423,7 @@ def test_images_that_were_left_out_are_said_and_recorded(run_cli, models, cache,
     assert "left out" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_twin_that_encodes_no_text_has_no_place_in_the_radar(run_cli, models, cache, tmp_path):
+def test_a_twin_that_encodes_no_text_has_no_place_in_mmvps_figure(run_cli, models, cache, tmp_path):
     mmvp = write_mmvp(tmp_path / "mmvp", 2)
     code, _, err = run_cli(
         "evaluate",

@@ -101,7 +101,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, run_cli):
     code, _, err = run_cli(*small, tmp_path / "second", *start, "--learning-rate", 1e-12)
     assert code == 0, err
     first, second = (load_file(tmp_path / run / "model.safetensors") for run in ("first", "second"))
-    assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+    assert all(torch.allclose(first[name], second[name], rtol=0, atol=1e-4) for name in first)
     for changes, line in {
         (*words, tmp_path / "x", *start): "dim: is that of",
         (

@@ -23,7 +23,7 @@ from antiphase.commands.lineup import environment_record, short_names
 from antiphase.commands.loading import find_device, load_models
 from antiphase.commands.look import LookOptions
 from antiphase.commands.look.figure import MapColumn, check_rows, check_suffix, figure_bytes, look_figure
-from antiphase.commands.result import Result, listed
+from antiphase.commands.result import Result, listed, paired_models
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
@@ -124,12 +124,10 @@ class LookResult(Result):
             raise UserError(
                 "compare: maps are compared by how they fit masks; expected look with mask= in both"
             )
-        names, others = (frame["model"].unique(maintain_order=True).to_list() for frame in (mine, theirs))
-        if len(names) != len(others):
-            raise UserError(
-                f"compare: {len(names)} models and {len(others)}; expected as many in both results"
-            )
-        theirs = theirs.with_columns(against="model", model=pl.col("model").replace(others, names))
+        partners = {against: model for model, against in paired_models(self, other)}
+        theirs = theirs.filter(pl.col("model").is_in(partners)).with_columns(
+            against="model", model=pl.col("model").replace(partners)
+        )
         both = mine.join(theirs, on=["model", *_PLACE], suffix="_against", maintain_order="left")
         apart = any(self.summary[name] != other.summary[name] for name in ("images", "texts", "methods"))
         if apart or both["average_precision_against"].has_nulls():
