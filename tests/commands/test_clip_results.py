@@ -50,7 +50,7 @@ def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
     compared = ap.compare(one, other)
     assert set(compared.frame()["task"]) == {"zero-shot"}
     assert any("not compared" in line and "retrieval" in line for line in compared.warnings)
-    assert "top-1" in repr(one)
+    assert "R@5" in repr(one)
     assert "clip" in repr(both)
     assert one.plot().axes
     assert "zero-shot, %" in both._repr_html_()

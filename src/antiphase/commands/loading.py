@@ -49,6 +49,7 @@ def load_models(
     resize: Literal["squash", "crop"] | None = None,
 ) -> list["nn.Module"]:
     """Load models onto a device; refuse those that answer questions, unless ``answering``."""
+    from antiphase.models.card import square_of
     from antiphase.models.schemes.scheme import named_spec
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, named, scheme_of
