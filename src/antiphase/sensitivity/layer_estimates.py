@@ -238,7 +238,7 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
         for column in columns
         if len(values := block[column].drop_nulls().to_numpy())
     )
-    return estimate_table(blocks, rows.select(keys).schema)
+    return estimate_table(blocks, rows.select(keys).schema, bounded=bounded)
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
