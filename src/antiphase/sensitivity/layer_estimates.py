@@ -230,7 +230,7 @@ def prediction_error(rows: pl.DataFrame) -> float:
     return float(np.max(np.abs(predicted / np.sqrt(moved) - 1.0)))
 
 
-def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
+def means(rows: pl.DataFrame, keys: list[str], columns: list[str], bounded: bool = True) -> pl.DataFrame:
     """Average columns over the samples of each group, with intervals; what is null throughout is left out."""
     blocks = (
         (key, values[:, None], {column: lambda m: m[..., 0]})
