@@ -6,11 +6,14 @@ the ranking.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import polars as pl
 
 from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
 from antiphase.commands.command import Answer
@@ -19,8 +22,9 @@ from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
+from antiphase.report.table import Field, Table, rate_field
 from antiphase.report.words import attack_label
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 _NORMS = {"linf": "L∞", "l2": "L2"}
 
@@ -115,13 +119,46 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
             (f"{data.dataset} ({data.split})", _NORMS[row.rates.norm], row.rates.eps), {}
         )
         board.setdefault((row.model.weights, data.fingerprint, control), []).append(row)
-    return [
-        {
-            **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
-            "lines": _ranked([_line(same, control, folder) for (*_, control), same in models.items()]),
+    drawn = []
+    for (data, norm, eps), models in sorted(boards.items()):
+        lines = _ranked([_line(same, control, folder) for (*_, control), same in models.items()])
+        board = {
+            "data": data,
+            "norm": norm,
+            "eps": eps,
+            "means": _mean_differences(models, eps),
+            "lines": lines,
         }
-        for (data, norm, eps), models in sorted(boards.items())
-    ]
+        drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
+    return drawn
+
+
+def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a ranking as a table, for LaTeX, Markdown and CSV."""
+    rows, numbers = [], []
+    for line in lines:
+        rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
+        about = {
+            "rank": line["rank"],
+            "model": line["model"].name,
+            "attack": line["attack"],
+            "images": line["n"],
+        }
+        fields = [rate_field(rate.model_dump()) for rate in rates.values()]
+        rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
+        words = Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images)
+        rows.append((*words, Field(line["date"] or "–")))
+        ends = {
+            f"{name}_{end}": getattr(rate, end)
+            for name, rate in rates.items()
+            for end in ("value", "low", "high")
+        }
+        numbers.append(about | ends | {"date": line["date"]})
+    name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
+    return Table(
+        name, title, columns, tuple(rows), pl.DataFrame(numbers, infer_schema_length=None).write_csv()
+    )
 
 
 def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:
