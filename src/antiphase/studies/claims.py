@@ -152,11 +152,7 @@ class Claim:
             )
 
     def whose(self, paper: str) -> str:
-        """Return the paper that makes the claim, or ``OWN`` for a question of ours.
-
-        >>> [Claim("", source, "", []).whose("diffclip") for source in ("Section 4.2", NOT_IN_PAPER)]
-        ['diffclip', 'own']
-        """
+        """Return the paper that makes the claim, or ``OWN`` for a question of ours."""
         return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
@@ -176,16 +172,7 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the claim.
-
-        >>> def over_16_seeds(value, error):
-        ...     spread, half = Spread(16, 1000, error**2, 0.0, 0.0), 2.13 * error
-        ...     return Check("a − b", CrossedEstimate(value, value - half, value + half, 1000, spread))
-        >>> yes, none = over_16_seeds(0.1, 0.01), over_16_seeds(0.0, 0.005)
-        >>> open_, no = over_16_seeds(0.0, 0.05), over_16_seeds(-0.1, 0.01)
-        >>> [Claim("", "", "", checks).verdict for checks in ([yes], [yes, none], [yes, none, open_], [open_, no])]
-        ['holds', 'absent', 'undecided', 'contradicted']
-        """
+        """The verdict of the claim."""
         return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property
@@ -258,11 +245,7 @@ class Claim:
 
 
 def joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
-    """Return the verdict of a claim from those of its checks, of which the worst ``exceptions`` do not count.
-
-    >>> joint(["holds", "undecided", "contradicted"], 1), joint(["holds", "contradicted"], 1)
-    ('undecided', 'holds')
-    """
+    """Return the verdict of a claim from those of its checks, of which the worst ``exceptions`` do not count."""
     for verdict in ("not run", "not judged (smoke)"):
         if verdict in verdicts or not verdicts:
             return verdict
@@ -360,11 +343,7 @@ def combinations(levels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def in_words(where: Mapping[str, Any]) -> str:
-    """Say which rows were chosen.
-
-    >>> in_words({"eps": 1 / 255, "depth": 3, "data": "cifar10"})
-    ' at 1/255, depth 3, cifar10'
-    """
+    """Say which rows were chosen."""
     said = {name: value for name, value in where.items() if name not in UNSAID}
     eps = f" at {eps_label(said.pop('eps'))}" if "eps" in said else ""
     named = ("data", "site", "at", "perturbation")

@@ -46,13 +46,7 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
 
 
 def over(*found: pl.DataFrame, samples: str = "images") -> str:
-    """Return a phrase for captions: the number of training seeds and samples that intervals are over.
-
-    >>> over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]}))
-    '3 training seeds and 300 to 1,000 images'
-    >>> over(pl.DataFrame({"n": [2], "seeds": [1]}), samples="pairs")
-    '2 pairs, for one training seed'
-    """
+    """Return a phrase for captions: the number of training seeds and samples that intervals are over."""
     frame = pl.concat([each.select("n", "seeds") for each in found]).drop_nulls()
     if frame.is_empty():
         return samples

@@ -41,12 +41,7 @@ class Line:
     why: str = ""
 
     def verdict(self, values: tuple[Any, ...]) -> Verdict:
-        """Compare the values in a study with the paper's and with the declared ones.
-
-        >>> line = Line("train.seeds", (1,), ours=(3,), why="for an interval")
-        >>> line.verdict((1,)), line.verdict((3,)), line.verdict((2,))
-        ('same', 'declared deviation', 'differs')
-        """
+        """Compare the values in a study with the paper's and with the declared ones."""
         if self.paper and self._covers(self.paper, values):
             return "same"
         return "declared deviation" if self.ours and self._covers(self.ours, values) else "differs"
@@ -61,11 +56,7 @@ def _rounded(value: Any) -> Any:
 
 
 def in_words(values: tuple[Any, ...]) -> str:
-    """Return the values of a setting for a reader.
-
-    >>> in_words((0.5, 1, "pgd"))
-    '0.5, 1, pgd'
-    """
+    """Return the values of a setting for a reader."""
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
@@ -103,12 +94,7 @@ def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def printed_numbers(paper: str, study: str) -> pl.DataFrame:
-    """Return the numbers of a paper's tables that belong to a study.
-
-    Returns:
-        A row for each number: the columns named in ``keys``, ``column``, ``value`` and, behind a ±, ``sd``; shares,
-        where the paper prints percent.
-    """
+    """Return the numbers of a paper's tables that belong to a study."""
     rows = []
     for block in _read(paper)["numbers"]:
         scale, keys = (100 if block.get("percent") else 1), block["keys"]

@@ -155,11 +155,7 @@ def _order(label: str) -> tuple[str, int, str]:
 
 
 def find_studies(names: Sequence[str]) -> list[Study]:
-    """Return studies by name, by paper (``robustness``, ``diffclip``; ``own`` for ours), by file, or all.
-
-    Raises:
-        UserError: A name is unknown, or a file defines no study.
-    """
+    """Return studies by name, by paper (``robustness``, ``diffclip``; ``own`` for ours), by file, or all."""
     known = known_studies()
     chosen: dict[str, Study] = {}
     for name in names:
@@ -180,11 +176,7 @@ def find_studies(names: Sequence[str]) -> list[Study]:
 
 
 def load_study(path: Path) -> Study:
-    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules next to it.
-
-    Raises:
-        UserError: The file does not exist, raises an error, or defines no ``study``.
-    """
+    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules next to it."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; create one with antiphase study new NAME")
     spec = importlib.util.spec_from_file_location(f"antiphase_study_{path.stem}", path)

@@ -31,13 +31,7 @@ def effects(paper: str) -> dict[str, float]:
 
 
 def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
-    """Return what became of a paper's claim: the verdict of what tests it, ``RIGHT``, ``WRONG`` or ``UNTESTED``.
-
-    Args:
-        entry: one of :func:`entries`; a general one has the joint verdict of its parts.
-        paper: the paper's name.
-        claims: the claims of our studies by ``STUDY/CLAIM``.
-    """
+    """Return what became of a paper's claim: the verdict of what tests it, ``RIGHT``, ``WRONG`` or ``UNTESTED``."""
     named = {one["name"]: one for one in entries(paper)}
     verdicts = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
     for key in entry.get("claims", ()):

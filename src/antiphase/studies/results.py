@@ -65,9 +65,6 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
 
     Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
     never under the profile ``smoke``.
-
-    Raises:
-        UserError: The rows are of an older schema.
     """
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]

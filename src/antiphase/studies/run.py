@@ -46,10 +46,6 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
     Several processes may share one store: each cell is run by one of them while the others take the next, and wait at
     the end. Under torchrun the processes share every cell. A cell that fails (missing data, a loss that is not finite)
     does not stop cells that do not depend on it.
-
-    Raises:
-        Failures: Some cells failed, with one line for each distinct reason.
-        UserError: The disk is full.
     """
     with room(lab.store.root):
         plan = make_plan(cells, lab.store)
@@ -200,11 +196,7 @@ class _Run:
 
 
 def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -> None:
-    """Start all workers but one as processes with a share of the cores, and a GPU if there are several; run the last.
-
-    Raises:
-        UserError: a worker fails.
-    """
+    """Start all workers but one as processes with a share of the cores, and a GPU if there are several; run the last."""
     import torch
 
     cores = max(1, len(os.sched_getaffinity(0)) // workers)
@@ -236,12 +228,7 @@ def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -
 def submit(
     folder: Path, settings: Mapping[str, Any], command: Sequence[str], workers: int, **how: Any
 ) -> list[Any]:
-    """Submit one cluster job per worker with submitit and return the jobs.
-
-    Args:
-        settings: arguments of ``AutoExecutor.update_parameters``: ``timeout_min``, ``slurm_partition``, ….
-        **how: arguments of ``AutoExecutor``.
-    """
+    """Submit one cluster job per worker with submitit and return the jobs."""
     try:
         import submitit
     except ImportError:
@@ -259,11 +246,7 @@ def submit(
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse ``name=value`` settings; integers become numbers.
-
-    >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
-    {'timeout_min': 240, 'slurm_partition': 'gpu'}
-    """
+    """Parse ``name=value`` settings; integers become numbers."""
     settings: dict[str, Any] = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -274,11 +257,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
-    """Run every missing cell of some studies; return how many there are, were missing and are missing now.
-
-    Raises:
-        UserError: an option does not suit the processes, or a cell fails.
-    """
+    """Run every missing cell of some studies; return how many there are, were missing and are missing now."""
     if options.track:
         from antiphase.training.loop import check_trackers
 

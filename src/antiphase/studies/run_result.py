@@ -31,11 +31,7 @@ _PROFILES = ("paper", "laptop", "smoke")
 
 
 def studied(options: StudyOptions) -> Result:
-    """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are.
-
-    Raises:
-        UserError: none of the cells is finished.
-    """
+    """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are."""
     chosen = options.model_dump(include=set(_CHOSEN))
     with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
         list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name))))
@@ -61,11 +57,7 @@ class StudyResult(Result):
 
     @classmethod
     def open(cls, folder: Path, command: str) -> Result:
-        """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
-
-        Raises:
-            UserError: there is no finished cell of a study that comes with the package.
-        """
+        """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is."""
         if (folder / _CHOICE).exists():
             return read_result(folder, command)
         place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}

@@ -12,21 +12,12 @@ IN_SHORT = "in short"
 
 
 def titled(data: str) -> str:
-    """Return the name of a data set in a sentence.
-
-    >>> titled("fashion-mnist"), titled("openmoji"), titled("folder:pets")
-    ('Fashion-MNIST', "OpenMoji's drawings", 'folder:pets')
-    """
+    """Return the name of a data set in a sentence."""
     return SOURCES[data].partition(", ")[0] if data in SOURCES else TITLES.get(data, data)
 
 
 def vits_in_short(models: Sequence[TrainVit]) -> str:
-    """Return the layers, the width and the size of some ViTs, and their data.
-
-    >>> sizes = {"dim": 64, "num_heads": 4, "patch_size": 7}
-    >>> vits_in_short([TrainVit(model="vit", data="fashion-mnist", sizes={"depth": at, **sizes}) for at in (1, 12)])
-    'ViTs and DiffViTs with 1 to 12 layers and 55 thousand to 605 thousand parameters on Fashion-MNIST (28×28 grey, 10 classes)'
-    """  # noqa: E501
+    """Return the layers, the width and the size of some ViTs, and their data."""
     layers, sizes = (
         sorted({model.depth for model in models}),
         sorted(count_parameters(model.config()) for model in models),  # pyright: ignore[reportArgumentType]
@@ -42,11 +33,7 @@ def clips_in_short(models: Sequence[TrainClip]) -> str:
 
 
 def _range(sizes: Sequence[int]) -> str:
-    """Return the smallest and the largest of some numbers of parameters, rounded.
-
-    >>> _range([55_114, 604_938]), _range([12_732_097, 12_700_000])
-    ('55 thousand to 605 thousand', '12.7 million')
-    """
+    """Return the smallest and the largest of some numbers of parameters, rounded."""
     words = [
         f"{size / 1e6:.1f} million" if size >= 1e6 else f"{size / 1e3:.0f} thousand" for size in sorted(sizes)
     ]
@@ -54,11 +41,7 @@ def _range(sizes: Sequence[int]) -> str:
 
 
 def _sets(names: Iterable[str]) -> str:
-    """Return data sets with their facts, where they are known.
-
-    >>> _sets(["cifar10", "cc3m"])
-    'CIFAR-10 (32×32 RGB, 10 classes) and cc3m'
-    """
+    """Return data sets with their facts, where they are known."""
     found = []
     for name in dict.fromkeys(names):
         facts = SOURCES.get(name, "").partition(" (")[0].partition(", ")[2]

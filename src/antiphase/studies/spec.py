@@ -101,11 +101,7 @@ class Cell(ABC):
 
     @abstractmethod
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Run the cell, resuming from what a killed run left in ``folder``; return its rows, if it has any.
-
-        Raises:
-            UserError: Data or weights are not available, or a result is not finite.
-        """
+        """Run the cell, resuming from what a killed run left in ``folder``; return its rows, if it has any."""
 
 
 @final

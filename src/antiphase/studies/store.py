@@ -181,9 +181,6 @@ def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
 
     Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
     not change the identity of existing cells.
-
-    Args:
-        renewed: whether sources that are ``RENEWED`` are told from what they were.
     """
     fields = {}
     for field in dataclasses.fields(cell):
@@ -234,11 +231,7 @@ def _plain(value: Any, renewed: bool) -> Any:
 
 
 def core_seconds(record: Mapping[str, Any]) -> float:
-    """Return the seconds of a cell times its threads; those of a GPU as they are.
-
-    >>> core_seconds({"seconds": 30.0, "hardware": "AMD EPYC 7B13, 2 threads"})
-    60.0
-    """
+    """Return the seconds of a cell times its threads; those of a GPU as they are."""
     threads = re.search(r", (\d+) threads$", record["hardware"])
     return record["seconds"] * (int(threads[1]) if threads else 1)
 

@@ -101,9 +101,6 @@ class Own(_Made):
     Attributes:
         attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
             :func:`~antiphase.models.card.attention_kind` by default.
-
-    Raises:
-        UserError: The kind of attention is unknown.
     """
 
     build: Callable[[int], nn.Module]
@@ -129,12 +126,7 @@ class Own(_Made):
 
 
 def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any) -> Given:
-    """Return a model that is not trained here.
-
-    Args:
-        note: what a reader has to know about it.
-        **factors: values of ``FACTORS``, such as ``depth``.
-    """
+    """Return a model that is not trained here."""
     told = {"series": series, "seed": seed, "note": note, "extra": tuple(sorted(factors.items()))}
     return Given(spec=spec, content=_content(spec), **told)
 

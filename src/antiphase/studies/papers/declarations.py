@@ -24,11 +24,7 @@ Bench = TypeVar("Bench")
 
 
 def listed(fields: Mapping[str, Any], before: str = "") -> str:
-    """Return fields as ``name value``, with commas between them and some words before them.
-
-    >>> listed({"steps": 20, "queries": 5}), listed({}, ", ")
-    ('steps 20, queries 5', '')
-    """
+    """Return fields as ``name value``, with commas between them and some words before them."""
     return before * bool(fields) + ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
@@ -74,13 +70,7 @@ class Paper:
         by_data: bool = False,
         fill: Callable[[RowsByTable], Mapping[str, Any]] = lambda rows: {},
     ) -> Study:
-        """Return a study under its words.
-
-        Args:
-            checks: function from the rows to the checks of its claims.
-            by_data: whether it is called with the rows of each data set, on every one of which a claim has to hold.
-            fill: function from the rows to values in the statements of claims.
-        """
+        """Return a study under its words."""
         words = self.words[name]
         shared: dict[str, Any] = {
             field: words[field] for field in ("source", "margin", "paper") if field in words

@@ -63,9 +63,6 @@ def series_styles(names: Sequence[str]) -> dict[str, Style]:
 
     ``"DiffViT, 4/255"`` has the colour of ``"DiffViT"``. Series differ in markers and hatches, those of one colour also
     in dashes.
-
-    >>> [style.color for style in series_styles(["ViT", "DiffViT", "other"]).values()]
-    ['#0072B2', '#D55E00', '#009E73']
     """
     stems = {name: re.match(r"(?:Diff)?(?:ViT|CLIP)[*†]?(?![\w*†-])", name) for name in names}
     fixed = {name: _MODELS[stem[0]] for name, stem in stems.items() if stem and stem[0] in _MODELS}
@@ -86,9 +83,6 @@ def plot_figure(plot: Plot) -> Figure:
 
     The means of single training seeds are thin lines, or dots next to the whiskers of bars. Infinite intervals are not
     drawn; those much wider than the spread of the values are cut at the frame. One legend names all series.
-
-    Args:
-        plot: the plot of the study.
     """
     drawing = {"line": _lines, "bar": _bars, "radar": _radar}
     columns = max(1, min(plot.columns, len(plot.panels)))
@@ -118,11 +112,7 @@ def text_svg(figure: Figure) -> str:
 
 
 def for_both_schemes(svg: str) -> str:
-    """Return an SVG document without a background, whose colours are lighter where the reader's page is dark.
-
-    >>> for_both_schemes('<svg width="9"><path/></svg>')[:22]
-    '<svg width="9"><style>'
-    """
+    """Return an SVG document without a background, whose colours are lighter where the reader's page is dark."""
     style = environment().get_template("figures.css").render()
     return re.sub(r"<svg[^>]*>", rf"\g<0><style>{style}</style>", svg, count=1)
 
@@ -311,11 +301,7 @@ def _of_255(places: Sequence[float]) -> bool:
 
 
 def seeds_of(points: pl.DataFrame) -> np.ndarray:
-    """Return the means of single training seeds, (points, seeds); no seeds if they are unknown or there is one.
-
-    >>> seeds_of(pl.DataFrame({"by_seed": [[0.1, 0.2, 0.4], [0.3, 0.5]]})).tolist()
-    [[0.1, 0.2, 0.4], [0.3, 0.5, nan]]
-    """
+    """Return the means of single training seeds, (points, seeds); no seeds if they are unknown or there is one."""
     lists = points[BY_SEED].to_list() if BY_SEED in points.columns else []
     seeds = np.array(list(itertools.zip_longest(*(one or [] for one in lists), fillvalue=math.nan)), float).T
     return seeds if seeds.ndim == 2 and seeds.shape[1] > 1 else np.empty((len(points), 0))
@@ -334,10 +320,6 @@ def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
 
     Positive values are red, negative values blue; where a map is 0 the image shows in light grey. Images without a map
     keep their colours.
-
-    Args:
-        gallery: the gallery of the study; rows may differ in length.
-        pixels: number of pixels of all images together.
     """
     columns, rows = max(map(len, gallery.rows), default=1), max(len(gallery.rows), 1)
     pictures = [picture for row in gallery.rows for picture in row]

@@ -55,14 +55,7 @@ _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
 
 def summary(results: Sequence[Result], template: str, folder: str = "", **values: Any) -> str:
-    """Fill in one of the templates in Markdown: the questions with their answers, counts, claims and studies.
-
-    Args:
-        results: the results.
-        template: its name.
-        folder: of the studies' pages, relative to the text; empty for a text without links to them.
-        values: what else the template asks for.
-    """
+    """Fill in one of the templates in Markdown: the questions with their answers, counts, claims and studies."""
     claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
     tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
     begun = [result for result in results if result.done]
@@ -184,37 +177,20 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:
-    """Put the claims into a Markdown file between two marks.
-
-    Raises:
-        UserError: the file lacks the marks.
-    """
+    """Put the claims into a Markdown file between two marks."""
     folder = into.stem if into.with_suffix("").is_dir() else ""
     replace_marked(into, "claims", summary(results, "claims.md", folder))
 
 
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
-    """Put the picture of the answers and the answers in short into a Markdown file between two marks.
-
-    Args:
-        results: the results.
-        into: the file.
-        pictures: the folder of the pictures that ``write_findings`` wrote.
-
-    Raises:
-        UserError: the file lacks the marks.
-    """
+    """Put the picture of the answers and the answers in short into a Markdown file between two marks."""
     folder = os.path.relpath(pictures, into.parent)
     prefix = "" if folder == "." else f"{folder}/"
     replace_marked(into, "findings", summary(results, "readme.md", prefix=prefix))
 
 
 def replace_marked(into: Path, mark: str, text: str) -> None:
-    """Replace what is between two marks of a file.
-
-    Raises:
-        UserError: the file lacks the marks.
-    """
+    """Replace what is between two marks of a file."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     content = into.read_text(encoding="utf-8") if into.exists() else ""
     if begin not in content or end not in content:

@@ -121,12 +121,7 @@ def forest_svg(lines: Sequence[Line], *, narrow: bool = False) -> str:
 
 
 def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
-    """Draw the claims.
-
-    Args:
-        lines: of ``forest_lines``.
-        narrow: whether the words stand above and below each interval, for a narrow screen.
-    """
+    """Draw the claims."""
     width, letters = (3.9, 50) if narrow else (10.4, 64)
     units = {unit: list(block) for unit, block in itertools.groupby(lines, lambda line: line.unit)}
     heights = {unit: _LINE * sum(_rows(block, letters, narrow)) for unit, block in units.items()}

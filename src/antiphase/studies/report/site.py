@@ -46,13 +46,6 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
 
     Pages are self-contained apart from links to each other; the same results give the same bytes. Pages of other
     studies are kept.
-
-    Args:
-        results: results of the studies.
-        out: the folder; created if missing.
-
-    Returns:
-        The path of the overview.
     """
     papers = list(dict.fromkeys(result.paper for result in results))
     ordered = sorted(results, key=lambda result: papers.index(result.paper))

@@ -49,12 +49,7 @@ class StudyField(Field):
 
 
 def table_sheet(table: Table, file: str = "") -> Sheet:
-    """Lay out a table of estimates: each value with its interval and the paper's number below.
-
-    Args:
-        table: the table of the study.
-        file: name of its CSV; by default that of the table.
-    """
+    """Lay out a table of estimates: each value with its interval and the paper's number below."""
     scale = 100.0 if table.percent else 1.0
     fields = {}
     for cell in table.cells.iter_rows(named=True):
@@ -135,12 +130,7 @@ def counts_sheet(results: Sequence[Result]) -> Sheet:
 
 
 def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet]:
-    """Tabulate the claims of each paper and of our own questions with their verdicts.
-
-    Args:
-        results: results of the studies.
-        pages: relative path of the page of each study.
-    """
+    """Tabulate the claims of each paper and of our own questions with their verdicts."""
     page_of = dict(zip(map(id, results), pages, strict=True))
     return [
         Sheet(
@@ -254,12 +244,7 @@ def _check_frame(claims: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:
 
 
 def models_tested(results: Sequence[Result], name: str) -> dict[str, str]:
-    """Return the models in words, a setting of the studies, and the seeds and samples that their claims were tested on.
-
-    Args:
-        results: results of the studies.
-        name: of the setting.
-    """
+    """Return the models in words, a setting of the studies, and the seeds and samples that their claims were tested on."""
     groups: dict[str, list[pl.DataFrame]] = {}
     for result in results:
         checks = _check_frame([(result, claim) for claim in result.claims if is_tested(claim)])

@@ -52,12 +52,7 @@ def counts(claims: Sequence[Claim]) -> Mapping[str, int]:
 
 
 def tally(claims: Sequence[Claim]) -> str:
-    """Count the verdicts in a line.
-
-    >>> from antiphase.statistics.intervals import Estimate
-    >>> tally([Claim("", "", "", [Check("", None)]), Claim("", "", "", [Check("", Estimate(1.0, 0.5, 2.0, 9))])])
-    'too few seeds 1, not run 1'
-    """
+    """Count the verdicts in a line."""
     return ", ".join(f"{verdict} {count}" for verdict, count in counts(claims).items())
 
 
@@ -67,12 +62,7 @@ def is_tested(claim: Claim) -> bool:
 
 
 def estimate_text(check: Check) -> str:
-    """Format the estimate of a check and its interval.
-
-    >>> from antiphase.statistics.intervals import Estimate
-    >>> estimate_text(Check("a − b", Estimate(0.0241, -0.0102, 0.0594, 300)))
-    '+2.4 points [−1.0, 5.9]'
-    """
+    """Format the estimate of a check and its interval."""
     return "–" if check.estimate is None else " ".join(signed(check.estimate, check.unit))
 
 
@@ -80,15 +70,6 @@ def estimates_line(claim: Claim) -> str:
     """Format the estimates of a claim's checks in one line, each with what sets it apart.
 
     Those that decide the verdict come first, those beside it last. If the verdicts differ, each is followed by its own.
-
-    >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
-    >>> def over_16_seeds(what, value):
-    ...     estimate = CrossedEstimate(value, value - 0.02, value + 0.02, 300, Spread(16, 300, 0.01**2, 0.0, 0.0))
-    ...     return Check(f"a − b at {what}", estimate)
-    >>> estimates_line(Claim("", "", "", [over_16_seeds("1/255", 0.03), over_16_seeds("2/255", 0.04)]))
-    '1/255: +3.0 points [1.0, 5.0]; 2/255: +4.0 points [2.0, 6.0]'
-    >>> estimates_line(Claim("", "", "", [over_16_seeds("1/255", 0.03), over_16_seeds("2/255", -0.04)]))
-    '2/255: −4.0 points [−6.0, −2.0], contradicted; 1/255: +3.0 points [1.0, 5.0], holds'
     """
     names = told_apart([check.what for check in claim.checks])
     mixed = len(set(claim.verdicts) - {"beside"}) > 1
@@ -109,12 +90,6 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     """Return what decides a claim's verdict, for a sentence: the estimates, and the smallest of several by its name.
 
     The unit is left out.
-
-    >>> from antiphase.statistics.intervals import Estimate
-    >>> estimates = {"x": Estimate(0.2, 0.19, 0.21, 300), "y": Estimate(0.1, 0.09, 0.11, 300)}
-    >>> checks = [Check(f"a − b in {task}", estimate) for task, estimate in estimates.items()]
-    >>> brief_numbers(Claim("", "", "", checks))["least"]
-    'y, +10.0 [9.0, 11.0]'
     """
     deciding = [check for check in claim.deciding if check.estimate]
     names = told_apart([check.what for check in deciding])
@@ -128,15 +103,7 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
-    """Return each text without the words that all begin or end with; a single text as it is.
-
-    >>> told_apart(["ASR of a at 1/255, PGD", "ASR of a at 2/255, PGD"]), told_apart(["ASR of a"])
-    (['1/255', '2/255'], ['ASR of a'])
-    >>> told_apart(["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"])
-    ['depth 4', 'depth 2']
-    >>> told_apart(["a at λ 0.8 against 0.5 to 0.7", "a at λ 0.8 against 0.9"])
-    ['against 0.5 to 0.7', 'against 0.9']
-    """
+    """Return each text without the words that all begin or end with; a single text as it is."""
     if len(texts) < 2:
         return list(texts)
     words = [re.findall(r"[^\s(),]+", text) for text in texts]
@@ -153,13 +120,7 @@ def _shared(words: Sequence[Sequence[str]]) -> int:
 
 
 def price(claim: Claim) -> str:
-    """State what a verdict on an undecided claim is expected to take; empty for other claims, or if it is not known.
-
-    >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
-    >>> estimate = CrossedEstimate(0.05, -0.01, 0.11, 300, Spread(3, 300, 0.0002, 0.0, 0.0))
-    >>> price(Claim("", "", "", [Check("a − b", estimate)], seconds=600.0))
-    '8 seeds, 1.3 core-hours'
-    """
+    """State what a verdict on an undecided claim is expected to take; empty for other claims, or if it is not known."""
     seeds = claim.seeds_needed if claim.verdict == "undecided" else None
     if seeds is None:
         return ""

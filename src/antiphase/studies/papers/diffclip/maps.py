@@ -150,11 +150,7 @@ def correlation_settings(profile: Profile) -> dict[str, str]:
 
 
 def values(rows: RowsByTable) -> pl.DataFrame:
-    """Return every correlation, one row for each layer, head, seed and image.
-
-    Returns:
-        Columns ``series, training_seed, layer, head, sample, input, quantity`` (maps or changes) and ``value``.
-    """
+    """Return every correlation, one row for each layer, head, seed and image."""
     kind = pl.col("perturbation").replace_strict({"noise": "noise", "pgd": "PGD"}, return_dtype=pl.String)
     branches = rows["branches"].with_columns(input=pl.format("{} {}", kind, IN_255THS))
     # the clean image is the same in the rows of every perturbation

@@ -122,9 +122,6 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     retrieval``; a second prompt ensemble or objective becomes a task of its own. Zero-shot and probe count the classes
     of :data:`~antiphase.evaluation.metrics.CLASSES_ALIKE` alike; MMVP's pairs are left as they are. The captions of an
     image are one sample, so are the rows of an image under several seeds; few-shot has one for each seed and episode.
-
-    Returns:
-        Columns ``pretraining, series, training_seed, task, data, seed, sample, group, pattern, value``.
     """
     task, setting, unit = pl.col("task"), pl.col("setting"), pl.col("unit").cast(pl.String)
     among = [*_MODEL, "task", "data"]

@@ -135,9 +135,6 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
     """Return a row for each question and metric of :func:`~antiphase.vlm.pope.pope_values`.
 
     The questions about an image are one sample.
-
-    Returns:
-        Columns ``pretraining, series, training_seed, task`` (the sampling), ``data`` (the metric), ``sample, value``.
     """
     keys = [*_MODEL, "task", "data"]
     image = {SAMPLE: pl.col("group").cast(pl.String)}

@@ -33,11 +33,7 @@ _ASSUMED = "λ_init is assumed, the checkpoint does not hold it"
 
 
 def released(profile: Profile) -> list[Given]:
-    """Return the authors' CLIP, or the baseline that was given in its place, and their DiffCLIP.
-
-    Raises:
-        UserError: the given baseline cannot be read.
-    """
+    """Return the authors' CLIP, or the baseline that was given in its place, and their DiffCLIP."""
     if profile.baseline is None:
         clip = _model(PAIR[0], 0, _UNVERIFIED)
     else:
@@ -50,11 +46,7 @@ def released(profile: Profile) -> list[Given]:
 
 
 def given_models(profile: Profile) -> list[Given]:
-    """Return the models of ``--models``; several of one kind and training set are its training seeds, in their order.
-
-    Raises:
-        UserError: a checkpoint is missing or cannot be read, or λ_init is missing.
-    """
+    """Return the models of ``--models``; several of one kind and training set are its training seeds, in their order."""
     found: list[Given] = []
     for spec in profile.models:
         several = released(profile) if spec == RELEASED else [_model(spec, 0)]

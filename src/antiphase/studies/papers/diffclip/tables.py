@@ -135,9 +135,6 @@ def spread(observed: pl.DataFrame) -> pl.DataFrame:
     Over the seeds of the evaluation it is the paper's: of each model's accuracies under its seeds, and the root of the
     mean of the squares over the models of several training seeds. Over training seeds it is that of the models' means;
     a kind of which there is one seed has none.
-
-    Returns:
-        Columns ``KEYS``, ``over``, ``value``, ``n`` (observations) and ``seeds`` (of training).
     """
     count = pl.len().cast(pl.Int64)
     means = observed.group_by([*KEYS, SEED, "seed"], maintain_order=True).agg(VALUE.mean(), n=count)

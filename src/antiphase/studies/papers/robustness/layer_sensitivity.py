@@ -43,9 +43,6 @@ def values(rows: RowsByTable) -> pl.DataFrame:
 
     Ratios of means over the images are linearised: the values of the images average to the ratio, and their spread
     gives its variance, so that they can be averaged like other values.
-
-    Returns:
-        Columns ``data, depth, training_seed, layer, sample, cell, quantity, value``.
     """
     return pl.concat([_gradients(rows["alignment"]), _lipschitz(rows["lipschitz"]), _moved(rows["depth"])])
 

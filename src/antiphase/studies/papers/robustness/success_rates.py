@@ -104,11 +104,7 @@ def _clip_study(
     higher_on_imagenet: tuple[str, str],
     attacks: Callable[[Profile], list[dict[str, Any]]],
 ) -> Study:
-    """Return the study of CLIPs under an attack: a claim for sets of few classes, another for ImageNet.
-
-    Args:
-        attacks: function from the profile to what each of :meth:`RobustnessBench.clip_attack` takes.
-    """
+    """Return the study of CLIPs under an attack: a claim for sets of few classes, another for ImageNet."""
 
     def cells(profile: Profile) -> list[Cell]:
         clips, sizes = attacked_clips(profile), bench(profile)

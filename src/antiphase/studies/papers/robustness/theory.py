@@ -41,11 +41,7 @@ def depth_cells(profile: Profile) -> list[Cell]:
 
 
 def layers(rows: RowsByTable) -> pl.DataFrame:
-    """Return the logarithms of α, of the kept signal, of L and of the growth of every block.
-
-    Returns:
-        Columns ``data, depth, series, training_seed, perturbation, sample, stage`` (from 1) and ``QUANTITIES``.
-    """
+    """Return the logarithms of α, of the kept signal, of L and of the growth of every block."""
 
     def share(of: str, whole: str) -> pl.Expr:
         one, other = (pl.col(name).pow(2).sum().sqrt() for name in (of, whole))
@@ -74,11 +70,7 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
 
 
 def per_layer(blocks: pl.DataFrame) -> pl.DataFrame:
-    """Return the logarithms of geometric means over the layers of each model, one row for each quantity.
-
-    Returns:
-        Columns ``data, depth, series, training_seed, perturbation, sample, quantity, value``.
-    """
+    """Return the logarithms of geometric means over the layers of each model, one row for each quantity."""
     means = blocks.group_by(_MODEL, maintain_order=True).agg(pl.mean(*QUANTITIES))
     long = means.unpivot(QUANTITIES, index=_MODEL, variable_name="quantity")
     constant = (pl.col("series") == "ViT") & pl.col("quantity").is_in([ALPHA, KEPT])  # 1: not an estimate
@@ -231,11 +223,7 @@ def radius_cells(profile: Profile) -> list[Cell]:
 
 
 def ratios(rows: RowsByTable) -> pl.DataFrame:
-    """Return Δm, L_DA / L_base and the ratio of radii, measured and by each layer, linearised in each image.
-
-    Returns:
-        Columns ``data, depth, training_seed, layer, sample, quantity, value``.
-    """
+    """Return Δm, L_DA / L_base and the ratio of radii, measured and by each layer, linearised in each image."""
     types = dict.fromkeys((*_TWINS, "layer", SAMPLE, "quantity", "value"), pl.Int64)
     types |= {"data": pl.String, "quantity": pl.String, "value": pl.Float64}
 
@@ -260,12 +248,7 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
 
 
 def beyond(rows: RowsByTable) -> pl.DataFrame:
-    """Return whether CW found an adversarial example within the estimated radius of each image.
-
-    Returns:
-        Columns ``data, series, depth, training_seed, sample, radius`` (as printed, of the logits, of the margin) and
-        ``value``, 0 or 1.
-    """
+    """Return whether CW found an adversarial example within the estimated radius of each image."""
     keys = ["data", "series", "depth", SEED, SAMPLE]
     found = pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
     attacked = rows["attack"].select(*keys, distance=found)
