@@ -10,18 +10,21 @@ from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim, in_words, joint
 from antiphase.studies.estimation import over
-from antiphase.studies.numbers import bracketed, signed, supported, written
 from antiphase.studies.pack import _rounded
 from antiphase.studies.paper_settings import Line
 from antiphase.studies.papers.declarations import listed
 from antiphase.studies.report.figures import for_both_schemes, seeds_of, series_styles
 from antiphase.studies.report.words import (
+    bracketed,
     brief_numbers,
     estimate_text,
     estimates_line,
     price,
+    signed,
+    supported,
     tally,
     told_apart,
+    written,
 )
 from antiphase.studies.run import parse_settings
 from antiphase.studies.scale import _range, _sets, titled, vits_in_short

@@ -18,12 +18,8 @@ ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)
 BY_SEED = "by_seed"
 """Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
 
-
 IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)
 """Budgets in words."""
-
-INTERVALS = "95 % intervals"
-"""What stands in the brackets of most tables."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class Table:
     cells: pl.DataFrame
     percent: bool = True
     digits: int | None = 1
-    brackets: str = INTERVALS
+    brackets: str = "95 % intervals"
 
 
 @dataclass(frozen=True)
@@ -127,18 +123,15 @@ def panels(
 
     Args:
         estimates: columns ``series``, ``ESTIMATES``, optionally ``BY_SEED``, and those of the title and of ``x``.
-        x: position on the horizontal axis.
         paper: the paper's numbers, columns ``series``, ``x``, ``value`` and some of the title's.
     """
     shown = []
     for words, chosen, block in _groups(estimates, title):
         kept = [BY_SEED] if BY_SEED in block.columns else []
         place = (pl.col(x) if isinstance(x, str) else x).cast(pl.Float64)
-        points = block.select("series", *ESTIMATES, *kept, x=place)
-        theirs = (
-            None if paper is None else paper.filter(**{k: v for k, v in chosen.items() if k in paper.columns})
-        )
-        if theirs is not None:
+        points, theirs = block.select("series", *ESTIMATES, *kept, x=place), None
+        if paper is not None:
+            theirs = paper.filter(**{name: chosen[name] for name in chosen if name in paper.columns})
             theirs = None if theirs.is_empty() else theirs.select("series", "x", "value")
         shown.append(Panel(words, *labels, points, paper=theirs, **style))
     return tuple(shown)
@@ -155,11 +148,7 @@ def tables(
     paper: pl.DataFrame | None = None,
     **style: Any,
 ) -> list[Table]:
-    """Return a table of estimates for each combination of the columns that the title names, as in :func:`panels`.
-
-    Args:
-        estimates: columns ``ESTIMATES`` and those of title, rows and columns.
-    """
+    """Return a table of estimates for each combination of the columns that the title names, as in :func:`panels`."""
     shown = []
     for words, chosen, block in _groups(estimates, title):
         row, column = (pl.col(one) if isinstance(one, str) else one for one in (row, column))

@@ -39,10 +39,7 @@ _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "stati
 
 @dataclass(frozen=True)
 class Pack:
-    """A folder of rows that ship, read like a store.
-
-    Rows of a source before it was ``RENEWED`` stand in for those of now, which a store never mixes with them.
-    """
+    """A folder of rows that ship, read like a store; rows of sources before they were ``RENEWED`` count, too."""
 
     root: Path
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -56,19 +53,15 @@ class Pack:
         return own if own in self._records else identity(cell, renewed=False)
 
     def record(self, cell: Any) -> dict[str, Any] | None:
-        """Return the record of a cell: seconds, work, versions, hardware, warnings."""
         return self._records.get(self._key(cell))
 
     def damage(self, cell: Any) -> str | None:
-        """Return None: the version control of the folder finds damage."""
-        return None
+        return None  # the version control of the folder finds it
 
     def busy(self, cell: Any) -> bool:
-        """Return False: nothing is run here."""
         return False
 
     def rows(self, cell: Any) -> pl.DataFrame | None:
-        """Return the rows of a measurement, or None."""
         own = self._key(cell)
         if not (file := self._records.get(own, {}).get("file")):
             return None
@@ -76,9 +69,7 @@ class Pack:
             whole = _parquet(self.root / file)
             if "cell" not in whole.columns:
                 raise UserError(f"{self.root / file}: has no column cell; {_RESTORE}")
-            self._read[file] = whole.partition_by(
-                "cell", as_dict=True, include_key=False, maintain_order=True
-            )
+            self._read[file] = whole.partition_by("cell", as_dict=True, include_key=False)
         if (own,) not in self._read[file]:
             raise UserError(f"{self.root / file}: has no rows of cell {own}; {_RESTORE}")
         return _widened(self._read[file][(own,)])
@@ -110,33 +101,23 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
     """
     known = set(pack.cells["cell"])
     records, rows = [], {}
-    for cell in closure(cells, identity):
+    for cell in closure(cells):
         own, record = identity(cell), source.record(cell)
         if own in known or record is None:
             continue
         found = source.rows(cell) if source.done(cell) else None
         if found is None and cell in cells:
             continue  # not finished, or damaged
-        file = "" if found is None else _file(cell.table, found)
+        file = ""
         if found is not None:
+            attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
+            file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
             kept = _rounded(found.drop(*_LEFT_OUT, *cell.unshipped, strict=False), cell.shipped_bits)
             rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
-        about = {
-            "cell": own,
-            "file": file,
-            "table": cell.table,
-            "label": cell.label,
-            "what": described(cell),
-            "rows": 0 if found is None else len(found),
-            "study": study,
-            "command": command,
-            "commit": source_commit(),
-            **{
-                name: record[name]
-                for name in _SCHEMA
-                if name in record and name not in ("cell", "file", "what")
-            },
-        }
+        about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
+        about |= {"study": study, "command": command, "commit": source_commit()}
+        about |= {name: value for name, value in record.items() if name in _SCHEMA}
+        about |= {"cell": own, "file": file, "what": described(cell)}
         records.append(
             about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
         )
@@ -150,12 +131,6 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
     pack._read.clear()
     write_text(pack.root / README, _readme(whole))
     return len(records)
-
-
-def _file(table: str, rows: pl.DataFrame) -> str:
-    """Return the file of a cell's rows."""
-    attacks = rows["attack"].unique().to_list() if "attack" in rows.columns else []
-    return "-".join([table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
 
 
 def _rounded(rows: pl.DataFrame, bits: int) -> pl.DataFrame:
@@ -191,24 +166,24 @@ def _parquet(path: Path) -> pl.DataFrame:
     return read_rows(path, _RESTORE)
 
 
+_HEAD = """\
+# Rows behind the published numbers
+
+Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
+`antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
+studies use is listed with the one that was packed first.
+
+| study | table | cells | rows | core-minutes | command | commit | hardware |
+|---|---|---:|---:|---:|---|---|---|"""
+
+
 def _readme(cells: pl.DataFrame) -> str:
     """Return what made the rows, a line for each study, table, commit and kind of hardware."""
-    lines = [
-        "# Rows behind the published numbers",
-        "",
-        "Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and",
-        "`antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several",
-        "studies use is listed with the one that was packed first.",
-        "",
-        "| study | table | cells | rows | core-minutes | command | commit | hardware |",
-        "|---|---|---:|---:|---:|---|---|---|",
-    ]
+    lines = [_HEAD]
     keys = ["study", "table", "command", "commit", "hardware"]
     for key, group in cells.sort(*keys, "cell").group_by(keys, maintain_order=True):
         study, table, command, commit, hardware = map(str, key)
         minutes = sum(core_seconds(record) for record in group.iter_rows(named=True)) / 60
         numbers = (f"{len(group):,}", f"{group['rows'].sum():,}", f"{minutes:,.1f}")
-        lines.append(
-            "| " + " | ".join([study, table, *numbers, f"`{command}`", commit or "–", hardware]) + " |"
-        )
+        lines.append(f"| {' | '.join([study, table, *numbers, f'`{command}`', commit or '–', hardware])} |")
     return "\n".join(lines) + "\n"

@@ -14,7 +14,6 @@ import polars as pl
 from pydantic import BaseModel
 
 from antiphase.studies.spec import Cell, Profile, Study, closure
-from antiphase.studies.store import identity
 
 Verdict = Literal["same", "declared deviation", "differs"]
 Facts = dict[str, tuple[Any, ...]]
@@ -23,17 +22,11 @@ PAPERS = Path(__file__).parent / "papers"
 
 @dataclass(frozen=True)
 class Line:
-    """One setting of a study, as its paper's text prints it; the fields are those of the TOML files.
+    """One setting of a study, as its paper's text prints it; the fields are those of the TOML files."""
 
-    Attributes:
-        name: name of the setting, see :func:`gather`.
-        paper: the paper's values over all cells of the study; empty if the paper prints none.
-        ours: our values if they deviate from the paper's or if it prints none; None if they are the same.
-    """
-
-    name: str
-    paper: tuple[Any, ...]
-    ours: tuple[Any, ...] | None = None
+    name: str  # see :func:`gather`
+    paper: tuple[Any, ...]  # values over all cells of the study; empty if the paper prints none
+    ours: tuple[Any, ...] | None = None  # None if they are the paper's
     source: str = ""
     quote: str = ""
     exact: bool = True
@@ -42,17 +35,14 @@ class Line:
 
     def verdict(self, values: tuple[Any, ...]) -> Verdict:
         """Compare the values in a study with the paper's and with the declared ones."""
-        if self.paper and self._covers(self.paper, values):
-            return "same"
-        return "declared deviation" if self.ours and self._covers(self.ours, values) else "differs"
-
-    def _covers(self, expected: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
-        theirs, ours = ({_rounded(value) for value in some} for some in (expected, values))
-        return theirs == ours if self.exact else theirs <= ours
-
-
-def _rounded(value: Any) -> Any:
-    return round(float(value), 9) if isinstance(value, int | float) else value
+        for expected, verdict in ((self.paper, "same"), (self.ours, "declared deviation")):
+            theirs, ours = (
+                {round(float(one), 9) if isinstance(one, int | float) else one for one in some or ()}
+                for some in (expected, values)
+            )
+            if expected and (theirs == ours if self.exact else theirs <= ours):
+                return verdict
+        return "differs"
 
 
 def in_words(values: tuple[Any, ...]) -> str:
@@ -86,10 +76,11 @@ def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
 def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Name values by kind and name; a list has several, and a list in it is a tuple."""
     values = {f"{kind}.{name}": value for kind, names in kinds.items() for name, value in names.items()}
-    several = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     return {
-        name: tuple(tuple(one) if isinstance(one, list) else one for one in some)
-        for name, some in several.items()
+        name: tuple(tuple(one) if isinstance(one, list) else one for one in value)
+        if isinstance(value, list)
+        else (value,)
+        for name, value in values.items()
     }
 
 
@@ -122,10 +113,8 @@ def text_of(study: Study) -> str:
 
 def shown_settings(study: Study, profile: Profile) -> dict[str, str]:
     """Return the settings shown on a study's page: its own, and under the profile ``paper`` each deviation."""
-    declared = {
-        f"deviation in {line.name}": f"{in_words(line.ours or ())}. {line.why}"
-        for line in deviations(study, profile)
-    }
+    lines = deviations(study, profile)
+    declared = {f"deviation in {line.name}": f"{in_words(line.ours or ())}. {line.why}" for line in lines}
     return {**study.settings(profile), **declared}
 
 
@@ -135,10 +124,10 @@ def deviations(study: Study, profile: Profile) -> list[Line]:
     return [line for line in lines if line.why]
 
 
-def note_of(study: Study, profile: Profile) -> str:
-    """Return the sentence that names a study's deviations next to its figures; empty if there are none."""
-    names = dict.fromkeys(line.name for line in deviations(study, profile))
-    return f"Declared deviations from the paper: {', '.join(names)}; the settings say which." if names else ""
+def note_of(study: Study, profile: Profile) -> list[str]:
+    """Return the sentence that names a study's deviations next to its figures, if there are any."""
+    names = ", ".join(dict.fromkeys(line.name for line in deviations(study, profile)))
+    return [f"Declared deviations from the paper: {names}; the settings say which."] if names else []
 
 
 def gather(study: Study, profile: Profile) -> Facts:
@@ -148,7 +137,7 @@ def gather(study: Study, profile: Profile) -> Facts:
     ``KIND.seeds``.
     """
     values: dict[str, dict[Any, None]] = {}
-    for cell in closure(study.cells(profile), identity):
+    for cell in closure(study.cells(profile)):
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
     return dict(
@@ -159,8 +148,7 @@ def gather(study: Study, profile: Profile) -> Facts:
 
 def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
     """Yield names and values of what a cell would use; a name may come several times."""
-    for kind, used in cell.facts():
-        yield from _leaves(f"{kind}.", used)
+    return (leaf for kind, used in cell.facts() for leaf in _leaves(f"{kind}.", used))
 
 
 def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
@@ -183,14 +171,17 @@ def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any
     """
     kinds = {name.partition(".")[0] for name in facts}
     left_out = {"train", "clip"} - kinds if "given" in kinds else set()
-    kept = [(line, facts.get(line.name, ())) for line in lines if line.name.partition(".")[0] not in left_out]
-    return [(line, values, line.verdict(values)) for line, values in kept]
+    return [
+        (line, values := facts.get(line.name, ()), line.verdict(values))
+        for line in lines
+        if line.name.partition(".")[0] not in left_out
+    ]
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:
     """Yield how many cells were built, and a table of settings: ours, the paper's, equal or not."""
     facts = gather(study, profile)
-    yield f"{study.name}: {len(closure(study.cells(profile), identity))} cells built"
+    yield f"{study.name}: {len(closure(study.cells(profile)))} cells built"
     rows = [
         (line.name, in_words(ours) or "nothing", in_words(line.paper) or "–", verdict)
         for line, ours, verdict in compare(printed_settings(study.paper).get(study.name, ()), facts)

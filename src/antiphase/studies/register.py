@@ -31,20 +31,17 @@ def effects(paper: str) -> dict[str, float]:
 
 
 def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
-    """Return what became of a paper's claim: the verdict of what tests it, ``RIGHT``, ``WRONG`` or ``UNTESTED``."""
+    """Return what became of an entry: the joint verdict of the claims (``STUDY/CLAIM``) or parts that test it."""
     named = {one["name"]: one for one in entries(paper)}
-    verdicts = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
-    for key in entry.get("claims", ()):
-        claim = claims.get(key)
-        verdicts.append(
-            UNTESTED if claim is None or claim.verdict == "not run" or claim.lacks_seeds else claim.verdict
-        )
-    known = [verdict for verdict in verdicts if verdict not in (UNTESTED, RIGHT, WRONG)]
+    known: list[Any] = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
+    own = [claims[key] for key in entry.get("claims", ()) if key in claims]
+    known += [claim.verdict for claim in own if claim.verdict != "not run" and not claim.lacks_seeds]
+    known = [verdict for verdict in known if verdict not in (UNTESTED, RIGHT, WRONG)]
     if not known:
         proof = entry.get("proof", "")
         wrong = proof.startswith("Wrong") or "Refuted" in proof
         return WRONG if wrong else RIGHT if proof else UNTESTED
-    return joint(known)  # pyright: ignore[reportArgumentType]
+    return joint(known)
 
 
 def outcomes(paper: str, claims: Mapping[str, Claim]) -> Counter[str]:

@@ -21,13 +21,12 @@ from antiphase.files import room
 from antiphase.processes import this_process
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.studies.cells import TrainVit
-from antiphase.studies.context import Lab
 from antiphase.studies.options import RunOptions
 from antiphase.studies.pack import Pack
 from antiphase.studies.paper_settings import dry_run
 from antiphase.studies.plan import Plan, describe, expected, make_plan, select
 from antiphase.studies.results import training_seeds
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import Store, identity, source_commit
 from antiphase.terminal import duration, say
 from antiphase.training.together import train_together
@@ -44,8 +43,7 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
     """Run all missing cells and return the plan afterwards.
 
     Several processes may share one store: each cell is run by one of them while the others take the next, and wait at
-    the end. Under torchrun the processes share every cell. A cell that fails (missing data, a loss that is not finite)
-    does not stop cells that do not depend on it.
+    the end. Under torchrun the processes share every cell. A cell that fails does not stop those that do not need it.
     """
     with room(lab.store.root):
         plan = make_plan(cells, lab.store)
@@ -102,10 +100,7 @@ class _Run:
         return len(self.left) < before
 
     def train_stacks(self) -> None:
-        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle.
-
-        If one of a stack fails, all of it are left to be trained by themselves.
-        """
+        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle."""
         stacks: dict[str, list[TrainVit]] = {}
         for cell in self.left:
             if isinstance(cell, TrainVit) and not cell.adversary:
@@ -119,13 +114,13 @@ class _Run:
                 if len(mine) < 2:
                     continue
                 began = time.monotonic()
-                train, held_out = mine[0].images(self.lab)
-                recipes = [cell.recipe_for(train) for cell in mine]
+                images = mine[0].images(self.lab)
+                recipes = [cell.recipe_for(images[0]) for cell in mine]
                 self.say(f"together: {', '.join(cell.label for cell in mine)}")
                 folders = [store.folder(cell) for cell in mine]
                 try:
-                    train_together(recipes, train, held_out, folders, self.lab.device, say=self.say)
-                except UserError as error:
+                    train_together(recipes, *images, folders, self.lab.device, say=self.say)
+                except UserError as error:  # all are left to be trained by themselves
                     self.say(f"not together: {error}")
                     continue
                 seconds = round((time.monotonic() - began) / len(mine), 3)
@@ -196,7 +191,7 @@ class _Run:
 
 
 def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -> None:
-    """Start all workers but one as processes with a share of the cores, and a GPU if there are several; run the last."""
+    """Start all workers but one as processes with a share of the cores, or a GPU each; run the last."""
     import torch
 
     cores = max(1, len(os.sched_getaffinity(0)) // workers)

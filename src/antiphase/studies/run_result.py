@@ -1,9 +1,7 @@
 """Results of studies: their finished rows, packed, and what the report makes of them."""
 
 import io
-import json
 import tempfile
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,27 +24,22 @@ from antiphase.studies.results import Result as Study
 from antiphase.studies.results import pack_studies, results_of
 
 _CHOICE = "study.json"
-_CHOSEN = ("names", "profile", "seeds", "models", "baseline")
-_PROFILES = ("paper", "laptop", "smoke")
+_CHOSEN = {"names", "profile", "seeds", "models", "baseline"}
 
 
 def studied(options: StudyOptions) -> Result:
     """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are."""
-    chosen = options.model_dump(include=set(_CHOSEN))
+    chosen = options.model_dump(include=_CHOSEN)
     with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
         list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name))))
         files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
-        claims = _claims(results_of(StudyOptions(**chosen, rows=Path(name))))
-    choice = json.dumps(options.model_dump(mode="json", include=set(_CHOSEN)))
-    return StudyResult("study run", files | claims | {_CHOICE: choice.encode()}, options.place.resolve())
-
-
-def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
-    if not any(study.claims for study in studies):
-        return {}
-    table = io.BytesIO()
-    pl.read_csv(claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
-    return {"claims.parquet": table.getvalue()}
+        studies = results_of(StudyOptions(**chosen, rows=Path(name)))
+    if any(study.claims for study in studies):
+        table = io.BytesIO()
+        pl.read_csv(claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
+        files["claims.parquet"] = table.getvalue()
+    files[_CHOICE] = options.model_dump_json(include=_CHOSEN).encode()
+    return StudyResult("study run", files, options.place.resolve())
 
 
 class StudyResult(Result):
@@ -61,19 +54,16 @@ class StudyResult(Result):
         if (folder / _CHOICE).exists():
             return read_result(folder, command)
         place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
-        most, names, profile = 0, (), _PROFILES[0]
-        for name in _PROFILES:
+        found: dict[str, dict[str, list[bool]]] = {}
+        for name in ("paper", "laptop", "smoke"):
             chosen = select(StudyOptions(names=("all",), profile=name, **place))
-            done = {
-                study.name: [chosen.store.done(cell) for cell in study.cells(chosen.profile)]
-                for study in chosen.studies
-            }
-            if sum(map(sum, done.values())) > most:
-                most, profile = sum(map(sum, done.values())), name
-                # studies share cells: one that was run may have made some of another's
-                whole = tuple(study for study, cells in done.items() if all(cells))
-                names = whole or tuple(study for study, cells in done.items() if any(cells))
-        if not most:
+            store, size = chosen.store, chosen.profile
+            found[name] = {one.name: [store.done(cell) for cell in one.cells(size)] for one in chosen.studies}
+        profile, done = max(found.items(), key=lambda pair: sum(map(sum, pair[1].values())))
+        # studies share cells: one that was run may have made some of another's
+        names = tuple(study for study, cells in done.items() if all(cells))
+        names = names or tuple(study for study, cells in done.items() if any(cells))
+        if not any(map(any, done.values())):
             raise UserError(
                 f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
                 "antiphase.study with its file and this store"
@@ -98,7 +88,7 @@ class StudyResult(Result):
 
     def sections(self) -> list[Section]:
         drawn = [table for study in self.studies if study.artefact for table in study.artefact.tables]
-        tables = [*claims_sheets(self.studies, [""] * len(self.studies)), *map(table_sheet, drawn)]
+        tables = [*claims_sheets(self.studies), *map(table_sheet, drawn)]
         return [Section("studies", "Studies", tables=tables)]
 
     def figure(self) -> Figure:

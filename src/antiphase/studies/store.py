@@ -1,8 +1,7 @@
-"""Cells on disk, each in its own folder with its rows, checkpoints and provenance.
+"""Cells on disk, each in a folder ``cells/TABLE-IDENTITY`` with its rows, checkpoints and provenance.
 
-A folder ``cells/TABLE-IDENTITY`` is finished if it has a ``done.json`` and every file listed there has the recorded
-digest. A process that runs a cell holds a file lock, which the system releases when the process ends: killed runs need
-no clean-up, and several runs can share a store.
+It is finished if it has a ``done.json`` and every file listed there has the recorded digest. A process that runs a cell
+holds a file lock, which the system releases when the process ends: several runs can share a store.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ class _Record(BaseModel):
 
 
 class Reader(Protocol):
-    """What finished cells are read from: a store, or rows that ship. A record is a dictionary."""
+    """What finished cells are read from: a store, or rows that ship."""
 
     def done(self, cell: Any) -> bool: ...
     def record(self, cell: Any) -> dict[str, Any] | None: ...
@@ -65,7 +64,6 @@ class Store:
     shipped: Reader | None = None
 
     def folder(self, cell: Any) -> Path:
-        """Return the folder of a cell, which may not exist."""
         return self.root / "cells" / folder_name(cell)
 
     def done(self, cell: Any) -> bool:
@@ -128,12 +126,12 @@ class Store:
         path = self.root / "locks" / folder_name(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
+            mine = True
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
-                return
-            yield True
+                mine = False
+            yield mine
 
     def busy(self, cell: Any) -> bool:
         """Return whether a process is running the cell."""
@@ -144,13 +142,8 @@ class Store:
 
     def log(self, event: str, cell: Any, **about: Any) -> None:
         """Append an event, its cell, time and process to ``log.jsonl``."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "event": event,
-            "cell": folder_name(cell),
-            "label": cell.label,
-            "process": f"{os.uname().nodename}:{os.getpid()}",
-        }
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, "cell": folder_name(cell)}
+        line |= {"label": cell.label, "process": f"{os.uname().nodename}:{os.getpid()}"}
         # a single write keeps lines of several processes apart
         with (self.root / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | about, ensure_ascii=False) + "\n")
@@ -177,10 +170,9 @@ _LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
 
 
 def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
-    """Return class, version and non-default fields of a cell, ready for JSON.
+    """Return class, version and non-default fields of a cell, ready for JSON; cells that it needs by their identities.
 
-    Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
-    not change the identity of existing cells.
+    ``renewed`` says whether sources that are ``RENEWED`` are told from what they were.
     """
     fields = {}
     for field in dataclasses.fields(cell):
@@ -245,7 +237,7 @@ def source_commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        return commit + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "."))
+        changed = bool(git("status", "--porcelain", "--untracked-files=no", "."))
+        return git("rev-parse", "--short=12", "HEAD") + "+" * changed
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -17,11 +17,9 @@ from antiphase.evaluation.tasks import find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.processes import Process
 from antiphase.studies.cells.models import Measurement
-from antiphase.studies.context import Lab
+from antiphase.studies.spec import Lab
 
-FEATURES_FOLDER = "features"
-"""Below the store's root: what several tasks of a model need of a data set."""
-
+FEATURES_FOLDER = "features"  # below the store's root: what several tasks of a model need of a data set
 _BATCH_SIZE = 256
 _PROJECTED = "features are taken after the projection: this model gives no access to those before it"
 
@@ -29,11 +27,9 @@ _PROJECTED = "features are taken after the projection: this model gives no acces
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Measurement):
-    """Evaluate one task, with one row per image, caption, episode or pair.
+    """Evaluate one task of :data:`~antiphase.registry.TASKS`, with one row per image, caption, episode or pair.
 
     Attributes:
-        task: a name of :data:`~antiphase.registry.TASKS`.
-        data: data set, as for ``antiphase evaluate``.
         protocol: settings that differ from the defaults of ``antiphase evaluate``, by the names that the tasks use.
     """
 
@@ -84,12 +80,8 @@ class Evaluate(Measurement):
         model = lab.model(self.model)
         if task.learns and protocol.space == "raw" and not image_tower(model).raw:
             lab.warnings.append(_PROJECTED)
-        store = FeatureStore(
-            lab.store.root / FEATURES_FOLDER,
-            batch_size=lab.batch_size or _BATCH_SIZE,
-            progress=lab.progress,
-            process=lab.process,
-        )
+        how = {"batch_size": lab.batch_size or _BATCH_SIZE, "progress": lab.progress, "process": lab.process}
+        store = FeatureStore(lab.store.root / FEATURES_FOLDER, **how)
         warm(task, model, source, protocol, store)  # each process its part
         alone = replace(store, process=Process(), progress=lab.progress and lab.process.first)
         rows = task.measure(model, source, protocol, alone)

@@ -20,7 +20,7 @@ from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import CommandMeasurement, Measurement
-from antiphase.studies.context import Lab
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import WORK_FOLDER
 
 
@@ -75,7 +75,7 @@ class Attack(CommandMeasurement):
         return self.attack if isinstance(self.attack, str) else self.attack.__name__
 
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder, and what its precision has come to mean."""
+        """Return what its data are, where they lie in a folder, and what its settings have come to mean."""
         means: dict[str, str] = {}
         if self.precision != "float32":
             means["precision"] = self.precision + AGAIN
@@ -85,12 +85,11 @@ class Attack(CommandMeasurement):
         return means | super().content()
 
     def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart, and the attack's settings that studies vary."""
+        # the settings that studies vary
         asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
         return self.model.factors() | asked | {"data": self.setting}
 
     def options(self) -> AuditOptions:
-        """Return the options of the attack."""
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
         names = ("eps", "norm", "settings", "nested", "seed", "precision")
@@ -147,13 +146,12 @@ class Margin(Measurement):
             images, labels = images.to(lab.device), labels.to(lab.device)
             with torch.no_grad():
                 logits = model(images)
-            loss = F.cross_entropy(logits, labels, reduction="none").double()
+            loss = F.cross_entropy(logits, labels, reduction="none")
             margins = measure(images) if measure else margins_of(logits)
-            columns = {"loss": loss} | {
-                name: torch.full_like(loss, torch.nan) if values is None else values.double()
-                for name, values in margins._asdict().items()
-            }
-            frames.append(pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()}))
+            parts = {"loss": loss} | margins._asdict()
+            none = torch.full_like(loss, torch.nan)
+            columns = {name: none if part is None else part for name, part in parts.items()}
+            frames.append(pl.DataFrame({name: part.double().cpu().numpy() for name, part in columns.items()}))
         about = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
         return about.hstack(pl.concat(frames)).with_columns(pl.col(pl.Float64).fill_nan(None))
 
@@ -202,7 +200,7 @@ class Sense(CommandMeasurement):
         return 12
 
     def options(self) -> SenseOptions:
-        """Return the options of ``antiphase sense``; stored cells have other names for two of them."""
+        # stored cells have other names for two of them
         settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
         stored = {"lipschitz_limit": self.limit, **settings}
         return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))

@@ -18,19 +18,15 @@ from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
 from antiphase.studies.cells.models import Measurement
-from antiphase.studies.context import Lab
+from antiphase.studies.spec import Lab
 from antiphase.terminal import progress_bar
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
 ROW_SCHEMA: dict[str, Any] = {"sample": pl.Int64, "text": pl.String, "kind": pl.String}
 ROW_SCHEMA |= {"height": pl.Int64, "width": pl.Int64, "relevance": pl.List(pl.Float32)}
 ROW_SCHEMA |= {"pointing_game": pl.Boolean, "average_precision": pl.Float64, "object_share": pl.Float64}
-ROW_SCHEMA |= {
-    "image": pl.Binary,
-    "image_height": pl.Int64,
-    "image_width": pl.Int64,
-    "prefers_own": pl.Boolean,
-}
+ROW_SCHEMA |= {"image": pl.Binary, "image_height": pl.Int64, "image_width": pl.Int64}
+ROW_SCHEMA |= {"prefers_own": pl.Boolean}
 """Columns of the rows: ``relevance`` row by row on ``height`` × ``width`` patches, ``image`` as RGB bytes.
 
 ``object_share`` of the image is the object's: what a map of one value has as average precision. ``prefers_own`` says
@@ -73,14 +69,12 @@ class Relevance(Measurement):
         return {"data": self._pairs(False).fingerprint()[:16]} if ":" in self.data else {}
 
     def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart, and the queries for every image, if there are any."""
         return self.model.factors() | {"data": self.data, "asked": ", ".join(self.texts) or None}
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         yield from super().facts()
-        queries = len(self.texts) or {"objects": 2}.get(
-            self.ask, 1
-        )  # of an image: its two largest objects, or one
+        # of an image: its two largest objects, or one
+        queries = len(self.texts) or (2 if self.ask == "objects" else 1)
         yield "look", {"data": self.data, "images": self.limit, "queries": queries, "texts": self.texts}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
@@ -107,19 +101,15 @@ class Relevance(Measurement):
                         raise UserError(f"{self.label}: a map is not finite; expected a trained model")
                     for text, values in zip(texts, maps, strict=True):
                         grid = dict(zip(("height", "width"), values.shape, strict=True))
-                        row = (
-                            about | grid | {"text": text, "kind": kind, "relevance": values.ravel().tolist()}
-                        )
-                        rows.append(row | _scores(values, masks, text))
+                        row = about | grid | _scores(values, masks, text) | {"text": text, "kind": kind}
+                        rows.append(row | {"relevance": values.ravel().tolist()})
                 advance(1)
         return pl.DataFrame(rows, ROW_SCHEMA, orient="row")
 
     def _pairs(self, progress: bool) -> PairSet:
         pairs = load_pairs(self.data, split=self.split, progress=progress)
         if not isinstance(pairs, PairSet):
-            raise UserError(
-                f"{self.data}: expected pairs with random access; shards are a stream for training"
-            )
+            raise UserError(f"{self.data}: expected pairs with random access; shards are for training")
         needed = {"class": pairs.labels, "objects": pairs.objects}.get(self.ask, pairs)
         if needed is None:
             raise UserError(f"ask {self.ask!r} on {self.data}: its images have none; expected ask 'caption'")
@@ -141,6 +131,13 @@ class Relevance(Measurement):
                 return (pairs.captions[position][0],)
 
 
+def _centre_square(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "side side"]:
+    """Return the part of a mask that a model sees."""
+    side = min(mask.shape)
+    top, left = ((length - side) // 2 for length in mask.shape)
+    return mask[top : top + side, left : left + side]
+
+
 Masks = dict[str | None, Bool[np.ndarray, "side side"]]
 
 
@@ -154,13 +151,6 @@ def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], 
     if pairs.objects is not None:
         masks = {one.name: _centre_square(one.mask()) for one in pairs.objects[position]}
     return about, {name: mask for name, mask in masks.items() if mask.any()}
-
-
-def _centre_square(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "side side"]:
-    """Return the part of a mask that a model sees."""
-    side = min(mask.shape)
-    top, left = ((length - side) // 2 for length in mask.shape)
-    return mask[top : top + side, left : left + side]
 
 
 def _scores(values: np.ndarray, masks: Masks, text: str) -> dict[str, Any]:

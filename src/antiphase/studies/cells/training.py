@@ -1,7 +1,4 @@
-"""Trainings of ViTs and CLIPs, and models made from them: untrained, or intervened on at test time.
-
-Trainers that take seconds to import are imported where they run.
-"""
+"""Trainings of ViTs and CLIPs, and models made from them: untrained, or intervened on at test time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -33,8 +30,7 @@ from antiphase.sensitivity.interventions import (
     uniform_like,
 )
 from antiphase.studies.cells.models import aside, image_content
-from antiphase.studies.context import Lab
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.terminal import eps_label
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.recipe import Recipe
@@ -75,9 +71,8 @@ class TrainVit(Training):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
     Attributes:
-        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
+        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``, of ``sizes`` such as ``depth`` and ``dim``.
         image_size: size of images from files, in pixels.
-        sizes: ``depth``, ``dim``, ``lambda_init``, ….
         recipe: fields of :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
         adversary: settings of adversarial training, including ``eps``; empty for natural training.
     """
@@ -102,15 +97,12 @@ class TrainVit(Training):
     @property
     def label(self) -> str:
         eps, schedule = self.factors()["train_eps"], self._schedule
-        words = {
-            f"depth {self.depth}": True,
-            f"λ {self.sizes.get('lambda_init', 0):g}": "lambda_init" in self.sizes,
-            f"λ by {schedule}": schedule != "constant",
-            f"trained at ε {eps_label(eps)}": bool(self.adversary),
-            OTHER_START.strip(", "): self.start != "uniform",
-            f"seed {self.seed}": True,
-        }
-        return " ".join([self.series, *(word for word, told in words.items() if told)])
+        words = [self.series, f"depth {self.depth}"]
+        words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
+        words += [f"λ by {schedule}"] if schedule != "constant" else []
+        words += [f"trained at ε {eps_label(eps)}"] if self.adversary else []
+        words += [OTHER_START.strip(", ")] if self.start != "uniform" else []
+        return " ".join([*words, f"seed {self.seed}"])
 
     @property
     def depth(self) -> int:
@@ -131,7 +123,6 @@ class TrainVit(Training):
 
     @property
     def pixels(self) -> int:
-        """Height and width of its images."""
         return self.image_size or source_of(self.data).image_size
 
     @property
@@ -165,7 +156,7 @@ class TrainVit(Training):
         count_parameters(config)  # pyright: ignore[reportArgumentType]
         fields = {"model": config, "data": self.data, "data_fingerprint": "", "seed": self.seed}
         try:
-            yield "train", Recipe.model_validate(fields | self._recipe)
+            yield "train", Recipe(**fields | self._recipe)
         except ValidationError as error:
             raise invalid(error, f"{self.label}: ") from None
 
@@ -186,7 +177,6 @@ class TrainVit(Training):
         return train, load_data(self.data, split="test", **how)
 
     def recipe_for(self, train: ImageSet) -> Recipe:
-        """Return the recipe of the training on its images."""
         return make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
@@ -243,7 +233,6 @@ class TrainClip(Training):
         return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
 
     def make_recipe(self, fingerprint: str) -> "ClipRecipe":
-        """Return the recipe of the training on pairs of this fingerprint."""
         from antiphase.training.recipe import make_clip_recipe
 
         fields = {"seed": self.seed, **self.recipe}
@@ -296,7 +285,6 @@ class Untrained:
         return with_card(model, ModelCard(self.label, self.label, kind, recipe.seed, model.image_shape, 0))
 
     def factors(self) -> dict[str, Any]:
-        """Return those of the training; the series says that there was none."""
         return self.of.factors() | {"series": f"{self.of.series}, untrained"}
 
     def needed(self) -> tuple[Cell, ...]:

@@ -45,7 +45,7 @@ _PAPER: dict[str, Any] = {"ls": "--", "lw": 1.0, "mfc": "white", "ms": 4.8}  # t
 
 @dataclass(frozen=True)
 class Style:
-    """Colour, marker, line style and hatch of one series."""
+    """How one series is drawn."""
 
     color: str
     marker: str
@@ -54,7 +54,6 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """How matplotlib draws its line."""
         return {"color": self.color, "lw": 1.9, "ls": self.dashes, "marker": self.marker, "ms": 4.8}
 
 
@@ -145,9 +144,8 @@ def _lines(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
         if (seeds := seeds_of(points)).size:
             axes.plot(x, seeds, "." if len(x) == 1 else "-", color=style.color, lw=0.6, alpha=0.4, zorder=1.6)
         axes.fill_between(x, low, high, color=style.color, alpha=0.15, lw=0)
-        axes.vlines(
-            x, low, high, color=style.color, lw=1.0, alpha=0.6
-        )  # a band over a single point has no width
+        # a band over a single point has no width
+        axes.vlines(x, low, high, color=style.color, lw=1.0, alpha=0.6)
         if len(points):
             axes.plot(x, value, **style.line, label=name)
         if panel.paper is not None and len(theirs := panel.paper.filter(series=name).sort("x")):
@@ -192,9 +190,8 @@ def _dress(axes: Any, panel: Panel) -> None:
     if panel.level is not None:
         axes.axhline(panel.level, color="#77797e", lw=0.9, zorder=1.5)
     if panel.paper is not None and len(panel.paper):
-        axes.plot(
-            [], [], color="#55575c", marker="D" if panel.kind == "bar" else "o", label="the paper", **_PAPER
-        )
+        marker = "D" if panel.kind == "bar" else "o"
+        axes.plot([], [], color="#55575c", marker=marker, label="the paper", **_PAPER)
     axes.set_ylim(*limits(panel))
     axes.set_xlabel(textwrap.fill(x_label(panel), 45))
     axes.set_ylabel(textwrap.fill(y_label(panel), 36))
@@ -208,10 +205,9 @@ def _legend(figure: Figure) -> None:
     names = sorted(handles, key=lambda name: name == "the paper")
     labels = [textwrap.shorten(name, 40, placeholder="…") or f"{name[:39]}…" for name in names]
     columns = int(figure.get_figwidth() / _LETTER / (7 + max(map(len, labels), default=0)))
-    place: dict[str, Any] = {"loc": "outside upper left", "ncols": max(1, min(columns, len(names)))}
-    figure.legend(
-        [handles[name] for name in names], labels, frameon=False, fontsize=8.5, handlelength=2.6, **place
-    )
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.6}
+    style |= {"loc": "outside upper left", "ncols": max(1, min(columns, len(names)))}
+    figure.legend([handles[name] for name in names], labels, **style)
 
 
 def _name_ticks(axes: Any, panel: Panel) -> None:
@@ -279,9 +275,7 @@ def tick_labels(panel: Panel) -> list[str]:
         return list(panel.ticks)
     if panel.scale != "eps":
         return [f"{place:g}".replace("-", "−") for place in places]
-    return [
-        eps_label(place).removesuffix("/255") if _of_255(places) else eps_label(place) for place in places
-    ]
+    return [eps_label(place).removesuffix("/255" * _of_255(places)) for place in places]
 
 
 def x_label(panel: Panel) -> str:
@@ -311,8 +305,7 @@ def _floats(column: pl.Series) -> np.ndarray:
     return column.cast(pl.Float64).fill_null(math.nan).to_numpy()
 
 
-PIXELS = 250_000
-"""Largest number of pixels of all images of a page."""
+PIXELS = 250_000  # of all images of a page, at most
 
 
 def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
@@ -335,9 +328,8 @@ def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
                 axes.imshow(_pixels(picture, side), interpolation="none")  # the file holds the pixels once
                 axes.set_title(textwrap.fill(picture.title, 20))
         if any(picture.over is not None for picture in pictures):
-            bar = figure.colorbar(
-                ScalarMappable(cmap="RdBu_r"), ax=grid, location="bottom", shrink=0.5, aspect=30
-            )
+            place: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 30}
+            bar = figure.colorbar(ScalarMappable(cmap="RdBu_r"), ax=grid, **place)
             bar.set_ticks([0, 0.5, 1], labels=["−", "0", "+"], fontsize=8)
             bar.set_label("each map scaled to its largest absolute value", fontsize=7.5)
         figure.draw_without_rendering()

@@ -17,8 +17,8 @@ from antiphase.report.figure import as_svg, inline_svg
 from antiphase.report.page import embedded, environment
 from antiphase.studies.claims import OWN, RULE
 from antiphase.studies.figures import Artefact
-from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure
-from antiphase.studies.report.forest import forest_lines, forest_svg
+from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure, text_svg
+from antiphase.studies.report.forest import forest_figure, forest_lines
 from antiphase.studies.report.tables import (
     check_sheet,
     claims_sheets,
@@ -42,10 +42,9 @@ def prose(text: str) -> Markup:
 
 
 def write_site(results: Sequence[Result], out: Path) -> Path:
-    """Write ``index.html`` and ``<paper>-<name>.html`` for each study into a folder.
+    """Write ``index.html`` and ``<paper>-<name>.html`` for each study into a folder; return the path of the overview.
 
-    Pages are self-contained apart from links to each other; the same results give the same bytes. Pages of other
-    studies are kept.
+    Pages are self-contained apart from links to each other; the same results give the same bytes.
     """
     papers = list(dict.fromkeys(result.paper for result in results))
     ordered = sorted(results, key=lambda result: papers.index(result.paper))
@@ -60,7 +59,7 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     overview = templates.get_template("site.html").render(
         counts=counts_sheet(ordered),
         forest=[
-            Markup(inline_svg(forest_svg(lines, narrow=narrow), f"forest-{name}", described))
+            Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
             for name, narrow in (("wide", False), ("narrow", True))
             if lines
         ],
@@ -81,21 +80,14 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
     for place, plot in enumerate(artefact.plots):
         if not plot.panels:
             continue
-        figure, stacked = plot_figure(plot), None
-        drawn = embedded(figure, f"p{place}", html.escape(plot.name))
-        drawn["downloads"]["csv"] = f"data:text/csv;charset=utf-8,{quote(plot_csv(plot))}"
+        figure, narrow = plot_figure(plot), None
         if min(plot.columns, len(plot.panels)) > 1:  # on a phone, panels stand below one another
             svg = as_svg(plot_figure(replace(plot, columns=1)))
-            stacked = Markup(inline_svg(svg, f"n{place}", html.escape(plot.name)))
-        plots.append(
-            drawn
-            | {
-                "about": plot,
-                "name": name(plot.name),
-                "narrow": stacked,
-                "wide": figure.get_figwidth() > _HALF,
-            }
-        )
+            narrow = Markup(inline_svg(svg, f"n{place}", html.escape(plot.name)))
+        drawn = embedded(figure, f"p{place}", html.escape(plot.name))
+        drawn["downloads"]["csv"] = f"data:text/csv;charset=utf-8,{quote(plot_csv(plot))}"
+        drawn |= {"about": plot, "name": name(plot.name), "narrow": narrow}
+        plots.append(drawn | {"wide": figure.get_figwidth() > _HALF})
     galleries = []
     for place, gallery in enumerate(artefact.galleries):
         figure = gallery_figure(gallery, PIXELS // len(artefact.galleries))

@@ -1,12 +1,13 @@
-"""Claims and their estimates in a line: verdicts counted, what sets checks apart, what a verdict takes."""
+"""Claims, estimates and numbers as text: verdicts counted, what sets checks apart, what a verdict takes."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import OWN, Check, Claim
-from antiphase.studies.numbers import signed
 from antiphase.studies.results import Result
 
 TESTED = ("holds", "smaller than claimed", "contradicted", "absent", "undecided")
@@ -23,7 +24,7 @@ _SHOWN = 8  # checks of a claim whose estimates are shown in one line
 
 
 def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]]:
-    """Group claims by the paper that makes them, papers in the order of their first result; our own questions last."""
+    """Group claims by the paper that makes them, in the order of their first result; our own questions last."""
     sources: dict[str, list[tuple[Result, Claim]]] = {}
     for result in results:
         for claim in result.claims:
@@ -91,15 +92,13 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
 
     The unit is left out.
     """
-    deciding = [check for check in claim.deciding if check.estimate]
-    names = told_apart([check.what for check in deciding])
-    numbers = [estimate_text(check).replace(" points", "") for check in deciding]
+    checks = [check for check in claim.deciding if check.estimate]
+    numbers = [estimate_text(check).replace(" points", "") for check in checks]
+    names = told_apart([check.what for check in checks])
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
-    values = [check.estimate.value for check in deciding if check.estimate]
-    return {
-        "estimate": numbers[0] if len(deciding) == 1 else "; ".join(texts),
-        "least": texts[values.index(min(values))] if texts else "–",
-    }
+    values = [check.estimate.value for check in checks if check.estimate]
+    least = texts[values.index(min(values))] if texts else "–"
+    return {"estimate": numbers[0] if len(checks) == 1 else "; ".join(texts), "least": least}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
@@ -124,9 +123,50 @@ def price(claim: Claim) -> str:
     seeds = claim.seeds_needed if claim.verdict == "undecided" else None
     if seeds is None:
         return ""
-    return f"{seeds:,} seeds" + (
-        "" if claim.seconds is None else f", {seeds * claim.seconds / 3600:,.1f} core-hours"
-    )
+    hours = "" if claim.seconds is None else f", {seeds * claim.seconds / 3600:,.1f} core-hours"
+    return f"{seeds:,} seeds{hours}"
+
+
+def written(value: float | None, digits: int, sign: bool = False) -> str:
+    """Format a number with a minus sign (−) and without negative zero; None and NaN are a dash."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
+    if not text.strip("+-0.,"):
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def bracketed(low: float | None, high: float | None, digits: int) -> str:
+    """Format an interval in brackets; return an empty string if an end is missing or nothing is between them."""
+    if low is None or high is None or not low < high:
+        return ""
+    return f"[{written(low, digits)}, {written(high, digits)}]"
+
+
+def supported(value: float | None, low: float | None, high: float | None) -> int:
+    """Return the number of decimals: two significant digits of the half-width, or three of a value without interval."""
+    ends = [end for end in (low, high) if end is not None and math.isfinite(end)]
+    if len(ends) == 2 and ends[1] > ends[0]:
+        return max(0, min(6, 1 - math.floor(math.log10((ends[1] - ends[0]) / 2))))
+    if not value or not math.isfinite(value):
+        return 1
+    return max(0, min(6, 2 - math.floor(math.log10(abs(value)))))
+
+
+def signed(estimate: Estimate, unit: str) -> tuple[str, str]:
+    """Format a difference, signed and with its unit, and its interval.
+
+    Nonzero ends are not rounded to 0, since the verdict depends on their signs.
+    """
+    scale = 100.0 if unit == "points" else 1.0
+    value, low, high = (scale * part for part in (estimate.value, estimate.low, estimate.high))
+    digits = 1 if unit == "points" else supported(value, low, high)
+    while digits < 6 and any(end and math.isfinite(end) and not round(end, digits) for end in (low, high)):
+        digits += 1
+    return f"{written(value, digits, sign=True)} {unit}".strip(), bracketed(low, high, digits)
 
 
 def deciding(claim: Claim) -> Check | None:

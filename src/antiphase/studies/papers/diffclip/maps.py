@@ -59,11 +59,8 @@ def _gallery(name: str, title: str, named: pl.DataFrame, kinds: Sequence[str]) -
     sheet = []
     for block in images[:: -(-len(images) // SHOWN) or 1]:
         texts = block["text"].unique(maintain_order=True).to_list()
-        maps = [
-            _picture(f"{text}: {row['map']}", row)
-            for text in texts
-            for row in block.filter(text=text).iter_rows(named=True)
-        ]
+        rows = [row for text in texts for row in block.filter(text=text).iter_rows(named=True)]
+        maps = [_picture(f"{row['text']}: {row['map']}", row) for row in rows]
         sheet.append((Picture("; ".join(texts), maps[0].image), *maps))
     sources = map(str, named["trained_on"].unique(maintain_order=True).drop_nulls())
     origin = ", ".join(TITLES.get(source, source) for source in sources)
@@ -79,13 +76,12 @@ def _picture(title: str, row: dict[str, Any]) -> Picture:
 def _tables(scored: pl.DataFrame) -> list[Table]:
     """Return the measures of every map, and those of a map of one value."""
     one = scored.filter(map=scored["map"][0]).with_columns(map=pl.lit(_SHARE))
-    cells = pl.concat(
-        estimates(frame.filter(SCORES[title].is_not_null()), ["map"], value).with_columns(
-            column=pl.lit(title)
-        )
-        for frame, scores in ((scored, SCORES), (one, _CONSTANT))
-        for title, value in scores.items()
-    )
+    found = []
+    for frame, scores in ((scored, SCORES), (one, _CONSTANT)):
+        for title, value in scores.items():
+            means = estimates(frame.filter(SCORES[title].is_not_null()), ["map"], value)
+            found.append(means.with_columns(column=pl.lit(title)))
+    cells = pl.concat(found)
     known = (pl.col("map") == _SHARE) & (pl.col("column") == _RIGHT)  # half, without an interval
     cells = cells.with_columns(pl.when(~known).then(pl.col("low", "high")))
     title, name = "How well maps find the object", "attention-on-object"
@@ -161,9 +157,7 @@ def values(rows: RowsByTable) -> pl.DataFrame:
         (branches, IN_CHANGES, "change_correlation"),
     ]
     keys = ("series", SEED, "layer", "head", SAMPLE, "input")
-    return pl.concat(
-        frame.select(*keys, quantity=pl.lit(what), value=column) for frame, what, column in parts
-    )
+    return pl.concat(frame.select(*keys, quantity=pl.lit(of), value=column) for frame, of, column in parts)
 
 
 def draw_correlations(rows: RowsByTable) -> Artefact:
@@ -171,23 +165,13 @@ def draw_correlations(rows: RowsByTable) -> Artefact:
     means = estimates(values(rows), ["quantity", "series", "input", "layer"], VALUE, kind="difference")
     title = pl.col("quantity").replace_strict({IN_MAPS: "A1 and A2", IN_CHANGES: "ΔA1 and ΔA2"})
     means = means.drop(BY_SEED).sort("layer", maintain_order=True).with_columns(title=title, model="series")
-    number, words = pl.col("layer") + 1, "Correlation of {title} by layer"
+    number, listed, style = pl.col("layer") + 1, [], {"percent": False, "digits": 3}
     lines, labels = means.with_columns(series="input"), ("layer", "correlation")
     drawn = panels(lines, "{title}, {model}", number, labels, level=0.0)
-    row, layer = pl.format("{}, {}", "series", "input"), pl.format("layer {}", number)
-    listed = [
-        table
-        for quantity in (IN_MAPS, IN_CHANGES)
-        for table in tables(
-            means.filter(quantity=quantity),
-            words,
-            f"map-correlation-{quantity}",
-            row,
-            layer,
-            percent=False,
-            digits=3,
-        )
-    ]
+    for quantity in (IN_MAPS, IN_CHANGES):
+        told = ("Correlation of {title} by layer", f"map-correlation-{quantity}")
+        placed = (pl.format("{}, {}", "series", "input"), pl.format("layer {}", number))
+        listed += tables(means.filter(quantity=quantity), *told, *placed, **style)
     return Artefact([PAPER.plot("map-correlation", drawn)], listed)
 
 
@@ -200,11 +184,9 @@ def correlation_checks(rows: RowsByTable) -> Checks:
     louder, shared, learned = [], [], []
     for noise in (f"noise {eps_label(eps)}" for eps in NOISE):
         noisy, changed, before = (which | {"input": noise} for which in (maps, changes, untrained))
-        rise, learnt = (
-            difference(correlations, *pair, VALUE) for pair in ((noisy, clean), (changed, before))
-        )
-        louder.append(Check(f"r({noise}) − r(clean)", rise, ""))
+        louder.append(Check(f"r({noise}) − r(clean)", difference(correlations, noisy, clean, VALUE), ""))
         shared.append(Check(f"r of the changes, {noise}", mean(correlations, changed, VALUE), ""))
+        learnt = difference(correlations, changed, before, VALUE)
         learned.append(Check(f"r of the changes, trained − untrained, {noise}", learnt, ""))
     return {
         "maps-share": [Check("r, clean", mean(correlations, clean, VALUE), "")],

@@ -46,7 +46,7 @@ def released(profile: Profile) -> list[Given]:
 
 
 def given_models(profile: Profile) -> list[Given]:
-    """Return the models of ``--models``; several of one kind and training set are its training seeds, in their order."""
+    """Return the models of ``--models``; several of one kind and training set are its training seeds."""
     found: list[Given] = []
     for spec in profile.models:
         several = released(profile) if spec == RELEASED else [_model(spec, 0)]

@@ -18,7 +18,7 @@ from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimate
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import PAPER, all_cells, bench, twins, vit_study
-from antiphase.studies.papers.robustness.layer_sensitivity import PERTURBATIONS
+from antiphase.studies.papers.robustness.layers import PERTURBATIONS
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
 
