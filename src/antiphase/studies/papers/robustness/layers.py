@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -34,24 +35,16 @@ ESTIMATORS = ("sampled maximum", "sampled mean", "power iteration", "gradient as
 PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
 
 
-def sensitivity_cells(profile: Profile) -> list[Cell]:
-    """Alignment and Lipschitz constants of both models of every depth, perturbations of DiffViT."""
-    sizes = bench(profile)
-    return all_cells(
-        [
-            sizes.sense_of(model, part)
-            for model in twins(profile, None)
-            for part in ("alignment", "lipschitz")
-        ],
-        [sizes.sense_of(model, "depth") for model in twins(profile, None, ["diffvit"])],
-    )
+def _sensitivity_cells(profile: Profile) -> list[Cell]:
+    sizes, parts = bench(profile), ("alignment", "lipschitz")
+    both = [sizes.sense_of(model, part) for model in twins(profile, None) for part in parts]
+    return [*both, *(sizes.sense_of(model, "depth") for model in twins(profile, None, ["diffvit"]))]
 
 
 def values(rows: RowsByTable) -> pl.DataFrame:
     """Return every quantity of every layer of DiffViT, one row for each training seed and image.
 
-    Ratios of means over the images are linearised: the values of the images average to the ratio, and their spread
-    gives its variance, so that they can be averaged like other values.
+    Ratios of means are linearised: the images' values average to the ratio, and their spread gives its variance.
     """
     return pl.concat([_gradients(rows["alignment"]), _lipschitz(rows["lipschitz"]), _moved(rows["depth"])])
 
@@ -158,15 +151,10 @@ def draw_sensitivity(rows: RowsByTable) -> Artefact:
             place = pl.format("{}, {}", "data", place)
         return tables(shown, title, name, place, "quantity", index="layer", percent=False, digits=3)
 
-    lines = chosen(FACTORS).with_columns(series=pl.format("DiffViT, depth {}", "depth"))
-    drawn = [
-        panel
-        for data in lines["data"].unique(maintain_order=True)
-        for name in FACTORS
-        for panel in panels(
-            lines.filter(data=data, quantity=name), "{quantity}, {data}", number, ("layer", name)
-        )
-    ]
+    lines, drawn = chosen(FACTORS).with_columns(series=pl.format("DiffViT, depth {}", "depth")), []
+    for data, name in product(lines["data"].unique(maintain_order=True), FACTORS):
+        own = lines.filter(data=data, quantity=name)
+        drawn += panels(own, "{quantity}, {data}", number, ("layer", name))
     plots = [
         PAPER.plot("layer-factors", drawn),
         bars("layer-parts", (RATIO, *PARTS), log),
@@ -219,7 +207,7 @@ def sensitivity_checks(rows: RowsByTable) -> Checks:
 
 
 LAYER_SENSITIVITY = vit_study(
-    "layer-sensitivity", sensitivity_cells, draw_sensitivity, sensitivity_checks, by_data=True
+    "layer-sensitivity", _sensitivity_cells, draw_sensitivity, sensitivity_checks, by_data=True
 )
 
 

@@ -1,7 +1,6 @@
 """Section 4.2 and Appendix B: equation (5), Theorem 4, Corollary 1 and the estimated radii of equation (6)."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -30,8 +29,7 @@ _LINES = {BOUND: "bound", OBSERVED: "observed"}
 _NUMBERS: dict[str, Any] = {"percent": False, "digits": 3}
 
 
-def depth_cells(profile: Profile) -> list[Cell]:
-    """Paths through both models of every depth, branches of DiffViT, PGD for the success rates."""
+def _depth_cells(profile: Profile) -> list[Cell]:
     sizes, both = bench(profile), twins(profile, None)
     return all_cells(
         [sizes.sense_of(model, "depth") for model in both],
@@ -48,10 +46,8 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
         return (one / other).log()
 
     kind = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
-    paths, branches = (
-        rows[table].with_columns(perturbation=pl.format("{}, {}", kind, IN_255THS))
-        for table in ("depth", "branches")
-    )
+    named = pl.format("{}, {}", kind, IN_255THS)
+    paths, branches = (rows[table].with_columns(perturbation=named) for table in ("depth", "branches"))
     shares = branches.group_by(*_MODEL, stage=pl.col("layer") + 1).agg(
         share=share("moved", "positive"), kept=share("clean_moved", "clean_positive")
     )
@@ -101,7 +97,7 @@ def crossovers(rows: RowsByTable, values: pl.DataFrame) -> dict[str, str]:
         ends = {}
         for depth in sorted(block["depth"].unique()):
             one, two = ({"series": series, "depth": depth, **where} for series in ("DiffViT", "ViT"))
-            if (estimate := difference(block, one, two, value)) is not None:
+            if estimate := difference(block, one, two, value):
                 ends[depth] = (estimate.low, estimate.high)
         depth = crossover(ends)
         return f"depth {depth}" if depth is not None else f"none among depths {', '.join(map(str, ends))}"
@@ -123,26 +119,17 @@ def draw_depth(rows: RowsByTable) -> Artefact:
     means = estimates(values, ["data", "perturbation", "quantity", "series", "depth"], VALUE, kind="number")
     means = means.sort("depth", maintain_order=True).drop(BY_SEED)
     factors = means.with_columns(pl.col("value", "low", "high").exp())
-    order = pl.col("quantity").cast(pl.Enum(QUANTITIES))
-    row, words = (
-        pl.format("{}, depth {}", "series", "depth"),
-        "Equation (5) by depth, geometric means per layer",
-    )
-    listed = [
-        table
-        for number, (title, block) in enumerate(
-            titled(factors.sort("depth", "series", order, maintain_order=True))
-        )
-        for table in tables(block, f"{words}, {title}", f"theory-depth-{number}", row, "quantity", **_NUMBERS)
-    ]
-    drawn = [
-        panel
-        for title, block in titled(small(factors))
-        for name in (ALPHA, LIPSCHITZ, BOUND, OBSERVED)
-        for panel in panels(
-            block.filter(quantity=name), f"{name}, {title}", "depth", ("depth", name), level=1.0
-        )
-    ]
+    order, row = pl.col("quantity").cast(pl.Enum(QUANTITIES)), pl.format("{}, depth {}", "series", "depth")
+    listed, drawn = [], []
+    for number, (title, block) in enumerate(
+        titled(factors.sort("depth", "series", order, maintain_order=True))
+    ):
+        words = f"Equation (5) by depth, geometric means per layer, {title}"
+        listed += tables(block, words, f"theory-depth-{number}", row, "quantity", **_NUMBERS)
+    for title, block in titled(small(factors)):
+        for name in (ALPHA, LIPSCHITZ, BOUND, OBSERVED):
+            own, labels = block.filter(quantity=name), ("depth", name)
+            drawn += panels(own, f"{name}, {title}", "depth", labels, level=1.0)
     lines = pl.col("quantity").is_in(list(_LINES))
     powers = pl.col("value", "low", "high") * pl.col("depth") / math.log(10)
     deepest = small(blocks).filter(pl.col("depth") == pl.col("depth").max())
@@ -160,12 +147,9 @@ def draw_depth(rows: RowsByTable) -> Artefact:
 
 def _growth(name: str, means: pl.DataFrame, column: str, label: str, **values: Any) -> Plot:
     """Return a panel for each perturbation: the bound and the growth of both models, as powers of ten."""
-    lines = pl.format("{}, {}", "series", pl.col("quantity").replace_strict(_LINES))
-    drawn = [
-        panel
-        for title, block in titled(means.with_columns(series=lines))
-        for panel in panels(block, title, column, (label, "log10 of the growth"), level=0.0)
-    ]
+    lines, drawn = pl.format("{}, {}", "series", pl.col("quantity").replace_strict(_LINES)), []
+    for title, block in titled(means.with_columns(series=lines)):
+        drawn += panels(block, title, column, (label, "log10 of the growth"), level=0.0)
     return PAPER.plot(name, drawn, **values)
 
 
@@ -184,11 +168,9 @@ def depth_checks(rows: RowsByTable) -> Checks:
         own, words = values.filter(quantity=quantity), f"ln {words}({first}) − ln {words}({second})"
         return apart(own, "series", first, second, VALUE, words, **(every | levels))
 
-    def crossed(quantity: str, words: str) -> list[Check]:
-        return [
-            *models(quantity, words, "DiffViT", "ViT", depth=depths[:1]),
-            *models(quantity, words, "ViT", "DiffViT", depth=depths[-1:]),
-        ]
+    def crossed(*told: str) -> list[Check]:
+        shallow = models(*told, "DiffViT", "ViT", depth=depths[:1])
+        return shallow + models(*told, "ViT", "DiffViT", depth=depths[-1:])
 
     quantities = partial(apart, diffvit, "quantity", value=VALUE, **every)
     return {
@@ -202,7 +184,7 @@ def depth_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_DEPTH = vit_study("theory-depth", depth_cells, draw_depth, depth_checks, by_data=True)
+THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, depth_checks, by_data=True)
 
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
@@ -212,8 +194,7 @@ _NAMES |= {"corrected": CORRECTED, "printed": PRINTED}
 _TWINS = ["data", "depth", SEED]
 
 
-def radius_cells(profile: Profile) -> list[Cell]:
-    """Margins, Lipschitz constants, gradients of the maps and the nearest adversarial example of both models."""
+def _radius_cells(profile: Profile) -> list[Cell]:
     sizes, both = bench(profile), twins(profile, None)
     return all_cells(
         [Radius(model=model, data=model.data, limit=sizes.few) for model in both],
@@ -226,25 +207,24 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
     """Return Δm, L_DA / L_base and the ratio of radii, measured and by each layer, linearised in each image."""
     types = dict.fromkeys((*_TWINS, "layer", SAMPLE, "quantity", "value"), pl.Int64)
     types |= {"data": pl.String, "quantity": pl.String, "value": pl.Float64}
-
-    def of_twins() -> Iterator[pl.DataFrame]:
-        for key, radius in rows["radius"].filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
-            same = dict(zip(_TWINS, key, strict=True))
-            twin = rows["radius"].filter(series="ViT", **same)
-            aligned = [rows["alignment"].filter(series=series, **same) for series in ("DiffViT", "ViT")]
-            if any(frame.is_empty() for frame in (twin, *aligned)):
-                continue
-            parts = radius_parts(layer_parts(*aligned), radius, twin)
-            for (layer,), block in parts.group_by("layer", maintain_order=True):
-                numbers = block.select(RADIUS_PARTS).to_numpy()
-                for name, quantity in _NAMES.items():
-                    constant = same | {"layer": layer, "quantity": quantity}
-                    frame = block.select(SAMPLE, value=pl.Series(linearised(numbers, RATIOS[name])))
-                    yield frame.with_columns(
-                        pl.lit(one, types[name]).alias(name) for name, one in constant.items()
-                    )
-
-    return pl.concat([pl.DataFrame(schema=types), *(frame.select(list(types)) for frame in of_twins())])
+    frames = [pl.DataFrame(schema=types)]
+    for key, radius in rows["radius"].filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
+        same = dict(zip(_TWINS, key, strict=True))
+        twin = rows["radius"].filter(series="ViT", **same)
+        aligned = [rows["alignment"].filter(series=series, **same) for series in ("DiffViT", "ViT")]
+        if any(frame.is_empty() for frame in (twin, *aligned)):
+            continue
+        parts = radius_parts(layer_parts(*aligned), radius, twin)
+        for (layer,), block in parts.group_by("layer", maintain_order=True):
+            numbers = block.select(RADIUS_PARTS).to_numpy()
+            for name, quantity in _NAMES.items():
+                constant = (same | {"layer": layer, "quantity": quantity}).items()
+                frame = block.select(SAMPLE, value=pl.Series(linearised(numbers, RATIOS[name])))
+                frame = frame.with_columns(
+                    pl.lit(one, types[column]).alias(column) for column, one in constant
+                )
+                frames.append(frame.select(list(types)))
+    return pl.concat(frames)
 
 
 def beyond(rows: RowsByTable) -> pl.DataFrame:
@@ -253,9 +233,8 @@ def beyond(rows: RowsByTable) -> pl.DataFrame:
     found = pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
     attacked = rows["attack"].select(*keys, distance=found)
     both = rows["radius"].join(attacked, on=keys, maintain_order="left")  # images that were attacked
-    margin, constant, slope = (
-        torch.tensor(both[name].to_numpy()) for name in ("margin", "lipschitz", "slope")
-    )
+    numbers = ("margin", "lipschitz", "slope")
+    margin, constant, slope = (torch.tensor(both[name].to_numpy()) for name in numbers)
     radii = {
         "m / L, as printed": estimated_radius(margin, constant, of="margin"),
         "m / (√2·L)": estimated_radius(margin, constant, of="logits"),
@@ -273,19 +252,18 @@ def draw_radii(rows: RowsByTable) -> Artefact:
     means = means.drop(BY_SEED).sort("depth", "layer", order, maintain_order=True)
     refuted = estimates(beyond(rows), ["data", "series", "depth", "radius"], VALUE)
     refuted = refuted.sort("depth", maintain_order=True)
-    row, title = (
-        pl.format("depth {}, layer {}", "depth", pl.col("layer") + 1),
+    title, row = (
         "Estimated radii, DiffViT / ViT, {data}",
+        pl.format("depth {}, layer {}", "depth", pl.col("layer") + 1),
     )
     listed = tables(means, title, "theory-radius-{data}", row, "quantity", index="layer", **_NUMBERS)
-    row, title = (
+    title, row = (
+        "Images with an adversarial example within the radius, {data}",
         pl.format("{}, depth {}", "series", "depth"),
-        "Images with an adversarial example within the radius",
     )
-    listed += tables(refuted, f"{title}, {{data}}", "theory-radius-refuted-{data}", row, "radius")
-    last = means.filter(
-        pl.col("layer") == pl.col("depth") - 1, pl.col("quantity").is_in([MEASURED, CORRECTED, PRINTED])
-    )
+    listed += tables(refuted, title, "theory-radius-refuted-{data}", row, "radius")
+    last = means.filter(pl.col("layer") == pl.col("depth") - 1)
+    last = last.filter(pl.col("quantity").is_in([MEASURED, CORRECTED, PRINTED]))
     labels = ("depth", "R(DiffViT) / R(ViT)")
     drawn = panels(last.with_columns(series="quantity"), "{data}", "depth", labels, level=1.0)
     return Artefact([PAPER.plot("theory-radius", drawn)], listed)
@@ -305,4 +283,4 @@ def radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = vit_study("theory-radius", radius_cells, draw_radii, radius_checks, by_data=True)
+THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, radius_checks, by_data=True)
