@@ -7,21 +7,22 @@ from antiphase.data.sources import SOURCES
 from antiphase.studies.cells import TrainClip, TrainVit
 from antiphase.studies.cells.training import count_parameters
 
-IN_SHORT = "in short"
-"""The setting of a study under which these words are."""
+IN_SHORT = "in short"  # the setting of a study under which these words are
 
 
 def titled(data: str) -> str:
-    """Return the name of a data set in a sentence."""
+    """Return the name of a data set in a sentence.
+
+    >>> titled("fashion-mnist"), titled("openmoji"), titled("folder:pets")
+    ('Fashion-MNIST', "OpenMoji's drawings", 'folder:pets')
+    """
     return SOURCES[data].partition(", ")[0] if data in SOURCES else TITLES.get(data, data)
 
 
 def vits_in_short(models: Sequence[TrainVit]) -> str:
-    """Return the layers, the width and the size of some ViTs, and their data."""
-    layers, sizes = (
-        sorted({model.depth for model in models}),
-        sorted(count_parameters(model.config()) for model in models),  # pyright: ignore[reportArgumentType]
-    )
+    """Return the layers and the size of some ViTs, and their data."""
+    layers = sorted({model.depth for model in models})
+    sizes = [count_parameters(model.config()) for model in models]  # pyright: ignore[reportArgumentType]
     blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
     return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
@@ -34,10 +35,9 @@ def clips_in_short(models: Sequence[TrainClip]) -> str:
 
 def _range(sizes: Sequence[int]) -> str:
     """Return the smallest and the largest of some numbers of parameters, rounded."""
-    words = [
-        f"{size / 1e6:.1f} million" if size >= 1e6 else f"{size / 1e3:.0f} thousand" for size in sorted(sizes)
-    ]
-    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
+    ends = (min(sizes), max(sizes))
+    words = [f"{end / 1e6:.1f} million" if end >= 1e6 else f"{end / 1e3:.0f} thousand" for end in ends]
+    return " to ".join(dict.fromkeys(words))
 
 
 def _sets(names: Iterable[str]) -> str:

@@ -19,7 +19,6 @@ from antiphase.terminal import eps_label
 
 Checks = Mapping[str, Sequence[Check] | Claim]
 """The checks of claims by name; a claim whose words depend on the rows comes whole."""
-
 Bench = TypeVar("Bench")
 
 
@@ -39,12 +38,7 @@ def filled(words: str, **values: Any) -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """The words of a paper's studies.
-
-    Attributes:
-        name: group of the studies, such as ``"robustness"``.
-        folder: where ``studies.toml`` and ``profiles.toml`` are.
-    """
+    """The words and sizes of a paper's studies, which are in a folder's ``studies.toml`` and ``profiles.toml``."""
 
     name: str
     folder: Path
@@ -72,9 +66,7 @@ class Paper:
     ) -> Study:
         """Return a study under its words."""
         words = self.words[name]
-        shared: dict[str, Any] = {
-            field: words[field] for field in ("source", "margin", "paper") if field in words
-        }
+        shared = {field: words[field] for field in ("source", "margin", "paper") if field in words}
 
         def stated(checks: Checks, values: Mapping[str, Any]) -> Iterator[Claim]:
             for key, some in checks.items():
@@ -124,10 +116,6 @@ class Paper:
 
 
 def _tupled(value: Any) -> Any:
-    match value:
-        case list():
-            return tuple(map(_tupled, value))
-        case dict():
-            return {name: _tupled(one) for name, one in value.items()}
-        case _:
-            return value
+    if isinstance(value, dict):
+        return {name: _tupled(one) for name, one in value.items()}
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

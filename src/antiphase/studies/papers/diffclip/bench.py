@@ -27,61 +27,41 @@ PAPER = Paper("diffclip", Path(__file__).parent)
 
 @dataclass(frozen=True)
 class DiffclipBench:
-    """The scale of all studies of the paper; what differs by profile is in ``profiles.toml``.
-
-    Attributes:
-        home: set of zero-shot classification; ``shifted`` are sets of its classes under a shift.
-        alike: set of pairs that look alike.
-        looks: number of images that are looked at, with the fields ``looked_at`` of :class:`Relevance`.
-        asked: the two queries of Figure 2.
-        correlated: number of images on which the two maps are correlated.
-        learned: number of training images of probes and of few-shot learning.
-        given: models that the profile names.
-    """
+    """The scale of all studies of the paper; what differs by profile is in ``profiles.toml``."""
 
     trained_on: tuple[str, ...]
     main: str
     preset: str
     probed: tuple[str, ...]
     retrieved: tuple[str, ...]
-    home: str
-    shifted: tuple[str, ...]
-    alike: str
-    looked_at: Mapping[str, Any]
-    looks: int
-    asked: tuple[str, str]
-    correlated: int
+    home: str  # set of zero-shot classification
+    shifted: tuple[str, ...]  # sets of its classes under a shift
+    alike: str  # set of pairs that look alike
+    looked_at: Mapping[str, Any]  # fields of :class:`Relevance`
+    looks: int  # images that are looked at
+    asked: tuple[str, str]  # the two queries of Figure 2
+    correlated: int  # images on which the two maps are correlated
     recipe: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
     pairs: int | None = None
     images: int | None = None
-    learned: int | None = None
+    learned: int | None = None  # training images of probes and of few-shot learning
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    given: tuple[Given, ...] = ()
+    given: tuple[Given, ...] = ()  # models that the profile names
     seeds: int = 3
 
     def train(self, variant: str, seed: int, data: str | None = None) -> TrainClip:
         """Return a training; on the main set unless given."""
-        return TrainClip(
-            variant=variant,
-            data=data or self.main,
-            seed=seed,
-            preset=self.preset,
-            limit=self.pairs,
-            sizes=dict(self.sizes),
-            recipe=dict(self.recipe),
-        )
+        how: dict[str, Any] = {"preset": self.preset, "limit": self.pairs}
+        how |= {"sizes": dict(self.sizes), "recipe": dict(self.recipe)}
+        return TrainClip(variant=variant, data=data or self.main, seed=seed, **how)
 
     def evaluate(self, model: TrainClip | Given, task: str, data: str) -> Evaluate:
         """Return a task on a data set."""
-        return Evaluate(
-            model=model,
-            task=task,
-            data=data,
-            protocol=dict(self.protocols.get(task, {})),
-            limit=None if task == "mmvp" else self.images,
-            train_limit=self.learned if task in ("probe", "few-shot") else None,
-        )
+        how: dict[str, Any] = {"protocol": dict(self.protocols.get(task, {}))}
+        how["limit"] = None if task == "mmvp" else self.images
+        how["train_limit"] = self.learned if task in ("probe", "few-shot") else None
+        return Evaluate(model=model, task=task, data=data, **how)
 
     def look(self, model: TrainClip | Given) -> list[Relevance]:
         """Return the maps of a model for the objects of every image, and for Figure 2's queries in two images."""

@@ -35,13 +35,10 @@ _ASSUMED = "λ_init is assumed, the checkpoint does not hold it"
 def released(profile: Profile) -> list[Given]:
     """Return the authors' CLIP, or the baseline that was given in its place, and their DiffCLIP."""
     if profile.baseline is None:
-        clip = _model(PAIR[0], 0, _UNVERIFIED)
-    else:
-        clip = _model(profile.baseline, 0, series=find_clip("clip").label)
-        if clip.factors().get("lambda_init") is not None:
-            raise UserError(
-                f"baseline {profile.baseline}: has differential attention; expected a standard CLIP"
-            )
+        return [_model(PAIR[0], 0, _UNVERIFIED), _model(PAIR[1], 0)]
+    clip = _model(profile.baseline, 0, series=find_clip("clip").label)
+    if clip.factors().get("lambda_init") is not None:
+        raise UserError(f"baseline {profile.baseline}: has differential attention; expected a standard CLIP")
     return [clip, _model(PAIR[1], 0)]
 
 
@@ -77,10 +74,8 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
     path, _, setting = name.partition("#")
     lambda_init = read_lambda_init(spec, setting) if setting else None
     by_depth = lambda_init == "depth"
-    towers: tuple[bool, ...] = (bool(setting), bool(setting))  # whether each has differential attention
-    depth = 12
-    file = local_checkpoint(path)
-    if file is not None:
+    towers, depth = (bool(setting), bool(setting)), 12  # whether each has differential attention
+    if (file := local_checkpoint(path)) is not None:
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
         towers = _differential(config)
         depth = config.vision.depth
@@ -92,15 +87,11 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
     return given(spec, series or _series(towers, by_depth), seed, note, **facts)
 
 
-def _series(towers: tuple[bool, ...], by_depth: bool) -> str:
+def _series(towers: tuple[bool, bool], by_depth: bool) -> str:
     """Return what reports call a CLIP, by which of its towers have differential attention."""
     both = "diffclip-depth" if by_depth else "diffclip"
-    variants: dict[tuple[bool, ...], str] = {
-        (False, False): "clip",
-        (True, False): "diffclip-vision",
-        (False, True): "diffclip-text",
-    }
-    return find_clip(variants.get(towers, both)).label
+    names = {(False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text"}
+    return find_clip(names.get(towers, both)).label
 
 
 def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
@@ -118,9 +109,10 @@ def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
     return given(spec, series or _series(towers, by_depth), seed, **facts)
 
 
-def _differential(config: ClipConfig) -> tuple[bool, ...]:
+def _differential(config: ClipConfig) -> tuple[bool, bool]:
     """Return whether the image and the text tower have differential attention."""
-    return tuple(attention_spec(one.attention).differential for one in (config.vision, config.text))
+    vision, text = (attention_spec(one.attention).differential for one in (config.vision, config.text))
+    return vision, text
 
 
 @lru_cache

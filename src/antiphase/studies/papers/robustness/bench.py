@@ -87,17 +87,10 @@ class RobustnessBench:
         **settings: Any,
     ) -> Attack:
         """Return an attack on the model's own test images, PGD unless named."""
-        return Attack(
-            model=model,
-            data=model.data,
-            eps=tuple(eps),
-            limit=self.few if attack in ("autoattack", "carlini-wagner") else self.images,
-            attack=attack,
-            settings={**self.attacks.get(attack, {}), **settings},
-            norm=norm,
-            seed=seed,
-            precision=self.search,
-        )
+        how: dict[str, Any] = {"settings": {**self.attacks.get(attack, {}), **settings}, "norm": norm}
+        how["limit"] = self.few if attack in ("autoattack", "carlini-wagner") else self.images
+        how |= {"attack": attack, "seed": seed, "precision": self.search}
+        return Attack(model=model, data=model.data, eps=tuple(eps), **how)
 
     def patch(self, model: TrainVit, width: int) -> Attack:
         """Return PGD on a square at a random place, ε = 1 (Appendix C.2.1)."""
@@ -126,19 +119,11 @@ class RobustnessBench:
         **settings: Any,
     ) -> Attack:
         """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
-        return Attack(
-            model=model,
-            data=data,
-            eps=tuple(eps),
-            limit=self.clip_images,
-            attack=attack,
-            settings={"objective": "cosine", **self.attacks.get(attack, {}), **settings},
-            prompt=self.prompt or None,
-            seed=seed,
-        )
+        chosen = {"objective": "cosine", **self.attacks.get(attack, {}), **settings}
+        how: dict[str, Any] = {"limit": self.clip_images, "prompt": self.prompt or None, "seed": seed}
+        return Attack(model=model, data=data, eps=tuple(eps), attack=attack, settings=chosen, **how)
 
     def clip_accuracy(self, model: TrainClip | Given, data: str) -> Accuracy:
-        """Return the predictions of a CLIP on clean images."""
         return Accuracy(model=model, data=data, limit=self.clip_images)
 
 
@@ -172,9 +157,8 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
     sizes = diffclip.bench(profile)
     if sizes.given:
         differential = "clip" not in variants
-        return [
-            one for one in sizes.given if not differential or one.factors().get("lambda_init") is not None
-        ]
+        chosen = (one for one in sizes.given if one.factors().get("lambda_init") is not None)
+        return list(chosen if differential else sizes.given)
     if profile.name == "paper":
         labels = {find_clip(variant).label for variant in variants}
         return [one for one in released(profile) if one.series in labels]

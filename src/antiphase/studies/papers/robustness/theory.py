@@ -17,13 +17,15 @@ from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimate
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import PAPER, all_cells, bench, twins, vit_study
-from antiphase.studies.papers.robustness.layers import PERTURBATIONS
+from antiphase.studies.papers.robustness.layers import LAYER_NAME, PERTURBATIONS
+from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
 
 ALPHA, KEPT, LIPSCHITZ, BOUND, OBSERVED = QUANTITIES = ("ᾱ", "signal kept", "L̄", "ᾱ·L̄", "observed")
 VALUE = pl.col("value")
 SMALL = 1 / 255
+_NAMED = pl.format("{}, {}", "series", DEPTH)
 _MODEL = ["data", "depth", "series", SEED, "perturbation", SAMPLE]
 _LINES = {BOUND: "bound", OBSERVED: "observed"}
 _NUMBERS: dict[str, Any] = {"percent": False, "digits": 3}
@@ -119,7 +121,7 @@ def draw_depth(rows: RowsByTable) -> Artefact:
     means = estimates(values, ["data", "perturbation", "quantity", "series", "depth"], VALUE, kind="number")
     means = means.sort("depth", maintain_order=True).drop(BY_SEED)
     factors = means.with_columns(pl.col("value", "low", "high").exp())
-    order, row = pl.col("quantity").cast(pl.Enum(QUANTITIES)), pl.format("{}, depth {}", "series", "depth")
+    order, row = pl.col("quantity").cast(pl.Enum(QUANTITIES)), _NAMED
     listed, drawn = [], []
     for number, (title, block) in enumerate(
         titled(factors.sort("depth", "series", order, maintain_order=True))
@@ -252,15 +254,9 @@ def draw_radii(rows: RowsByTable) -> Artefact:
     means = means.drop(BY_SEED).sort("depth", "layer", order, maintain_order=True)
     refuted = estimates(beyond(rows), ["data", "series", "depth", "radius"], VALUE)
     refuted = refuted.sort("depth", maintain_order=True)
-    title, row = (
-        "Estimated radii, DiffViT / ViT, {data}",
-        pl.format("depth {}, layer {}", "depth", pl.col("layer") + 1),
-    )
+    title, row = "Estimated radii, DiffViT / ViT, {data}", pl.format("{}, {}", DEPTH, LAYER_NAME)
     listed = tables(means, title, "theory-radius-{data}", row, "quantity", index="layer", **_NUMBERS)
-    title, row = (
-        "Images with an adversarial example within the radius, {data}",
-        pl.format("{}, depth {}", "series", "depth"),
-    )
+    title, row = "Images with an adversarial example within the radius, {data}", _NAMED
     listed += tables(refuted, title, "theory-radius-refuted-{data}", row, "radius")
     last = means.filter(pl.col("layer") == pl.col("depth") - 1)
     last = last.filter(pl.col("quantity").is_in([MEASURED, CORRECTED, PRINTED]))
