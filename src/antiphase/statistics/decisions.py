@@ -58,12 +58,6 @@ def decide(
     The differences are shown together, each with a 95 % interval. ``p_values`` are of the hypotheses that they are 0;
     None where the p-value is that of the interval. Each is a mean over ``seeds`` training seeds; with 1 the intervals
     are over the images.
-
-    >>> one = Estimate(-0.2, -0.399, -0.001, 200)  # p = 0.049
-    >>> decide([one]), decide([one, one])
-    ([-1], [0, 0])
-    >>> decide([Estimate(0.208, 0.014, 0.406, 24)], [0.0625]), decide([Estimate(0.3, 0.1, 0.5, 3)], seeds=3)
-    ([0], [0])
     """
     if 1 < seeds < LEAST_SEEDS:
         return [0] * len(differences)
@@ -81,9 +75,6 @@ def interval_p(estimate: Estimate, degrees: float) -> float:
     """Return the two-sided p-value of "the true value is 0" that belongs to a 95 % interval m ± t·s.
 
     The interval may be cut off, but not on the side of 0; too few degrees of freedom make p too large.
-
-    >>> round(interval_p(Estimate(2.0, 0.0, 4.0, 8), 7), 3), interval_p(Estimate(0.1, -0.2, 0.4, 1), 0)
-    (0.05, 1.0)
     """
     half = estimate.value - estimate.low if estimate.value > 0 else estimate.high - estimate.value
     if degrees < 1 or not half > 0:
@@ -96,9 +87,6 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
 
     Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
     6:65–70 (1979).
-
-    >>> holm([0.02, 0.001, 0.012], 0.025), holm([0.02, 0.001, 0.013], 0.025)
-    ([True, True, True], [False, True, False])
     """
     rejected = [False] * len(p_values)
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):

@@ -59,10 +59,10 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
                 time.sleep(_POLL_SECONDS)
     if run.failed:
         by_reason: dict[str, list[str]] = {}
-        for label, why in run.failed.values():
+        for label, why in sorted(run.failed.values(), key=lambda failure: failure[1] == _WAITED):
             by_reason.setdefault(why, []).append(label)
         lines = [f"{len(run.failed)} cells failed"]
-        for why, (label, *others) in sorted(by_reason.items(), key=lambda reason: reason[0] == _WAITED):
+        for why, (label, *others) in by_reason.items():
             lines.append(f"{label}{f' and {len(others)} more' if others else ''}: {why}")
         raise Failures("\n".join(lines))
     return make_plan(cells, lab.store)
@@ -261,9 +261,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     cells = chosen.cells
     store = Store(options.store, None if options.rows is None else Pack(options.rows))
     if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
-        raise UserError(
-            "--jobs and --executor are for one process; under torchrun the processes share every cell"
-        )
+        raise UserError("--jobs and --executor are for one process; those of torchrun share every cell")
     for study in chosen.studies if options.dry_run else ():
         for line in dry_run(study, chosen.profile):
             told(line)
@@ -275,9 +273,8 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
             own = study.cells(chosen.profile)
             seeds = len(training_seeds(own))  # released models have none
             if chosen.profile.name != "smoke" and seeds < LEAST_SEEDS and any(cell.needs() for cell in own):
-                say(
-                    f"{study.name}: {seeds} training seeds; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
-                )
+                enough = f"a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
+                say(f"{study.name}: {seeds} training seeds; {enough}")
     counts = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
         return counts
