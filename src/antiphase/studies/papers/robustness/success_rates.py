@@ -28,12 +28,9 @@ from antiphase.studies.papers.robustness.bench import (
 from antiphase.studies.scale import titled
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
-PRINTED = printed_numbers("robustness", "figure-2a").with_columns(
-    x=pl.col("column").str.strip_suffix("/255").cast(pl.Float64) / 255
-)
-MANY_CLASSES = "imagenet"
-"""The set on which the paper finds the two CLIPs nearly alike."""
-
+_X = pl.col("column").str.strip_suffix("/255").cast(pl.Float64) / 255
+PRINTED = printed_numbers("robustness", "figure-2a").with_columns(x=_X)
+MANY_CLASSES = "imagenet"  # on which the paper finds the two CLIPs nearly alike
 WIDTHS = (2, 4, 8)
 CLIP_WIDTHS = {"paper": (8, 16, 32), "laptop": WIDTHS, "smoke": (4, 8)}
 RATE = "attack success rate"
@@ -63,19 +60,19 @@ def draw_rates(
 def levels(rows: RowsByTable) -> list[str]:
     """Return two sentences for each data set: ASR at 1/255 and accuracy of both models, and the paper's ASR."""
     attacks = rows["attack"].filter((pl.col("eps") - 1 / 255).abs() < 1e-9)
-    frames = (
-        estimates(frame, ["data", "series"], value)
-        for frame, value in ((attacks, ASR), (rows["accuracy"], CORRECT))
-    )
-    asr, clean = ({(row[0], row[1]): f"{row[2]:.1%}" for row in frame.iter_rows()} for frame in frames)
     printed, source = PRINTED.filter(column="1/255").select("value", "data").row(0)
+    paper = {"own": titled(source), "paper": f"{printed:.1%}"}
     sentences = []
-    for data in dict.fromkeys(data for data, _ in asr):
-        rates = [{series: of.get((data, series)) for series in ("ViT", "DiffViT")} for of in (asr, clean)]
-        if all(rates[0].values()) and all(rates[1].values()):
-            names = {"data": titled(data), "own": titled(source), "paper": f"{printed:.1%}"}
-            words = PAPER.words["notes"]["levels"]
-            sentences.append(filled(words, asr=rates[0], clean=rates[1], **names).replace("%", " %"))
+    for data in attacks["data"].unique(maintain_order=True):
+        rates = {}
+        for name, frame, value in (("asr", attacks, ASR), ("clean", rows["accuracy"], CORRECT)):
+            means = estimates(frame.filter(data=data), ["series"], value)
+            rates[name] = {
+                series: f"{mean:.1%}" for series, mean in means.select("series", "value").iter_rows()
+            }
+        if all({"ViT", "DiffViT"} <= set(known) for known in rates.values()):
+            words = filled(PAPER.words["notes"]["levels"], data=titled(data), **rates, **paper)
+            sentences.append(words.replace("%", " %"))
     return sentences
 
 
@@ -86,13 +83,11 @@ def _vit_study(
     checks: Callable[[RowsByTable], Checks],
 ) -> Study:
     """Return the study of one-layer ViTs under an attack: their accuracy as well."""
-    return vit_study(
-        f"figure-2{part}",
-        lambda profile: attacks(profile) + [bench(profile).accuracy(model) for model in twins(profile)],
-        draw,
-        checks,
-        by_data=True,
-    )
+
+    def cells(profile: Profile) -> list[Cell]:
+        return attacks(profile) + [bench(profile).accuracy(model) for model in twins(profile)]
+
+    return vit_study(f"figure-2{part}", cells, draw, checks, by_data=True)
 
 
 def _clip_study(
@@ -108,8 +103,8 @@ def _clip_study(
 
     def cells(profile: Profile) -> list[Cell]:
         clips, sizes = attacked_clips(profile), bench(profile)
-        made: list[Cell] = [sizes.clip_attack(*clip, **how) for clip in clips for how in attacks(profile)]
-        return made + [sizes.clip_accuracy(*clip) for clip in clips]
+        made = [sizes.clip_attack(*clip, **how) for clip in clips for how in attacks(profile)]
+        return [*made, *(sizes.clip_accuracy(*clip) for clip in clips)]
 
     def checks(rows: RowsByTable) -> Checks:
         frame = rows["attack"]
@@ -192,14 +187,12 @@ def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     shallow = [depth for depth in depths if depth <= 2]
     words = f"fitted fall of ASR(DiffViT) over log2 depth, {ends}, at 1/255"
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
-    keys = ["data", "depth", SEED, SAMPLE]
-    at_both = [
-        attacks.filter(series="DiffViT")
-        .filter((pl.col("eps") - eps).abs() < 1e-9)
-        .select(*keys, "cell", value=ASR)
+    keys, near = ["data", "depth", SEED, SAMPLE], pl.col("eps").sub
+    one, other = (
+        attacks.filter(pl.col("series") == "DiffViT", near(eps).abs() < 1e-9).select(*keys, "cell", value=ASR)
         for eps in (small, large)
-    ]
-    lower = at_both[1].join(at_both[0].drop("cell"), on=keys, maintain_order="left")
+    )
+    lower = other.join(one.drop("cell"), on=keys, maintain_order="left")
     lower = lower.with_columns(value=pl.col("value") - pl.col("value_right"))
     fades = trend(lower, "depth", {}, pl.col("value"), scale="log2")
     return {
@@ -271,8 +264,7 @@ def draw_distances(rows: RowsByTable) -> Artefact:
     style: dict[str, Any] = {"percent": False, "digits": 3}
     for (data,), block in attacks.group_by("data", maintain_order=True):
         for kind in ("DiffViT", "ViT"):
-            own = block.filter(series=kind)
-            curves = []
+            own, curves = block.filter(series=kind), []
             for reach in np.linspace(0.0, float(own["reach"].quantile(0.99) or 1.0), 25).tolist():
                 within = (pl.col("found") & (pl.col("distance") <= reach)).cast(pl.Float64)
                 curves.append(estimates(own, ["depth"], within).with_columns(x=pl.lit(reach)))
@@ -297,13 +289,9 @@ def _farthest(block: pl.DataFrame) -> pl.DataFrame:
     """Return the distance at which every image is broken: the largest over images, averaged over seeds."""
     some = block.filter(pl.col("found").all().over("series", "depth"))  # undefined if an image is robust
     far = some.group_by(["series", "depth", SEED], maintain_order=True).agg(pl.max("reach"), n=pl.len())
-    mean = far.group_by(["series", "depth"], maintain_order=True).agg(
-        value=pl.mean("reach"),
-        low=pl.min("reach"),
-        high=pl.max("reach"),
-        n=pl.first("n").cast(pl.Int64),
-        seeds=pl.len().cast(pl.Int64),
-    )
+    ends = {"value": pl.mean("reach"), "low": pl.min("reach"), "high": pl.max("reach")}
+    numbers = {"n": pl.first("n").cast(pl.Int64), "seeds": pl.len().cast(pl.Int64)}
+    mean = far.group_by(["series", "depth"], maintain_order=True).agg(**ends, **numbers)
     return mean.sort("depth", maintain_order=True)
 
 
@@ -321,13 +309,11 @@ def _distance_checks(rows: RowsByTable) -> Checks:
     return {"cw-needs-more-when-deep": rises(depths), "cw-needs-more-at-each-depth": rises(deeper)}
 
 
-FIGURE_3C = vit_study(
-    "figure-3c",
-    lambda profile: [bench(profile).nearest(model) for model in twins(profile, None)],
-    draw_distances,
-    _distance_checks,
-    by_data=True,
-)
+def _distance_cells(profile: Profile) -> list[Cell]:
+    return [bench(profile).nearest(model) for model in twins(profile, None)]
+
+
+FIGURE_3C = vit_study("figure-3c", _distance_cells, draw_distances, _distance_checks, by_data=True)
 
 
 RESTARTS = 3
@@ -361,10 +347,8 @@ def draw_restarts(rows: RowsByTable) -> Artefact:
     attacks = by_protocol(rows)
     rates = estimates(attacks, ["data", "series", "depth", "protocol", "eps"], ASR).drop(BY_SEED)
     rates = rates.sort("depth", "protocol", maintain_order=True)
-    shallow = rates.filter(~_IS_VIT | (pl.col("depth") == 1)).with_columns(
-        kind=pl.when(_IS_VIT.any().over("data")).then(pl.lit("PGD, depth 1")).otherwise(pl.lit("PGD")),
-        series=_BY_PROTOCOL,
-    )
+    kind = pl.when(_IS_VIT.any().over("data")).then(pl.lit("PGD, depth 1")).otherwise(pl.lit("PGD"))
+    shallow = rates.filter(~_IS_VIT | (pl.col("depth") == 1)).with_columns(kind=kind, series=_BY_PROTOCOL)
     drawn = panels(shallow, "{kind}, {data}", "eps", ("ε", RATE), scale="eps", percent=True)
     model = pl.when(_IS_VIT).then(pl.format("{}, depth {}", "series", "depth")).otherwise("series")
     row, title = pl.format("{}, {}", model, "protocol"), "ASR under PGD by protocol, {data}"
