@@ -187,9 +187,9 @@ def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     shallow = [depth for depth in depths if depth <= 2]
     words = f"fitted fall of ASR(DiffViT) over log2 depth, {ends}, at 1/255"
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
-    keys, near = ["data", "depth", SEED, SAMPLE], pl.col("eps").sub
+    keys, own = ["data", "depth", SEED, SAMPLE], attacks.filter(series="DiffViT")
     one, other = (
-        attacks.filter(pl.col("series") == "DiffViT", near(eps).abs() < 1e-9).select(*keys, "cell", value=ASR)
+        own.filter((pl.col("eps") - eps).abs() < 1e-9).select(*keys, "cell", value=ASR)
         for eps in (small, large)
     )
     lower = other.join(one.drop("cell"), on=keys, maintain_order="left")
