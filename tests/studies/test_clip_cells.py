@@ -26,8 +26,7 @@ from antiphase.sensitivity.relevance import chefer_relevance
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import FEATURES_FOLDER
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
-from antiphase.studies.papers.diffclip.bench import bench, models
-from antiphase.studies.papers.diffclip.released import released
+from antiphase.studies.papers.diffclip.bench import bench, models, released
 from antiphase.studies.results import study_rows
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Lab, profile

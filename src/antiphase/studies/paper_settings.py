@@ -1,9 +1,10 @@
-"""The papers' printed settings and numbers, ``papers/*/printed.toml``, and the check of a study against them.
+"""The papers' printed settings and numbers, ``papers/*/printed.toml``, and claims, ``papers/*/claims.toml``.
 
 A dry run builds what every cell would use, without data and without training, and compares it with the paper's text.
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import polars as pl
 from pydantic import BaseModel
 
+from antiphase.studies.claims import Claim, joint
 from antiphase.studies.spec import Cell, Profile, Study, closure
 
 Verdict = Literal["same", "declared deviation", "differs"]
@@ -189,3 +191,42 @@ def dry_run(study: Study, profile: Profile) -> Iterator[str]:
     for row in [("setting", "ours", "paper", "verdict")] * bool(rows) + rows:
         yield "  {:32}  {:24}  {:24}  {}".format(*row)
     yield from (f"given: {note}" for note in facts.get("given.note", ()))
+
+
+RIGHT, WRONG, UNTESTED = "theorem, right", "theorem, wrong as printed", "not tested"
+
+
+@lru_cache
+def entries(paper: str) -> tuple[dict[str, Any], ...]:
+    """Return the claims of a paper; none of a group that has no register."""
+    file = PAPERS / paper / "claims.toml"
+    return tuple(tomllib.loads(file.read_text(encoding="utf-8"))["claims"]) if file.exists() else ()
+
+
+@lru_cache
+def effects(paper: str) -> dict[str, float]:
+    """Return the smallest difference that a paper prints for a claim of a study, by ``STUDY/CLAIM``."""
+    printed: dict[str, list[float]] = {}
+    for entry in entries(paper):
+        for claim in entry.get("claims", ()):
+            printed.setdefault(claim, []).extend(entry.get("effect", {}).get("difference", ()))
+    return {claim: max(0.0, min(sizes)) for claim, sizes in printed.items() if sizes}
+
+
+def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
+    """Return what became of an entry: the joint verdict of the claims (``STUDY/CLAIM``) or parts that test it."""
+    named = {one["name"]: one for one in entries(paper)}
+    known: list[Any] = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
+    own = [claims[key] for key in entry.get("claims", ()) if key in claims]
+    known += [claim.verdict for claim in own if claim.verdict != "not run" and not claim.lacks_seeds]
+    known = [verdict for verdict in known if verdict not in (UNTESTED, RIGHT, WRONG)]
+    if not known:
+        proof = entry.get("proof", "")
+        wrong = proof.startswith("Wrong") or "Refuted" in proof
+        return WRONG if wrong else RIGHT if proof else UNTESTED
+    return joint(known)
+
+
+def outcomes(paper: str, claims: Mapping[str, Claim]) -> Counter[str]:
+    """Count what became of a paper's claims."""
+    return Counter(outcome(entry, paper, claims) for entry in entries(paper))

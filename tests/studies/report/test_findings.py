@@ -8,7 +8,7 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.register import RIGHT, UNTESTED, WRONG, entries
+from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, entries
 from antiphase.studies.report.figures import text_svg
 from antiphase.studies.report.findings import QUESTIONS, replace_findings, summary, write_findings
 from antiphase.studies.report.forest import LOOKS, answer_lines, forest_figure, forest_lines

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from antiphase.studies.claims import Check, Claim, each_data
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import Artefact, Panel, Plot
-from antiphase.studies.register import effects
+from antiphase.studies.paper_settings import effects
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 from antiphase.terminal import eps_label
 

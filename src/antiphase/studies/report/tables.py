@@ -14,7 +14,7 @@ from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Panel, Plot, Table
-from antiphase.studies.register import RIGHT, UNTESTED, WRONG, outcomes
+from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, outcomes
 from antiphase.studies.report.figures import positions, tick_labels, x_label, y_label
 from antiphase.studies.report.words import (
     FEW,

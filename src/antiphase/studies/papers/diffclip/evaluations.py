@@ -234,8 +234,7 @@ def draw_table_1(rows: RowsByTable) -> Artefact:
     return Artefact(tables=listed)
 
 
-def checks_of_table_1(rows: RowsByTable) -> Checks:
-    """Check that DiffCLIP is better on average over the data sets, and on all of them but one of nine."""
+def _checks_of_table_1(rows: RowsByTable) -> Checks:
     observed = observations(rows["evaluate"])
     checks: dict[str, Sequence[Check] | Claim] = {
         f"{task}-average": gains(averaged(observed), [task]) for task in PROBES
@@ -253,7 +252,10 @@ def checks_of_table_1(rows: RowsByTable) -> Checks:
 
 
 TABLE_1 = clip_study(
-    "diffclip-table-1", lambda profile: _probed(profile, "probe", "few-shot"), draw_table_1, checks_of_table_1
+    "diffclip-table-1",
+    lambda profile: _probed(profile, "probe", "few-shot"),
+    draw_table_1,
+    _checks_of_table_1,
 )
 
 
@@ -492,8 +494,7 @@ def _exact_tests(observed: pl.DataFrame) -> list[str]:
     return notes
 
 
-def pattern_checks(rows: RowsByTable) -> Checks:
-    """Check that DiffCLIP is better on average, and by pattern but for the paper's exception."""
+def _pattern_checks(rows: RowsByTable) -> Checks:
     observed = by_pattern(rows)
     (title, mean), *_ = pattern_means(observed).items()
     names = _paper_patterns(observed)
@@ -522,11 +523,12 @@ def _pattern_cells(profile: Profile) -> list[Cell]:
     return measured(profile, [("mmvp", sizes.alike)], models(profile, sets=[sizes.main]))
 
 
-FIGURE_4 = clip_study("diffclip-figure-4", _pattern_cells, draw_patterns, pattern_checks, fill=_pattern_words)
+FIGURE_4 = clip_study(
+    "diffclip-figure-4", _pattern_cells, draw_patterns, _pattern_checks, fill=_pattern_words
+)
 
 
-def variant_checks(rows: RowsByTable) -> Checks:
-    """Check the claims of Sections 4.5 and 4.6 about the two variants."""
+def _variant_checks(rows: RowsByTable) -> Checks:
     mean = six_tasks(rows["evaluate"])
     whole = averaged(mean, "task", _ALL)
     kept, all_three = [], ("CLIP", "DiffCLIP", VISION_ONLY)
@@ -550,5 +552,5 @@ FIGURE_5 = clip_study(
     "diffclip-figure-5",
     lambda profile: task_cells(profile, models(profile, VARIANTS, [bench(profile).main])),
     partial(draw_tasks, number=5, words="Variants on six tasks"),
-    variant_checks,
+    _variant_checks,
 )

@@ -13,9 +13,8 @@ from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Gallery, Picture, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks, filled
-from antiphase.studies.papers.diffclip.bench import PAPER, bench, models
+from antiphase.studies.papers.diffclip.bench import PAPER, bench, models, models_in_words, released
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
-from antiphase.studies.papers.diffclip.released import models_in_words, released
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
@@ -32,8 +31,7 @@ _CONSTANT = {_PRECISION: pl.col("object_share"), _POINTING: pl.col("object_share
 _SHARE = "a map of one value"
 
 
-def cells(profile: Profile) -> list[Cell]:
-    """The maps of both models of the main training set, all seeds."""
+def _cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     return [cell for model in models(profile, sets=[sizes.main]) for cell in sizes.look(model)]
 
@@ -88,8 +86,7 @@ def _tables(scored: pl.DataFrame) -> list[Table]:
     return tables(cells, title, name, "map", "column", index="map")
 
 
-def checks(rows: RowsByTable) -> Checks:
-    """Check that DiffCLIP's maps focus on the object that is asked for."""
+def _checks(rows: RowsByTable) -> Checks:
     scored = rows["relevance"].filter(pl.col("asked").is_null())
 
     def check(title: str, first: tuple[str, str], second: tuple[str, str]) -> list[Check]:
@@ -104,9 +101,9 @@ def checks(rows: RowsByTable) -> Checks:
 
 ATTENTION = PAPER.study(
     "diffclip-attention",
-    cells,
+    _cells,
     draw,
-    checks,
+    _checks,
     lambda profile: bench_settings(profile) | PAPER.settings("maps", bench=bench(profile)),
 )
 
@@ -129,15 +126,13 @@ def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
     return [*(differential or trainings), *(Untrained(of=training) for training in trainings)]
 
 
-def correlation_cells(profile: Profile) -> list[Cell]:
-    """The branches of every layer of the image tower."""
+def _correlation_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     how: dict[str, Any] = {"part": "branches", "limit": sizes.correlated, "settings": {"travel": NOISE}}
     return [Sense(model=model, data=sizes.home, **how) for model in _pairs(profile)]
 
 
-def correlation_settings(profile: Profile) -> dict[str, str]:
-    """Return the settings shown on the page."""
+def _correlation_settings(profile: Profile) -> dict[str, str]:
     shown = bench_settings(profile)
     given = [one for one in _pairs(profile) if isinstance(one, Given)]
     about = {name: shown[name] for name in ("trained on", "model", "training", IN_SHORT) if name in shown}
@@ -175,8 +170,7 @@ def draw_correlations(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("map-correlation", drawn)], listed)
 
 
-def correlation_checks(rows: RowsByTable) -> Checks:
-    """Check what noise cancellation would need, averaged over layers and heads."""
+def _correlation_checks(rows: RowsByTable) -> Checks:
     correlations = values(rows)
     maps = {"series": TRAINED, "quantity": IN_MAPS}
     changes, untrained = ({"series": series, "quantity": IN_CHANGES} for series in (TRAINED, UNTRAINED))
@@ -197,5 +191,5 @@ def correlation_checks(rows: RowsByTable) -> Checks:
 
 
 MAP_CORRELATION = PAPER.study(
-    "map-correlation", correlation_cells, draw_correlations, correlation_checks, correlation_settings
+    "map-correlation", _correlation_cells, draw_correlations, _correlation_checks, _correlation_settings
 )

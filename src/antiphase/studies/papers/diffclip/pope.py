@@ -158,8 +158,7 @@ def draw(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot(f"{name}-attacked", drawn)], listed)
 
 
-def checks(rows: RowsByTable) -> Checks:
-    """Check that DiffCLIP is better in every metric, and that its hallucination rate rises more under attack."""
+def _checks(rows: RowsByTable) -> Checks:
     observed, rise = scores(rows["evaluate"]), rises(hallucinations(rows["answers"]))
 
     def better(*metrics: str) -> list[Check]:
@@ -181,7 +180,7 @@ TABLE_3 = PAPER.study(
     "diffclip-table-3",
     lambda profile: [cell for model in models(profile) for cell in BENCHES[profile.name].measure(model)],
     draw,
-    checks,
+    _checks,
     settings,
     fill=_smallest,
 )

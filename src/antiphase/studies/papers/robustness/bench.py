@@ -16,7 +16,7 @@ from antiphase.models.zeroshot import PAPER_TEMPLATE
 from antiphase.studies.cells import Accuracy, Attack, Given, Sense, TrainClip, TrainVit
 from antiphase.studies.papers.declarations import Paper
 from antiphase.studies.papers.diffclip import bench as diffclip
-from antiphase.studies.papers.diffclip.released import models_in_words, released
+from antiphase.studies.papers.diffclip.bench import models_in_words, released
 from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile
 

@@ -179,8 +179,7 @@ def _estimated(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(estimates(pl.concat(some), PLACE, VALUE, kind) for kind, some in blocks.items() if some)
 
 
-def sensitivity_checks(rows: RowsByTable) -> Checks:
-    """Check the claims of Section 4 about a layer, and consequences."""
+def _sensitivity_checks(rows: RowsByTable) -> Checks:
     layers = values(rows)
     depths, moves = sorted(layers["depth"].unique()), PERTURBATIONS.values()
 
@@ -207,7 +206,7 @@ def sensitivity_checks(rows: RowsByTable) -> Checks:
 
 
 LAYER_SENSITIVITY = vit_study(
-    "layer-sensitivity", _sensitivity_cells, draw_sensitivity, sensitivity_checks, by_data=True
+    "layer-sensitivity", _sensitivity_cells, draw_sensitivity, _sensitivity_checks, by_data=True
 )
 
 
@@ -239,8 +238,7 @@ def draw_lipschitz(rows: RowsByTable) -> Artefact:
     )
 
 
-def lipschitz_checks(rows: RowsByTable) -> Checks:
-    """Check that local Lipschitz estimates rise with depth, and are higher for DiffViT."""
+def _lipschitz_checks(rows: RowsByTable) -> Checks:
     maps = of_maps(rows)
     depths = sorted(maps["depth"].unique())
 
@@ -260,7 +258,7 @@ FIGURE_3D = vit_study(
     "figure-3d",
     lambda profile: [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)],
     draw_lipschitz,
-    lipschitz_checks,
+    _lipschitz_checks,
     by_data=True,
 )
 
@@ -268,8 +266,7 @@ FIGURE_3D = vit_study(
 MODEL = ["data", "series", "depth", SEED]
 
 
-def layer_cells(profile: Profile) -> list[Cell]:
-    """The cells of Figure 3(d) and the same of the CLIPs' image towers; alignment for λ, as in Figure 5."""
+def _layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     both = [*twins(profile, None), *clip_models(profile)]
     differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
@@ -318,8 +315,7 @@ def excess(maps: pl.DataFrame) -> pl.DataFrame:
     return groups.agg(value=steepest - pl.col("lam").mean())
 
 
-def layer_checks(rows: RowsByTable) -> Checks:
-    """Check that differential attention is steeper, most so where λ is large, and more spread over the layers."""
+def _layer_checks(rows: RowsByTable) -> Checks:
     maps = with_lambda(rows)
     return {
         f"{name}{suffix}": checks
@@ -357,7 +353,7 @@ def _steeper(maps: pl.DataFrame) -> Checks:
 
 
 FIGURE_4 = PAPER.study(
-    "figure-4", layer_cells, draw_layers, layer_checks, vit_and_clip_settings, by_data=True
+    "figure-4", _layer_cells, draw_layers, _layer_checks, vit_and_clip_settings, by_data=True
 )
 
 
@@ -368,8 +364,7 @@ PLACES = (CLEAN, *PERTURBED.values())
 BELOW = (pl.col("cross") < 0).cast(pl.Float64)
 
 
-def alignment_cells(profile: Profile) -> list[Cell]:
-    """Alignment of every layer of DiffViTs of every depth, and of DiffCLIP, at x and at x + ξ."""
+def _alignment_cells(profile: Profile) -> list[Cell]:
     models = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
     parts = ("alignment", "alignment-perturbed")
     return [bench(profile).sense_of(model, part) for model in models for part in parts]
@@ -400,8 +395,7 @@ def draw_alignment(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("figure-5", drawn, columns=3)], listed)
 
 
-def alignment_checks(rows: RowsByTable) -> Checks:
-    """Check that negative alignment dominates, at the paper's x + ξ and, apart from it, at x."""
+def _alignment_checks(rows: RowsByTable) -> Checks:
     aligned = placed(rows)
     return {
         f"{name}{suffix}": checks
@@ -441,9 +435,9 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
 
 FIGURE_5 = PAPER.study(
     "figure-5",
-    alignment_cells,
+    _alignment_cells,
     draw_alignment,
-    alignment_checks,
+    _alignment_checks,
     partial(vit_and_clip_settings, variants=["diffclip"]),
     by_data=True,
 )

@@ -324,8 +324,7 @@ _IS_VIT = pl.col("series").is_in(["ViT", "DiffViT"])
 _BY_PROTOCOL = pl.format("{}, {}", "series", "protocol")
 
 
-def restart_cells(profile: Profile) -> list[Cell]:
-    """PGD three times with one start, and once with three restarts, on ViTs of every depth and on CLIPs."""
+def _restart_cells(profile: Profile) -> list[Cell]:
     sizes, clips = bench(profile), attacked_clips(profile)
     return all_cells(
         [sizes.attack(model, **protocol) for model in twins(profile, None) for protocol in PROTOCOLS],
@@ -359,8 +358,7 @@ def draw_restarts(rows: RowsByTable) -> Artefact:
     )
 
 
-def restart_checks(rows: RowsByTable) -> Checks:
-    """Check that restarts raise the ASR and leave every comparison unchanged."""
+def _restart_checks(rows: RowsByTable) -> Checks:
     attacks = by_protocol(rows)
     worst = attacks.filter(protocol=WORST)
     raised = []
@@ -394,5 +392,5 @@ def _clip_checks(worst: pl.DataFrame) -> list[Check]:
 
 
 FIGURE_6 = PAPER.study(
-    "figure-6", restart_cells, draw_restarts, restart_checks, vit_and_clip_settings, by_data=True
+    "figure-6", _restart_cells, draw_restarts, _restart_checks, vit_and_clip_settings, by_data=True
 )

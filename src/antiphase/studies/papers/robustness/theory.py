@@ -155,8 +155,7 @@ def _growth(name: str, means: pl.DataFrame, column: str, label: str, **values: A
     return PAPER.plot(name, drawn, **values)
 
 
-def depth_checks(rows: RowsByTable) -> Checks:
-    """Check the claims of Section 4.2, and what they are made of."""
+def _depth_checks(rows: RowsByTable) -> Checks:
     values = per_layer(layers(rows))
     depths = sorted(values["depth"].unique())
     kinds = small(values)["perturbation"].unique(maintain_order=True).to_list()
@@ -186,7 +185,7 @@ def depth_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, depth_checks, by_data=True)
+THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, _depth_checks, by_data=True)
 
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
@@ -265,8 +264,7 @@ def draw_radii(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("theory-radius", drawn)], listed)
 
 
-def radius_checks(rows: RowsByTable) -> Checks:
-    """Check the claims of Appendix B, of models that differ in one layer."""
+def _radius_checks(rows: RowsByTable) -> Checks:
     values = ratios(rows).filter(depth=1)
     ratio = "R(DiffViT) / R(ViT)"
     more = partial(apart, values, "quantity", MEASURED, value=VALUE)
@@ -279,4 +277,4 @@ def radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, radius_checks, by_data=True)
+THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, _radius_checks, by_data=True)
