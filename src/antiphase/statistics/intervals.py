@@ -182,7 +182,6 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
 
 
 def _left_out(parts: np.ndarray, statistic: Statistic) -> Values:
-    """Return the statistic without each sample."""
     return statistic((parts.sum(0) - parts) / (len(parts) - 1))
 
 

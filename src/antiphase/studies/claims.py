@@ -137,23 +137,19 @@ class Claim:
         return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
-        """Return the margin that applies to a check."""
         return MARGINS[check.unit] if self.margin is None else self.margin
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The verdict of each check."""
         opposite = iter(holm([_p_value(check, -1) for check in self.deciding], LEVEL / 2))
         return [self._verdict(check, next(opposite)) if check.decides else "beside" for check in self.checks]
 
     @property
     def deciding(self) -> list[Check]:
-        """The checks that its verdict depends on."""
         return [check for check in self.checks if check.decides]
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the claim."""
         return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property

@@ -158,7 +158,6 @@ def _write(rows: pl.DataFrame, path: Path) -> None:
 
 
 def _widened(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with the types that measurements write: 64 bits."""
     return rows.with_columns(pl.selectors.integer().cast(pl.Int64), pl.selectors.float().cast(pl.Float64))
 
 
@@ -178,7 +177,6 @@ studies use is listed with the one that was packed first.
 
 
 def _readme(cells: pl.DataFrame) -> str:
-    """Return what made the rows, a line for each study, table, commit and kind of hardware."""
     lines = [_HEAD]
     keys = ["study", "table", "command", "commit", "hardware"]
     for key, group in cells.sort(*keys, "cell").group_by(keys, maintain_order=True):

@@ -79,7 +79,6 @@ class Selection:
         return [cell for study in self.studies for cell in study.cells(self.profile)]
 
     def plan(self, study: Study) -> Plan:
-        """Return what a run of one study would do."""
         return make_plan(study.cells(self.profile), self.store)
 
 

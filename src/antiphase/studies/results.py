@@ -192,7 +192,6 @@ def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
 
 
 def _command(options: StudyOptions, study: Study) -> str:
-    """Return the command that makes the cells of a study."""
     files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
     return shlex.join(["antiphase", "study", "run", next(files, study.name), *options.words])
 

@@ -128,7 +128,6 @@ class _Run:
                     self.finish(cell, None, seconds, whole=True)
 
     def judge(self, cell: Cell) -> Step:
-        """Return what to do with a cell now."""
         store = self.lab.store
         if store.done(cell):
             return "done"
@@ -155,7 +154,6 @@ class _Run:
             return self.work(cell) if step == "run" else step
 
     def work(self, cell: Cell) -> Step:
-        """Run a cell and record it."""
         lab, store, process = self.lab, self.lab.store, self.lab.process
         if process.first:
             store.log("begin", cell)
@@ -183,7 +181,6 @@ class _Run:
         return "run"
 
     def finish(self, cell: Cell, rows: pl.DataFrame | None, seconds: float, *, whole: bool) -> None:
-        """Write the rows and the record of a cell."""
         about = {"seconds": seconds, "whole": whole, "warnings": sorted(set(self.lab.warnings))}
         about |= {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit()}
         self.lab.store.finish(cell, rows, about | environment_record(self.lab.device))

@@ -72,7 +72,6 @@ class StudyResult(Result):
 
     @cached_property
     def studies(self) -> list[Study]:
-        """What each study found."""
         choice = self.read_json(_CHOICE)
         with self.unpacked() as folder:
             return results_of(StudyOptions(**choice, rows=folder))

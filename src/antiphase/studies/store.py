@@ -67,13 +67,11 @@ class Store:
         return self.root / "cells" / folder_name(cell)
 
     def done(self, cell: Any) -> bool:
-        """Whether the cell is finished and undamaged."""
         if self.shipped is not None and self.shipped.done(cell):
             return True
         return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
 
     def record(self, cell: Any) -> dict[str, Any] | None:
-        """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
         try:
             return read_json(self.folder(cell) / DONE_FILE, _Record).model_dump()
         except UserError:
@@ -134,7 +132,6 @@ class Store:
             yield mine
 
     def busy(self, cell: Any) -> bool:
-        """Return whether a process is running the cell."""
         if not (self.root / "locks" / folder_name(cell)).exists():
             return False
         with self.claim(cell) as mine:

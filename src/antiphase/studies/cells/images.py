@@ -138,7 +138,6 @@ class Margin(Measurement):
         return f"margins of {self.model.label}, {self.split} images"
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Measure margins and gradients in float64, losses in float32."""
         model, data = self.ready(lab, self.limit)
         measure = MarginGradients(model) if self.gradients else None
         frames = []
@@ -167,7 +166,6 @@ class Radius(Measurement):
     seed: int = 0
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Measure every image that a killed run left out."""
         model, images = self.ready(lab, self.limit)
         how = {"steps": self.steps, "seed": self.seed, "process": lab.process, "progress": lab.progress}
         out, size = folder / WORK_FOLDER, lab.batch_size or BATCH_SIZE

@@ -199,7 +199,6 @@ class CommandMeasurement(Measurement):
     def options(self) -> Any: ...
 
     def running(self, lab: Lab) -> Any:
-        """Return the options of the command, with the lab's."""
         return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
 

@@ -180,7 +180,6 @@ class TrainVit(Training):
         return make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Train, resuming from the state of a killed run."""
         images = self.images(lab)
         recipe = self.recipe_for(images[0])
         train_classifier(recipe, *images, folder, trackers=lab.track, progress=lab.progress)

@@ -62,7 +62,6 @@ class TrainVlm(Cell):
 
     @property
     def tower(self) -> TrainClip | Given:
-        """The CLIP whose image tower sees."""
         return self.start.tower if isinstance(self.start, TrainVlm) else self.start
 
     @property

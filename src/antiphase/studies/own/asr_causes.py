@@ -150,11 +150,9 @@ class Measured:
         )
 
     def broken(self, series: str, eps: float) -> Matrix:
-        """Return whether PGD breaks each image, as 0 or 1."""
         return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, ASR)
 
     def correct(self, series: str) -> Matrix:
-        """Return whether the clean prediction is right."""
         first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
         return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
 
@@ -163,7 +161,6 @@ class Measured:
         return _matrix(self.margin, series, pl.col(column))
 
     def distances(self, series: str) -> Matrix:
-        """Return the least perturbation that FAB finds; infinite if none."""
         distance = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
         return _matrix(self.nearest, series, distance)
 
@@ -212,13 +209,11 @@ class Measured:
         }
 
     def other_order(self, eps: float) -> dict[str, Matrix]:
-        """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
         even = [self.even(series, eps) for series in OTHER_LADDER]
         steps = zip((HEADS, SUBTRACTION, NORM), even, even[1:], strict=False)
         return {f"{name}, other order": after - before for name, before, after in steps}
 
     def differences(self, eps: float) -> dict[str, Matrix]:
-        """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
         return {
             "as measured": self.broken(DIFFVIT, eps) - self.broken(VIT, eps),
             AT_MARGINS: self.even(DIFFVIT, eps) - self.even(VIT, eps),
@@ -267,7 +262,6 @@ def mean_of(values: Matrix) -> Estimate:
 
 
 def _geometric(logarithms: Matrix, scale: float = 1.0) -> Estimate:
-    """Estimate a geometric mean from logarithms."""
     one = mean_of(logarithms)
     value, low, high = (scale * math.exp(end) for end in (one.value, one.low, one.high))
     return Estimate(value, low, high, one.n)
@@ -278,7 +272,6 @@ _COLUMN = {"series": pl.String, "column": pl.String}
 
 
 def _frame(measured: Measured, entries: Iterable[Entry]) -> pl.DataFrame:
-    """Return estimates by series and column."""
     seeds = len(measured.seeds)
     rows = [(series, column, one.value, one.low, one.high, one.n, seeds) for series, column, one in entries]
     return pl.DataFrame(rows, _COLUMN | ESTIMATES, orient="row")
@@ -318,7 +311,6 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -> pl.DataFrame:
-    """Return the ASR of models at every ε, as measured or standardised to the margins of the twins."""
     rate = measured.even if matched else measured.broken
     return pl.concat(
         _by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names
@@ -330,7 +322,6 @@ def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[
     factors = SCALED | {DIFFVIT: 1.0}
 
     def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any) -> Any:
-        """Return a panel with a line or bar for each ε, and every series in its place."""
         place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
         some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
         return panels(some, f"{title}{of}", "x", (x, y), percent=True, **style)
@@ -433,7 +424,6 @@ def checks(rows: RowsByTable) -> Checks:
     measured = Measured(rows)
 
     def at_each_eps(words: str, values: Callable[[float], Matrix]) -> list[Check]:
-        """Return the check of the mean over all ε, and each ε beside it."""
         found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
         mean, *each = map(mean_of, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
         beside = [

@@ -45,7 +45,6 @@ class Paper:
 
     @cached_property
     def words(self) -> dict[str, Any]:
-        """What ``studies.toml`` holds."""
         return tomllib.loads((self.folder / "studies.toml").read_text(encoding="utf-8"))
 
     def benches(self, kind: type[Bench]) -> dict[str, Bench]:
@@ -64,7 +63,6 @@ class Paper:
         by_data: bool = False,
         fill: Callable[[RowsByTable], Mapping[str, Any]] = lambda rows: {},
     ) -> Study:
-        """Return a study under its words."""
         words = self.words[name]
         shared = {field: words[field] for field in ("source", "margin", "paper") if field in words}
 

@@ -66,7 +66,6 @@ class DiffclipBench:
         return TrainClip(variant=variant, data=data or self.main, seed=seed, **how)
 
     def evaluate(self, model: TrainClip | Given, task: str, data: str) -> Evaluate:
-        """Return a task on a data set."""
         how: dict[str, Any] = {"protocol": dict(self.protocols.get(task, {}))}
         how["limit"] = None if task == "mmvp" else self.images
         how["train_limit"] = self.learned if task in ("probe", "few-shot") else None
@@ -206,7 +205,6 @@ def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
 
 
 def _differential(config: ClipConfig) -> tuple[bool, bool]:
-    """Return whether the image and the text tower have differential attention."""
     vision, text = (attention_spec(one.attention).differential for one in (config.vision, config.text))
     return vision, text
 

@@ -288,7 +288,6 @@ TABLE_2 = clip_study("diffclip-table-2", _table_2_cells, draw_table_2, _checks_o
 
 
 def _spread_study(number: int, task: str) -> Study:
-    """Return the study of one task over the seeds of the evaluation and of training."""
     name = f"diffclip-table-{number}"
     paper = published(f"table-{number}")
 
@@ -389,7 +388,6 @@ def draw_tasks(rows: RowsByTable, number: int, words: str) -> Artefact:
 
 
 def _gained(mean: pl.DataFrame) -> pl.DataFrame:
-    """Return estimates of every variant's difference to CLIP, on every task."""
     rows: list[tuple[Any, ...]] = []
     for (task, trained_on), block in mean.group_by("task", "pretraining", maintain_order=True):
         for series in block["series"].unique(maintain_order=True):

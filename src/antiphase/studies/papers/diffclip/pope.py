@@ -70,7 +70,6 @@ class VlmBench:
         return TrainVlm(start=first, data=self.instructions, **two)
 
     def measure(self, model: TrainVlm) -> list[Evaluate | AttackAnswers]:
-        """Return POPE without and under attack."""
         asked: dict[str, Any] = {"model": model, "data": self.pope}
         protocol = {"suffix": self.suffix} if self.suffix else {}
         attack = {"eps": self.eps, "settings": {"steps": self.steps}}

@@ -74,7 +74,6 @@ class RobustnessBench:
         )
 
     def seeds_of(self, profile: Profile, depth: int = 1) -> tuple[int, ...]:
-        """Return the training seeds of the models of a depth."""
         return profile.seeds_or(self.seeds if depth <= 2 else self.deep_seeds)
 
     def attack(
@@ -101,7 +100,6 @@ class RobustnessBench:
         return self.attack(model, (10.0,), "carlini-wagner", norm="l2")
 
     def accuracy(self, model: TrainVit) -> Accuracy:
-        """Return the accuracy on all test images."""
         return Accuracy(model=model, data=model.data, limit=None if self.limit is None else self.images)
 
     def sense_of(self, model: TrainVit | TrainClip | Given, part: str) -> Sense:
