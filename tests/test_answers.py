@@ -32,6 +32,7 @@ TINY = {
     "--out out",
     "train-vlm": "--stage 1 --tower run --language language --data llava:said.json?images=photos --batch-size 2 "
     "--epochs 1 -q --out out",
+    "convert": "specimen:vit-0 --to v2 --out out",
     "export": "specimen:vit-0 --out out",
     "doctor": "",
     "study list": "",
@@ -46,7 +47,8 @@ TRIED_ELSEWHERE = {
     "verify",
     "leaderboard",
     "compare",
-}  # test_cli, commands/test_card.py, test_leaderboard.py, test_compare.py
+    "check",
+}  # test_cli, commands/test_card.py, test_leaderboard.py, test_compare.py, test_check.py
 
 
 @pytest.fixture

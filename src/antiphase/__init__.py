@@ -16,6 +16,8 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
+    from antiphase.commands.check.run import check
+    from antiphase.commands.convert import convert
     from antiphase.commands.python import (
         attack,
         audit,
@@ -46,6 +48,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "attack",
     "audit",
     "certify",
+    "check",
     "compare",
     "evaluate",
     "look",
@@ -54,6 +57,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "train",
     "train_vlm",
     "verify",
+    "convert",
     # models and data
     "data",
     "load_data",
@@ -73,9 +77,11 @@ __all__ = [  # noqa: RUF022 (grouped)
 
 
 _PLACES = {
-    **dict.fromkeys(__all__[:10], "commands.python"),
+    **dict.fromkeys(__all__[:11], "commands.python"),
+    "check": "commands.check.run",
     "compare": "commands.compare.run",
     "verify": "commands.verify.run",
+    "convert": "commands.convert",
     "load_data": "data",
     "load_model": "models",
 }

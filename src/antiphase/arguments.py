@@ -226,7 +226,6 @@ _LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapp
 
 @functools.cache
 def _kind(hint: Any) -> _Kind:
-    """Return what an annotation allows."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
     if isinstance(hint, TypeVar) or OWN_WORDS in parts:
         return _ANYTHING
@@ -265,7 +264,6 @@ def _kind(hint: Any) -> _Kind:
 
 
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
-    """Return whether a value is a list, tuple or mapping whose elements fit."""
     accepted = (Sequence, np.ndarray) if origin is Sequence else origin
     if not isinstance(value, accepted) or isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
         return False

@@ -27,10 +27,7 @@ _LARGEST = (1 << 31) - 1  # bytes; an int
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return which of how many processes this one is; if there are several, it ends when torchrun does.
-
-    A UserError refuses an environment that makes no sense, and a torchrun that has ended already.
-    """
+    """Return which of how many processes this one is; if there are several, it ends when torchrun does."""
     count = _number("WORLD_SIZE", 1, 10**_LONGEST, usual=1)
     rank, _ = (_number(name, 0, count - 1) for name in ("RANK", "LOCAL_RANK"))
     if count > 1:
@@ -94,7 +91,6 @@ class Process:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes what belongs to all."""
         return self.rank == 0
 
     def share(self, items: list[Item]) -> list[Item]:
@@ -102,7 +98,6 @@ class Process:
         return items[self.rank :: self.count]
 
     def wait(self) -> None:
-        """Return when every process has come this far."""
         if self.count > 1:
             from accelerate import PartialState
 
@@ -156,11 +151,7 @@ def sum_gradients(parameters: "Iterable[nn.Parameter]", accelerator: "Accelerato
 
 @cache
 def end_group_at_exit() -> None:
-    """Destroy a Gloo process group at exit, before the interpreter shuts down.
-
-    Otherwise a Gloo thread that still holds Python tensors may take the interpreter's lock during shutdown and abort
-    the process. NCCL groups are left alone, because destroying them waits for processes that may have failed.
-    """
+    """Destroy a Gloo process group at exit, whose threads may abort an interpreter that shuts down."""
 
     def end_group() -> None:
         import torch.distributed as dist
@@ -172,12 +163,7 @@ def end_group_at_exit() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next pass; only for commands, which own their process.
-
-    By default glibc returns large blocks to the system, and the page faults of the next pass take up to a quarter of a
-    forward pass of a large model on a CPU (dev/attention-backends.md). Without glibc, or if the user has set its
-    thresholds in the environment, this does nothing.
-    """
+    """Make glibc keep freed memory for the next pass, up to a quarter of a large model's forward pass on a CPU."""
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

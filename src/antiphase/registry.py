@@ -114,12 +114,7 @@ SCHEDULES: Table = {
 
 
 def find(table: Table, name: str, kind: str) -> Any:
-    """Return the object that is registered under a name; ``kind`` says in the error what the table holds.
-
-    >>> find({"few-shot": 5, "probe": 1}, "prob", "task")
-    Traceback (most recent call last):
-    antiphase.errors.UserError: task 'prob': expected one of few-shot, probe
-    """
+    """Return the object that is registered under a name; ``kind`` says in the error what the table holds."""
     if name not in table:
         raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")
     return imported(table[name])

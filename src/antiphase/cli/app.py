@@ -119,12 +119,7 @@ def _build(name: str) -> Any:
 
 
 def register(group: typer.Typer, command: "Command") -> None:
-    """Add a command to a group; its options are the fields of its model.
-
-    Only what was typed or configured reaches the model, so that its ``model_fields_set`` tells what the user asked for.
-    Every command has ``--config``, ``--json`` and ``--verbose``. With ``--json``, what the command prints goes to
-    standard error.
-    """
+    """Add a command to a group; its options are the fields of its model, which gets only what was typed or stored."""
     from antiphase.commands.command import Refusal
 
     options = command.options
@@ -324,15 +319,11 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
 
 
 def _several(field: "FieldInfo") -> bool:
-    """Return whether an option may be given more than once."""
     return how_typed(field).text is None and get_origin(_plain(field.annotation)) in (tuple, dict)
 
 
 def _parameter(key: str, field: "FieldInfo") -> inspect.Parameter:
-    """Return the parameter from which typer makes the option or argument of a field.
-
-    Values reach the model as text, so that its mistakes name the value.
-    """
+    """Return typer's parameter of a field; values reach the model as text, so that its mistakes name the value."""
     typed, kind = how_typed(field), _plain(field.annotation)
     several = _several(field)
     choices = get_args(kind) if get_origin(kind) is Literal else typed.choices or ()
@@ -369,7 +360,6 @@ def how_typed(field: "FieldInfo") -> "Typed":
 
 
 def _plain(annotation: Any) -> Any:
-    """Return an annotation without ``None`` and ``Annotated``."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
@@ -382,7 +372,6 @@ _ALL = 2**62  # a bound that leaves nothing out that one would type
 
 
 def _bounds(field: "FieldInfo") -> str:
-    """Return the range of a number for its help, such as ``" [>=1]"``."""
     bounds = [
         f"{sign}{bound}"
         for marker in field.metadata

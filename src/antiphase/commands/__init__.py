@@ -13,6 +13,7 @@ quickstart Attack the bundled models on bundled images of Fashion-MNIST.
 audit Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 attack Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 sense Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
+check Say whether a module computes differential attention, which variant it is, and what is off.
 certify Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 evaluate Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
 look Draw where a CLIP and its twin look in images for a text, side by side.
@@ -20,6 +21,7 @@ train Train a ViT, a DiffViT or any other classifier by the robustness paper's r
 train-clip Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 train-vlm Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
 study The papers' tables and figures, and studies of your own. A cell is one training or one measurement.
+convert Make a differential model that starts from the outputs of a ViT or CLIP with standard attention.
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
 compare Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
@@ -47,11 +49,7 @@ def commands_of(name: str) -> "dict[str, Command]":
 
 
 def find_command(name: str) -> "Command":
-    """Return a command by name, such as ``"audit"`` or ``"study run"``.
-
-    Raises:
-        UserError: there is no such command.
-    """
+    """Return a command by name, such as ``"audit"`` or ``"study run"``; a UserError lists those that there are."""
     group = name.split(" ")[0]
     command = commands_of(group).get(name) if group in COMMANDS else None
     if command is None:

@@ -37,13 +37,7 @@ from antiphase.precision import multiplies_bf16
 
 @dataclass(frozen=True)
 class Lineup:
-    """Models, their twins and the images that all of them are measured on.
-
-    Attributes:
-        models: loaded models, with their cards.
-        twins: as many models to compare them with, one each; or none.
-        data: images and labels.
-    """
+    """Models with their cards, as many twins to compare them with or none, and the images that all are measured on."""
 
     models: Sequence[nn.Module]
     twins: Sequence[nn.Module]
@@ -54,17 +48,14 @@ class Lineup:
 
     @property
     def everyone(self) -> list[nn.Module]:
-        """Models and twins."""
         return [*self.models, *self.twins]
 
     @cached_property
     def names(self) -> list[str]:
-        """Their names in rows and tables."""
         return short_names([card_of(model) for model in self.everyone])
 
     @property
     def by_name(self) -> dict[str, nn.Module]:
-        """Models and twins by name."""
         return dict(zip(self.names, self.everyone, strict=True))
 
     @property
@@ -73,7 +64,6 @@ class Lineup:
         return list(zip(self.names, self.names[len(self.models) :], strict=False))
 
     def check_fit(self) -> None:
-        """Refuse images that a model does not take."""
         for model in self.everyone:
             check_fit(card_of(model), self.data)
 
@@ -128,10 +118,6 @@ def load_lineup(options: Any) -> Lineup:
     """Load models, their twins and the images: those that were asked for, else those the first was trained for.
 
     A dual encoder is bound to the images' classes, so that it is a classifier like all others.
-
-    Args:
-        options: of a command, with ``model``, ``against``, ``data``, ``split``, ``limit``, ``random_weights``,
-            ``prompt``, ``device`` and ``quiet``; ``skip_bad`` and ``classes``, if it has them.
     """
     place = find_device(options.device)
     models, twins = (
@@ -225,7 +211,6 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    """Return the class of a model, without what normalises or binds it, and the number of its parameters."""
     inner = model
     while type(inner).__module__.startswith("antiphase.models.") and isinstance(
         wrapped := getattr(inner, "model", None), nn.Module

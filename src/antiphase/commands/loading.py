@@ -47,15 +47,7 @@ def load_models(
     answering: bool = False,
     seed: int = 0,
 ) -> list["nn.Module"]:
-    """Load models onto a device.
-
-    Args:
-        specs: specifications, each perhaps as ``NAME=SPEC@seed=N``.
-        place: the device.
-        random_weights: whether the models of other libraries among them are built without a download.
-        answering: whether models that answer questions in words are of use.
-        seed: from which random weights are drawn, unless a specification states one.
-    """
+    """Load models onto a device; refuse those that answer questions, unless ``answering``."""
     from antiphase.models.schemes.scheme import named_spec
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, named, scheme_of
@@ -196,12 +188,6 @@ def as_text(
 
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the
     mode they were in. It stays on its device unless ``device`` says otherwise.
-
-    Args:
-        values: options; ``model``, ``models`` and ``against`` may hold modules, or a dictionary of them by name;
-            ``data`` and ``held_out`` an image set or what ``load_data`` takes.
-        options: names of the command's options.
-        split: of data by name from which a model without a card gets one.
     """
     from antiphase.data import ImageSet, load_data
     from antiphase.modules import device_of, evaluating

@@ -40,12 +40,8 @@ _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset()) 
 class Typed:
     """How the command line shows a field where its type and name do not say it.
 
-    Attributes:
-        argument: whether it is given by position.
-        flags: names of the option in place of ``--field-name``.
-        metavar: word for the value in the help text.
-        text: turns a default into the text that one would type; the field's validator reads such text.
-        choices: the valid values of a field of strings that has no ``Literal`` type.
+    ``text`` turns a default into the text that one would type, which the field's validator reads; ``choices`` are the
+    valid values of a field of strings that has no ``Literal`` type.
     """
 
     argument: bool = False
@@ -56,13 +52,7 @@ class Typed:
 
 
 class Options(BaseModel):
-    """The options of a command: its command line, its Python function and its stored record read this model.
-
-    A field's docstring is its help text, its bounds are checked in all three.
-
-    Raises:
-        UserError: an unknown option, a missing one, or a value that is not valid.
-    """
+    """The options of a command, for its command line, its Python function and its stored record."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
@@ -108,11 +98,9 @@ class Options(BaseModel):
         return value
 
     def chosen(self, *names: str) -> dict[str, Any]:
-        """Return those of the fields that are not None."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for JSON; a model made from them equals this one."""
         return self.model_dump(mode="json")
 
 
@@ -135,11 +123,7 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
 
 
 def read_words(value: Any) -> Any:
-    """Split a comma-separated list; leave other sequences as they are, and None as no words.
-
-    >>> read_words("probe, few-shot"), read_words(None)
-    (('probe', 'few-shot'), ())
-    """
+    """Split a comma-separated list; leave other sequences as they are, and None as no words."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return () if value is None else value
@@ -159,13 +143,7 @@ def read_numbers(value: Any) -> Any:
 
 
 def read_models(value: Any) -> Any:
-    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
-
-    What begins with ``NAME=SCHEME:`` is a model of its own.
-
-    >>> read_models("python:net.py:build?depth=4, width=8, cnn=timm:resnet18")
-    ('python:net.py:build?depth=4,width=8', 'cnn=timm:resnet18')
-    """
+    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a ``?``."""
     if not isinstance(value, str):
         return read_words(value)
     models: list[str] = []
@@ -185,11 +163,7 @@ def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, 
 
 
 def eps_text(value: float | Sequence[float]) -> str:
-    """Return numbers as one would type them.
-
-    >>> eps_text((0.5 / 255, 8 / 255, 0.3))
-    '0.5/255,8/255,0.3'
-    """
+    """Return numbers as one would type them, such as ``0.5/255,0.3``."""
     if not isinstance(value, int | float):
         return ",".join(map(eps_text, value))
     above = f"{value * 255:g}"
@@ -231,11 +205,7 @@ def in_unicode(text: str) -> str:
 
 
 def read_settings(value: Any) -> Any:
-    """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types.
-
-    >>> read_settings(["momentum=0.9"]), read_settings({"momentum": 0.9})
-    ({'momentum': '0.9'}, {'momentum': 0.9})
-    """
+    """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types."""
     if isinstance(value, str):
         value = (value,)
     if value is None or isinstance(value, Mapping):

@@ -77,7 +77,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the command that made a run and its options."""
+    """Return the command that made a run, and its options."""
     try:
         options, command = read_json(run / "run.json").get("options"), held_by(run)
     except UserError:
@@ -90,14 +90,7 @@ def recorded(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def compared(run: Path, again: Path) -> list[dict[str, Any]]:
-    """Compare the numbers of two runs, file by file.
-
-    Rows and weights have to be the same to the last bit; of training's metrics only the speed is left out.
-
-    Returns:
-        for each file ``file`` and ``equal``; where rows differ, ``columns`` with the number of rows that differ and
-        the largest difference of each.
-    """
+    """Compare the numbers of two runs to the last bit, file by file, with how many rows of which columns differ."""
     import polars as pl
 
     def rows(path: Path) -> pl.DataFrame:

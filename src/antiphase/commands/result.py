@@ -51,13 +51,7 @@ def _frame(rows: Any) -> "pl.DataFrame":
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result(ABC):
-    """What a command measured. Each command has a subclass, with what its results do not share.
-
-    Attributes:
-        kind: name of the command.
-        files: content of each file of the run: rows, summary, record. What only serves to resume is not among them.
-        directory: where the run is stored; None if it is held in memory only.
-    """
+    """What a command measured: the ``files`` of its run by name, and where it is stored, if it is."""
 
     kind: str
     files: Mapping[str, bytes]
@@ -141,14 +135,7 @@ class Result(ABC):
         return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
 
     def frame(self, table: str | None = None) -> "pl.DataFrame":
-        """Return the stored rows, one per image, layer, epoch and so on; ``.to_pandas()`` needs pandas and pyarrow.
-
-        Args:
-            table: one of ``tables``; the main one if not given.
-
-        Raises:
-            UserError: there is no such table.
-        """
+        """Return the stored rows, one per image, layer, epoch and so on, of one of ``tables``, or the main one."""
         names = self.tables
         stem = table or (self.main_table if self.main_table in names else names[0])
         if stem not in names:
@@ -170,17 +157,12 @@ class Result(ABC):
         return next(plot.figure for section in self.sections() for plot in section.plots)
 
     def compare(self, other: "Result") -> "pl.DataFrame":
-        """Return how the models of this result differ from those of another: this minus the other, paired.
+        """Return how the models of this result differ from those of another of the same kind: this minus the other.
 
         Models of the same name are paired, and the others in their order. Differences are on the images, attacks and ε
         that both have, with 95 % intervals. ``decided`` is 1 or −1 where the difference is above or below 0, corrected
-        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts.
-
-        Args:
-            other: of the same kind; the models, and what they were measured with, may differ.
-
-        Raises:
-            UserError: the two are of different kinds, or share nothing that can be paired.
+        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts. A UserError refuses
+        results that share nothing.
         """
         import polars as pl
 
@@ -202,11 +184,7 @@ class Result(ABC):
         return pl.concat(blocks).sort("place").drop("place")
 
     def save(self, directory: str | Path) -> Path:
-        """Write the run with its report into a directory, as the command does, and return its path.
-
-        Raises:
-            UserError: the directory cannot be written or holds the run of another command.
-        """
+        """Write the run with its report into a directory, as the command does, and return its path."""
         out = Path(directory)
         with run_folder(out, self.kind):
             for name, content in self.files.items():
@@ -220,7 +198,6 @@ class Result(ABC):
         return out
 
     def line(self) -> str:
-        """Return the result in a few words."""
         return self.headlines()[0].line
 
     def __repr__(self) -> str:
@@ -257,15 +234,7 @@ class Result(ABC):
         return list(self._on_page)
 
     def table(self, name: str | None = None, form: str = "markdown") -> str:
-        """Return a table of the page as text, for a paper or a spreadsheet.
-
-        Args:
-            name: one of ``table_names``; all tables with their titles if not given.
-            form: ``"latex"`` (with the package booktabs), ``"markdown"``, or ``"csv"`` (all digits, in long form).
-
-        Raises:
-            UserError: there is no such table or format.
-        """
+        """Return one of ``table_names``, or all, as ``"latex"`` (for booktabs), ``"markdown"`` or ``"csv"``."""
         from antiphase.report.table import table_text
 
         if name is None:
@@ -275,11 +244,7 @@ class Result(ABC):
         return table_text(self._on_page[name], form)
 
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the content of a JSON file of the run.
-
-        Raises:
-            UserError: there is no such file, or it cannot be read or lacks a key.
-        """
+        """Return the content of a JSON file of the run, which has to have some keys."""
         if name not in self.files:
             raise UserError(
                 f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
@@ -293,7 +258,6 @@ class Result(ABC):
 
     @contextmanager
     def unpacked(self) -> Iterator[Path]:
-        """Yield a temporary directory with the files, for what reads directories."""
         with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
             for file, content in self.files.items():
                 if file != WEIGHTS:
@@ -302,16 +266,7 @@ class Result(ABC):
 
 
 def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
-    """Read the files of a run directory.
-
-    Args:
-        directory: of the run.
-        command: that made it.
-        stored: whether the directory stays, so that a model's weights need not be held in memory.
-
-    Raises:
-        UserError: a file is missing: the run is not finished.
-    """
+    """Read the files of a run directory; weights are held in memory unless it stays (``stored``)."""
     files = {
         path.name: path.read_bytes()
         for pattern in _HELD
@@ -332,9 +287,6 @@ def open_result(directory: str | Path) -> Result:
 
     A store of studies, or rows that ``antiphase study pack`` made, give the finished studies under the profile that has
     the most finished cells; where no study is finished, those that were begun.
-
-    Raises:
-        UserError: the directory is missing, holds no run, or the run is not finished.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -350,11 +302,7 @@ def open_result(directory: str | Path) -> Result:
 
 
 def listed(models: Sequence[Mapping[str, Any]]) -> str:
-    """Name the models of a summary.
-
-    >>> listed([{"name": name} for name in "abcd"])
-    'a, b and 2 more'
-    """
+    """Name the models of a summary, such as ``a, b and 2 more``."""
     names = [model["name"] for model in models]
     more = f" and {len(names) - 2} more" if len(names) > 3 else ""
     return ", ".join(names[:2] if more else names) + more
@@ -378,11 +326,7 @@ def compared_together(frame: "pl.DataFrame") -> list[str]:
 
 
 def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
-    """Return the models of both, paired by name, then in their order; without those that have no partner.
-
-    Raises:
-        UserError: no two can be paired, since none has the same name and their numbers differ.
-    """
+    """Return the models of both, paired by name, then in their order; without those that have no partner."""
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
     left, right = (
         [name for name in names if name not in others] for names, others in ((mine, theirs), (theirs, mine))
@@ -400,7 +344,7 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
 def combined_rows(
     one: Result, two: Result, table: str | None = None
 ) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
-    """Return the rows that both have, under names that differ, and the models, paired, under these names.
+    """Return the rows that both have, under names that differ, and the pairs of these names.
 
     Where the two have no attack in common, the first of the one is paired with the first of the other.
     """
@@ -437,10 +381,7 @@ def combined_rows(
 
 
 def _of_same_images(one: Result, two: Result, frames: "list[pl.DataFrame]") -> "list[pl.DataFrame]":
-    """Return the rows on the data that both have; refuse rows of different images.
-
-    Images are the same if the fingerprints of the data are, or if data of one name have one label for each id.
-    """
+    """Return the rows on the data that both have: of one fingerprint, or of one name with one label for each id."""
     import polars as pl
 
     names, prints = ([result.record[key] for result in (one, two)] for key in ("data", "data_fingerprint"))

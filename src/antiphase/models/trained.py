@@ -22,6 +22,7 @@ from antiphase.registry import MODELS
 
 FOLDER = "folder"  # in the recipe's file: that of the specification's relative paths
 RESIZE = "resize"  # in the recipe's file: how image files were resized, if that was said
+SQUARE = "square"  # in the recipe's file: how a converted model's library resizes image files
 IN_MEMORY = "given:"  # begins the specification of a module of a Python session
 
 

@@ -34,6 +34,10 @@ class QuickGELU(nn.Module):
         return x * (1.702 * x).sigmoid()
 
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+Activation = Literal["gelu", "quick_gelu"]
+
+
 class Mlp(nn.Module):
     """Apply linear, activation, linear; with timm's parameter names."""
 
@@ -206,7 +210,7 @@ class AttentionSpec:
 
 
 # fields that were added to those of a tower since recipes were first written
-_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate")
+_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
 
 
 def _lambda_init(config: TowerConfig, layer: int) -> float:
@@ -214,18 +218,8 @@ def _lambda_init(config: TowerConfig, layer: int) -> float:
 
 
 def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Module:
-    names = (
-        "dim",
-        "num_heads",
-        "parameterisation",
-        "head_norm",
-        "rescale",
-        "bias",
-        "ratio",
-        "kv_heads",
-        "output_gate",
-    )
-    options = {name: getattr(config, name) for name in names}
+    names = "dim num_heads parameterisation head_norm rescale bias ratio kv_heads output_gate"
+    options = {name: getattr(config, name) for name in names.split()}
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 
@@ -292,13 +286,14 @@ class TextConfig(TowerConfig):
     vocab_size: Size = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
     context_length: Size = 77
     norm_eps: PositiveFloat = 1e-5
+    activation: Activation = "quick_gelu"
 
 
 class TextTransformer(nn.Module):
     """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
 
     Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
-    Section 2.4 (causal attention, QuickGELU).
+    Section 2.4 (causal attention, QuickGELU unless the configuration says otherwise).
     """
 
     def __init__(self, attention: AttentionFactory, config: TextConfig) -> None:
@@ -309,7 +304,8 @@ class TextTransformer(nn.Module):
         self.token_embed = nn.Embedding(config.vocab_size, dim)
         self.pos_embed = nn.Parameter(torch.zeros(config.context_length, dim))
         self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), config.mlp_ratio, QuickGELU(), eps) for layer in range(config.depth)
+            Block(dim, attention(layer), config.mlp_ratio, ACTIVATIONS[config.activation](), eps)
+            for layer in range(config.depth)
         )
         self.norm = nn.LayerNorm(dim, eps=eps)
 

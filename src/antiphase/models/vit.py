@@ -13,6 +13,8 @@ from antiphase.arguments import Count, Positive, Seed, at_least, validated
 from antiphase.errors import UserError, invalid, one_line
 from antiphase.models.preprocessing import Images, Normalize
 from antiphase.models.transformer import (
+    ACTIVATIONS,
+    Activation,
     AttentionFactory,
     Block,
     Size,
@@ -52,6 +54,8 @@ class VisionTransformer(nn.Module):
         num_classes: number of logits; 0 leaves the head out, and the model returns its features.
         mlp_ratio: hidden width of the MLP over ``dim``.
         mean: subtracted from the images, one number per channel (0.5 by default), before division by ``std``.
+        activation: of the MLPs, ``"gelu"`` or ``"quick_gelu"``.
+        pre_norm: whether a layer norm precedes the first block, as in OpenAI's CLIP.
     """
 
     pos_embed: Tensor
@@ -71,6 +75,8 @@ class VisionTransformer(nn.Module):
         norm_eps: Positive = 1e-6,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        activation: Activation = "gelu",
+        pre_norm: bool = False,
     ) -> None:
         super().__init__()
         if patch_size < 1 or image_size % patch_size:
@@ -85,9 +91,11 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbed(in_channels, patch_size, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (image_size // patch_size) ** 2, dim))
+        self.norm_pre = nn.LayerNorm(dim, eps=norm_eps) if pre_norm else None
         self.checkpointing = False  # computes each block again in the backward pass: slower, smaller
         self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), mlp_ratio, nn.GELU(), norm_eps) for layer in range(depth)
+            Block(dim, attention(layer), mlp_ratio, ACTIVATIONS[activation](), norm_eps)
+            for layer in range(depth)
         )
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
@@ -99,7 +107,8 @@ class VisionTransformer(nn.Module):
             raise UserError(f"images of shape {shape}: this model takes (batch, *{self.image_shape})")
         patches = self.patch_embed(self.normalize(images))
         cls = self.cls_token.expand(len(images), -1, -1)
-        return torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
+        x = torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
+        return x if self.norm_pre is None else self.norm_pre(x)
 
     def features(
         self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
@@ -141,6 +150,8 @@ class VitConfig(TowerConfig):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     initial_weights: InitialWeights = "uniform"
+    activation: Activation = "gelu"
+    pre_norm: bool = False
 
 
 # 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
@@ -214,7 +225,8 @@ def build_vision(config: VitConfig) -> VisionTransformer:
     """Build the model with whatever weights construction draws."""
     patches = (config.image_size // config.patch_size) ** 2
     check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
-    sizes = {"image_size", *_SIZES, "mlp_ratio", "norm_eps", "mean", "std"} - {"num_heads"}
+    sizes = {"image_size", *_SIZES, "mlp_ratio", "norm_eps", "mean", "std", "activation", "pre_norm"}
+    sizes.remove("num_heads")
     try:
         return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes))
     except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's

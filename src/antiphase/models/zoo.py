@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.arguments import OWN_WORDS, Seed, validated
+from antiphase.data.decoding import Square
 from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing
@@ -23,7 +24,7 @@ from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.layouts import write_foreign
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, named_spec, scheme
-from antiphase.models.trained import RESIZE, code_of, is_starting_model, rebuilt, recipe_of
+from antiphase.models.trained import RESIZE, SQUARE, code_of, is_starting_model, rebuilt, recipe_of
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
@@ -143,7 +144,12 @@ def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = N
 
 
 def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
-    """Attach the card of a training, and how it resized image files if that was said."""
+    """Attach the card of a training, and how it, or the model that it was converted from, resized image files."""
+    if square := (card.recipe or {}).get(SQUARE):
+        try:
+            object.__setattr__(model, "square", Square(**square))
+        except TypeError as error:
+            raise UserError(f"{card.spec}: recipe.json: {SQUARE}: {error}; convert the model again") from None
     if resize := (card.recipe or {}).get(RESIZE):
         object.__setattr__(model, "square", square_of(with_card(model, card)).resized(resize))
     return with_card(model, card)
@@ -222,6 +228,9 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
         return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
         raise UserError(f"layout {layout!r}: expected a CLIP, not {type(model).__name__}")
+    kinds = model.config.vision.activation, model.config.text.activation, model.config.vision.pre_norm
+    if kinds != ("gelu", "quick_gelu", False):
+        raise UserError(f"layout {layout!r}: cannot hold activations and norm before the blocks {kinds}")
     if layout != "released":
         return write_foreign(model, directory, layout)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:

@@ -22,11 +22,7 @@ from antiphase.report.page import environment
 
 @dataclass(frozen=True)
 class AttackGallery:
-    """The same samples under the attack of each model, at one ε; images in [0, 1].
-
-    ``adversarial``, ``clean_prediction`` and ``prediction`` hold one array for each of ``models``; ``files`` are the
-    names of the clean images, if they are files.
-    """
+    """The same samples, with images in [0, 1], under the attack of each of ``models`` at one ε."""
 
     eps: float
     models: tuple[str, ...]
@@ -45,11 +41,7 @@ _BY_MODEL = ("adversarial", "clean_prediction", "prediction")
 
 
 def write_gallery(path: Path, gallery: AttackGallery) -> None:
-    """Write a gallery as safetensors.
-
-    Tensors ``sample``, ``label``, ``clean`` and, for model m, ``m{m}.adversarial``, ``m{m}.clean_prediction`` and
-    ``m{m}.prediction``; in the header ``eps``, ``models``, ``class_names`` and ``files``, each as JSON.
-    """
+    """Write a gallery as safetensors: of model m ``m{m}.adversarial`` and so on; names as JSON in the header."""
     tensors = {name: getattr(gallery, name) for name in _SHARED}
     tensors |= {f"m{m}.{name}": array for name in _BY_MODEL for m, array in enumerate(getattr(gallery, name))}
     names = ("eps", "models", "class_names", "files")
@@ -59,11 +51,7 @@ def write_gallery(path: Path, gallery: AttackGallery) -> None:
 
 
 def read_gallery(path: Path) -> AttackGallery:
-    """Read what ``write_gallery`` wrote.
-
-    Raises:
-        UserError: The file is corrupt or lacks a part.
-    """
+    """Read what ``write_gallery`` wrote."""
     try:
         with safe_open(path, framework="numpy") as file:
             header = {name: parse_json(value) for name, value in file.metadata().items()}
@@ -98,13 +86,8 @@ def gallery_markup(
 ) -> Markup:
     """Draw a gallery for a page; perturbations are magnified and centred on grey.
 
-    Args:
-        gallery: the images.
-        colors: of the models.
-        titles: of the samples; their classes where not given.
-        answers: of each model, for each sample what it says without and with the perturbation; the names of the
-            predicted classes where not given.
-        words: said above the images in addition.
+    ``titles`` of the samples are their classes, and the ``answers`` of each model without and with the perturbation
+    the names of the predicted classes, where not given.
     """
     names = dict(enumerate(gallery.class_names))
     named = {

@@ -34,10 +34,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Headline:
-    """The answer in one line of at most ``TITLE`` characters; the sentences and the figure that bear it out.
-
-    ``condition`` says what it was measured with, such as the number of images; ``lead`` may be markup.
-    """
+    """The answer in at most ``TITLE`` characters, what bears it out, and what it was measured with."""
 
     title: str
     lead: str = ""
@@ -85,16 +82,7 @@ def write_page(
     settings: str,
     reading: str = "",
 ) -> None:
-    """Write the page of a run; the same content gives the same bytes.
-
-    Args:
-        path: of the page.
-        record: the content of ``run.json``.
-        headlines: the first is the title.
-        sections: in their order.
-        settings: title of the record's settings.
-        reading: markup on how to read the page, at its end.
-    """
+    """Write the page of a run from the content of its ``run.json``; the same content gives the same bytes."""
     drawn = {}
     places = [panel for section in sections for panel in (section, *section.panels)]
     named = [(f"{place.title}: {plot.name}", plot) for place in places for plot in place.plots]
@@ -121,11 +109,7 @@ def write_page(
 
 
 def in_one_line(value: Any) -> Any:
-    """Return a setting as text.
-
-    >>> in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), in_one_line([])
-    ('steps 20, step_size ε/4, targets none', '–')
-    """
+    """Return a setting as text, such as ``steps 20, step_size ε/4``."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {'none' if item is None else item}" for name, item in value.items())
     return (", ".join(map(str, value)) or "–") if isinstance(value, list) else value
@@ -159,11 +143,7 @@ def text(template: str, part: str, **values: Any) -> str:
 
 
 def quoted_place(decided: Sequence[int]) -> int:
-    """Return which of several differences a title quotes: the decided one nearest to the middle, else the middle one.
-
-    >>> quoted_place([0, 0, 0, 1]), quoted_place([0, 0, 0, 0])
-    (3, 1)
-    """
+    """Return which of several differences a title quotes: the decided one nearest to the middle, else the middle."""
     middle = (len(decided) - 1) // 2
     return min(
         (place for place, sign in enumerate(decided) if sign), key=lambda p: abs(p - middle), default=middle
@@ -182,13 +162,7 @@ def answer(template: str, part: str, names: Mapping[str, str], **values: Any) ->
 
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
-    """Return a figure for a page: inline SVG and downloads.
-
-    Args:
-        figure: the figure.
-        name: a name unique on the page; letters, digits, "-" and "_".
-        description: text for screen readers.
-    """
+    """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
     svg = as_svg(figure)
     files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}

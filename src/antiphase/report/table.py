@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class Field:
     """One field: a text, notes below it, the colour of a marker before it, and a CSS class.
 
-    Classes: ``name`` (may wrap), ``word`` (text, not a number), ``mean`` (in the first field: a row of means) and
-    ``undecided`` (pale).
+    ``name`` may wrap, ``word`` is text, ``mean`` begins a row of means, ``undecided`` is pale.
     """
 
     text: str
@@ -49,13 +48,9 @@ class Table:
 
 @dataclass(frozen=True)
 class OnConsole:
-    """A table as rich prints it: the first column in bold, notes below the values, no word broken if there is room.
+    """A table as rich prints it: first column in bold, notes below the values, no word broken if there is room.
 
     Columns that find no room follow in further tables, which repeat the columns of words on the left.
-
-    Attributes:
-        table: title, columns and rows of a :class:`Table` or of another object that has them.
-        columns: those that are shown; all where not given.
     """
 
     table: Any
@@ -99,7 +94,6 @@ class OnConsole:
         return [self.table.columns[place], *(line for field in fields for line in (field.text, *field.notes))]
 
     def _least(self, place: int) -> int:
-        """Return the length of the longest part that is not to be broken."""
         return max(cell_len(part) for line in self._lines(place) for part in _BREAKS.split(line))
 
 
@@ -113,17 +107,10 @@ def tabulate(
     heads: Callable[[Any], str] | Mapping[Any, str] = str,
     csv: "pl.DataFrame | None" = None,
 ) -> Table:
-    """Tabulate estimates in long form: a line for each value of some columns, a column for each value of another.
+    """Tabulate estimates in long form: a line for each value of ``down``, a column for each of ``across``.
 
-    Args:
-        name: of the table.
-        title: of the table.
-        frame: the estimates. ``color`` and ``kind``, if it has them, are of the first field of a line.
-        down: the columns whose values tell the lines apart, as their heads.
-        across: the column whose values have a column each.
-        field: writes one row.
-        heads: writes a value of ``across``, which are sorted; or their heads, in their order.
-        csv: all rows, for the CSV file, if they are others.
+    ``frame`` may have ``color`` and ``kind`` of the first field of a line. ``heads`` writes the values of ``across``,
+    which are sorted, or has their heads in order. ``csv`` are all rows, for the CSV file, if they are others.
     """
     given = frame[across].unique()
     values = [one for one in heads if one in given] if isinstance(heads, Mapping) else given.sort().to_list()
@@ -153,23 +140,14 @@ def rate_field(row: Mapping[str, Any]) -> Field:
 
 
 def difference_field(row: Mapping[str, Any]) -> Field:
-    """Return a difference of rates in points with its interval below it, pale if it is not ``decided``.
-
-    The number is the ``difference`` of the row, or its ``value``.
-    """
+    """Return a difference (``difference`` or ``value``) in points with its interval, pale if it is not ``decided``."""
     value = row["difference"] if "difference" in row else row["value"]
     kind = "" if row.get("decided", True) else "undecided"
     return Field(points(value), (percent_range(row["low"], row["high"]),), kind=kind)
 
 
 def table_text(table: Any, form: str) -> str:
-    """Return a table as text in one of ``TABLE_FORMATS``.
-
-    CSV has all digits, in long form. LaTeX needs the package booktabs; notes are in lines below their numbers.
-
-    Raises:
-        UserError: there is no such format.
-    """
+    """Return a table as text in one of ``TABLE_FORMATS``: CSV is in long form, LaTeX for booktabs."""
     return {"csv": lambda _: table.csv, "latex": latex, "markdown": markdown}[check_format(form)](table)
 
 
@@ -198,11 +176,7 @@ def _in_markdown(field: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Escape markup and characters that would break a table row in Markdown.
-
-    >>> print(escaped("DiffCLIP* of [1.0, 2.0] | <b>"))
-    DiffCLIP\* of [1.0, 2.0] \| \<b>
-    """
+    r"""Escape markup and characters that would break a table row in Markdown."""
     marks = r"[\\`*|~$<]|\](?=[(\[:])|(?<!\w)_|_(?!\w)"
     return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
 
@@ -241,11 +215,7 @@ def latex(table: Any) -> str:
 
 
 def in_latex(text: str) -> str:
-    r"""Escape text for LaTeX; symbols that a font may lack are set in mathematics.
-
-    >>> print(in_latex("ε = 4/255: −3.1 % of a_b, m / (√2·L)"))
-    $\varepsilon$ = 4/255: $-$3.1 \% of a\_b, m / ($\surd$2$\cdot$L)
-    """
+    r"""Escape text for LaTeX; symbols that a font may lack are set in mathematics."""
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
@@ -266,7 +236,6 @@ _BREAKS = re.compile(r"\s|(?<=[/_.:,=-])(?=\w)")  # where a line may end
 
 
 def _is_words(table: Any, place: int) -> bool:
-    """Whether a column is of words, not of numbers."""
     return not place or (bool(table.rows) and table.rows[0][place].kind not in ("", "undecided"))
 
 

@@ -52,21 +52,7 @@ _words = partial(text, "answers.txt")
 
 
 def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
-    """Attack every question of every vision-language model and write the run directory; return the summary.
-
-    ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
-    ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
-    :func:`~antiphase.vlm.pope.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
-    gallery.
-
-    Args:
-        options: what is attacked, and how.
-        command: as typed, for the record.
-        lineup: models and questions; loaded as the options say if not given.
-
-    Raises:
-        UserError: a model does not answer questions, or the questions cannot be loaded.
-    """
+    """Attack every question of every model and write the run directory, as an audit's; return the summary."""
     lineup = lineup or _load(options)
     pope: PopeSet = lineup.data
     began, out = time.monotonic(), options.out
@@ -131,11 +117,7 @@ def _load(options: AuditOptions) -> Lineup:
 def attack_answers(
     name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path, kept: KeptImages | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA``, and the warnings.
-
-    Rows are written under ``out`` as they come, from which a killed attack resumes. Under torchrun the processes share
-    the questions. What several samplings ask is attacked once.
-    """
+    """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA`` and the warnings."""
     asked = asked_images(pope, model.square)
     yes_no, few = YesNo(model, asked.questions), _by_few(options)
     rows, warnings = measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
@@ -154,11 +136,7 @@ def _by_few(options: AuditOptions) -> AuditOptions:
 
 
 def gallery_samples(rows: pl.DataFrame) -> list[int]:
-    """Return the samples of ten questions: first those about absent objects whose right answer changed.
-
-    Args:
-        rows: of the shown models at one ε; a question counts as changed if it is for one of them.
-    """
+    """Return ten samples of rows at one ε: first those about absent objects whose right answer changed for a model."""
     changed = pl.col("success") & (pl.col("clean_prediction") == pl.col("label"))
     questions = rows.group_by("sample", maintain_order=True).agg(
         changed=changed.any(), label=pl.col("label").first()
@@ -170,7 +148,6 @@ def gallery_samples(rows: pl.DataFrame) -> list[int]:
 def _write_gallery(
     rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path
 ) -> None:
-    """Write ten attacked questions, and what the models answer in words without and with the perturbation."""
     gallery = draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
     if gallery is None:
@@ -237,7 +214,6 @@ class AnswersResult(Result):
 
 
 def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, Any]], Field]) -> list[Table]:
-    """Tabulate estimates, a table for each value of ``by``: families and samplings down, ε across."""
     tables, line = [], pl.format("{}, {}", "family", "sampling")
     for names, block in frame.group_by(by, maintain_order=True):
         *what, attack = map(str, names)
@@ -252,10 +228,10 @@ def _budget(eps: float) -> str:
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
-    """Return whether hallucination moves more for the models than for their twins, and its numbers.
+    """Return whether hallucination moves more for the models than for their twins, at the smallest ε.
 
-    It is judged at the smallest ε and under the first attack. Where an attack changes every answer, as large budgets
-    tend to, the difference of the rises says nothing but which model said yes more often before.
+    Where an attack changes every answer, as large budgets tend to, the difference of the rises says nothing but which
+    model said yes more often before.
     """
     first = {"attack": answers["results"][0]["attack"], "metric": "false yes", "sampling": ALL}
     eps = min(row["eps"] for row in answers["results"] if row["eps"])

@@ -42,10 +42,7 @@ _CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
 
 @dataclass(frozen=True)
 class KeptImages:
-    """Adversarial images of a few samples at one ε, kept next to their rows for a gallery.
-
-    ``files`` has their places by model, attack and sample, once they are attacked.
-    """
+    """Adversarial images of a few samples at one ε for a gallery, in ``files`` by model, attack and sample."""
 
     eps: float
     samples: frozenset[int]
@@ -65,15 +62,8 @@ def measure(
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
-    Args:
-        name: of the model in the rows.
-        model: a loaded model, with its card.
-        data: images and labels.
-        options: one attack, budgets and how they are run; see :class:`AuditOptions`.
-        out: run directory; cells lie under ``cells/``.
-        process: which share of the images is attacked, this process's where not given; every process returns all rows.
-        context: what the model is given with each image, if anything; the fingerprint of ``data`` has to depend on it.
-        kept: which adversarial images to keep; their places are added to it.
+    Every process returns all rows. ``context`` is what the model is given with each image, if anything; the fingerprint
+    of ``data`` has to depend on it. The places of the images that are ``kept`` are added to it.
     """
     options.ensemble.check(model, data.images(range(1)), context)
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
@@ -93,10 +83,7 @@ def measure(
 def passes_left(
     name: str, model: nn.Module, data: ImageSet, options: AuditOptions, out: Path, classes: int
 ) -> tuple[int, int] | None:
-    """Return how many forward and backward passes are left at most, if no image is broken; None if not known.
-
-    Rows on disk count; the others count as robust. The passes are of single images.
-    """
+    """Return how many forward and backward passes of single images are left at most; None if not known."""
     cells = _Cells(name, model, data, options, out, Process(), None, None)
     counts: list[tuple[int, int] | None] = []
 
@@ -118,10 +105,7 @@ def passes_left(
 
 
 def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
-    """Put before the rows those of the worst case of several attacks, as of an ensemble of which each is a part.
-
-    An image's row is that of the first attack that broke it, else of the first attack; passes are added up.
-    """
+    """Put before the rows the worst case: of the first attack that broke an image, else of the first attack."""
     keys, passes = ["model", "eps", "sample"], pl.col("forwards", "backwards")
     parts = rows.filter(pl.col("attack").is_in(attacks)).with_columns(passes.sum().over(keys))
     order = pl.col("attack").cast(pl.Enum(attacks))
@@ -135,7 +119,6 @@ def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
-    """Return one row for each ε and sample, with the stage that broke it: at this ε, else at a smaller one."""
     broken_by: dict[int, str] = {}
     levels: list[pl.DataFrame] = []
     for result in results:
@@ -166,7 +149,6 @@ class _Cells:
 
     @functools.cached_property
     def shared(self) -> dict[str, Any]:
-        """What identifies every cell."""
         prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
         what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
         # auto shares the rows of float32: verdicts do not depend on the search's precision
@@ -175,7 +157,6 @@ class _Cells:
 
     @functools.cached_property
     def position(self) -> dict[int, int]:
-        """Where each sample is in the data."""
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
     def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> Callable[[], list[AttackResult]]:
@@ -195,7 +176,6 @@ class _Cells:
         )
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
-        """Open the cell of a stage at one ε."""
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
         if stage.name == "square":  # searches in float32 in any case
             what.pop("precision", None)
@@ -213,7 +193,6 @@ class _Cells:
         ids: Tensor,
         **run: Any,
     ) -> AttackResult:
-        """Attack the samples that are not on disk, and return the rows of all."""
         cache = self.cache(stage, threat.eps, ids)
         journal = cache.journals[stage.name]
         with cache.filling(slice_size(self.data.image_shape)) as parts:
@@ -231,7 +210,6 @@ class _Cells:
         return self.result(stage, threat, ids, found)
 
     def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
-        """Return the result of the samples from the rows of the cell."""
         found = found.unique("sample", keep="first")  # two runs at once may both write a sample
         rows = pl.DataFrame({"sample": ids.numpy()}).join(
             found, on="sample", how="left", maintain_order="left"

@@ -26,10 +26,7 @@ def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImag
 
 
 def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
-    """Return the rows at the gallery's ε of the samples of which every model's adversarial image was kept.
-
-    They are those of the first attack in the rows: the worst case, of which ``attack`` is the first, or the only one.
-    """
+    """Return the rows of the first attack at the gallery's ε of samples of which every model's image was kept."""
     rows = rows.filter(
         pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps
     ).filter(attack=rows["attack"][0])

@@ -67,14 +67,7 @@ _GATE = re.compile(
 
 
 def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
-    """Read the conditions of ``fail_under``, whose ε are among those that are attacked.
-
-    Raises:
-        UserError: a condition is not understood, or names an ε that is not attacked.
-
-    >>> read_gates(["robust low 40% @ 1/255"], [1 / 255])
-    [Gate(text='robust low 40% @ 1/255', share=0.4, eps=0.00392156862745098, low=True)]
-    """
+    """Read the conditions of ``fail_under``, such as ``robust low 40% @ 1/255``, whose ε are among those attacked."""
     gates, attacked = [], ", ".join(map(eps_label, eps))
     for text in texts:
         named, match = f"fail-under {shown(text)}", _GATE.fullmatch(text.strip())
@@ -135,9 +128,10 @@ class AuditOptions(Options):
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
     norm: fields.Norm = "linf"
     attack: AttackNames = "pgd"
-    version: Literal["standard", "plus", "rand", "2020"] | None = None
+    version: Literal["standard", "malt", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
-    all six, with restarts. rand: for randomised models. If not given: standard."""
+    all six, with restarts. malt: standard with MALT's targets, for many classes. rand: for randomised models. If not
+    given: standard."""
     steps: int | None = Field(None, ge=1, le=10**8)
     """Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4)."""
     restarts: int | None = Field(None, ge=1)
@@ -146,7 +140,7 @@ class AuditOptions(Options):
     """Square: forward passes per sample. If not given: 5,000."""
     width: int | None = Field(None, ge=1)
     """Patch: side of the square in pixels. If not given: 8."""
-    objective: Literal["cross_entropy", "margin", "dlr", "cosine"] | None = None
+    objective: Literal["cross_entropy", "margin", "dlr", "probability_margin", "cosine"] | None = None
     """Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the similarity to the prompt of
     the image's class. If not given: the attack's own."""
     settings: Annotated[
@@ -210,16 +204,11 @@ class AuditOptions(Options):
 
     @property
     def names(self) -> list[str]:
-        """The attacks by name."""
         return self.attack.split(",")
 
     @property
     def ensemble(self) -> "Ensemble":
-        """The attack with its settings; those of the command line, which are text, get the types of its signature.
-
-        Raises:
-            UserError: a setting is not one of the attack's, or out of range.
-        """
+        """The attack with its settings; those that are text get the types of its signature."""
         from antiphase.attacks.catalogue import find_attack, parse_settings
 
         texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
@@ -248,11 +237,7 @@ class AuditOptions(Options):
         return attacks if len(attacks) > 1 else []
 
     def each_attack(self) -> list[Self]:
-        """Return the options of each attack, with those of the settings that it has.
-
-        Raises:
-            UserError: none of several attacks has a setting.
-        """
+        """Return the options of each attack, with those of the settings that it has."""
         from antiphase.attacks.catalogue import find_spec, keywords
 
         if len(self.names) == 1:
@@ -273,7 +258,7 @@ class AuditOptions(Options):
         ]
 
     def with_control(self) -> list[Self]:
-        """Return the options of each attack, and those of the controls if they are wanted."""
+        """Return the options of each attack, and of its control if that is wanted."""
         plain = dict.fromkeys(_SETTINGS) | {"settings": {}}
         controls = [name for name in self.controls if self.control and name not in self.names]
         return [*self.each_attack(), *(self.model_copy(update={"attack": one, **plain}) for one in controls)]
@@ -341,7 +326,6 @@ class QuickstartOptions(Options):
         return self
 
     def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
-        """Return the options of the audit that follows."""
         same = self.model_dump(include={"limit", "eps", "seed", "out", "device", "quiet"})
         of_audit = {"model": models, "against": against, "data": "specimen-fashion-mnist"}
         return AuditOptions(**of_audit, **same, sense_limit=_ALIGNED)

@@ -74,18 +74,13 @@ class AuditResult(Result):
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
-        """Return the class of attacks on answers, where questions were asked."""
         if "questions.json" in files:
             return find(QUESTIONS, next(iter(QUESTIONS)), "questions").result
         return cls
 
     @cached_property
     def rows(self) -> pl.DataFrame:
-        """A row for each model, ε and image.
-
-        Raises:
-            UserError: they lack a column, are none, or are of other models than the summary.
-        """
+        """A row for each model, ε and image; a UserError if they are incomplete or of other models than the summary."""
         rows, again = self.frame("rows"), "expected the rows of a finished run; run it again"
         if missing := [name for name in ROW_SCHEMA if name not in rows.columns]:
             raise UserError(f"rows.parquet has no column {missing[0]!r}: {again}")
@@ -130,7 +125,6 @@ class AuditResult(Result):
 
     @cached_property
     def mean_rates(self) -> pl.DataFrame:
-        """Rates averaged over the training seeds of each family that has several."""
         return family_results(self.rates, by_seed(self.models))
 
     @cached_property
@@ -144,23 +138,19 @@ class AuditResult(Result):
         return with_decisions(pl.concat(frames))
 
     def _members(self, family: str, against: str) -> list[tuple[str, str]]:
-        """Return the pairs of models of two families."""
         owner = {model: group.name for group in self.families for model in group.models}
         return [(one, two) for one, two in self.pairs if (owner[one], owner[two]) == (family, against)]
 
     @cached_property
     def _averaged(self) -> set[tuple[str, str]]:
-        """The pairs of models that are part of a mean."""
         sides = self.mean_comparisons.select(_FAMILIES).unique().rows()
         return {pair for side in sides for pair in self._members(*side)}
 
     @cached_property
     def twins(self) -> set[str]:
-        """The models that others are compared with."""
         return {against for _, against in self.pairs} - {model for model, _ in self.pairs}
 
     def unmet(self) -> list[str]:
-        """Return which models are less robust than ``fail_under`` asks."""
         options, lines = self.record.get("options", {}), []
         for gate in read_gates(options.get("fail_under", ()), options.get("eps", ())):
             rates = _of(self.rates, self._attack).filter(metric="robust_accuracy", eps=gate.eps)
@@ -227,7 +217,6 @@ class AuditResult(Result):
         sides: Sequence[Sequence[str]],
         rows: Sequence[tuple[str, Sequence[Estimate], int, bool]],
     ) -> Plot:
-        """Draw differences or rates by ε above the accuracies of models or families."""
         accuracies = [
             (
                 name,
@@ -245,7 +234,6 @@ class AuditResult(Result):
     def _difference_plot(
         self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame, quoted: float
     ) -> Plot:
-        """Draw the differences by ε, those of single seeds as dots."""
         single = _of(self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR), self._attack)
         rows = [
             (
@@ -259,7 +247,6 @@ class AuditResult(Result):
         return self._plot(names, list(zip(*pairs, strict=True)), rows)
 
     def _rate_plot(self, model: str, frame: pl.DataFrame, quoted: float) -> Plot:
-        """Draw the attack success rate of one model by ε."""
         rows = [
             (f"ε = {eps_label(row['eps'])}", [words.estimate_of(row)], 1, row["eps"] == quoted)
             for row in frame.iter_rows(named=True)
@@ -268,7 +255,6 @@ class AuditResult(Result):
 
     @property
     def _attack(self) -> tuple[str, str]:
-        """The first attack and its norm."""
         return self.rates.select("attack", "norm").row(0)
 
     def differences(self, other: Result) -> pl.DataFrame:
@@ -349,12 +335,10 @@ class AuditResult(Result):
         return environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
 
     def write_report(self, folder: Path) -> Path:
-        """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""
         write_card(self, folder)
         return super().write_report(folder)
 
     def rate_figure(self, metric: str) -> Any:
-        """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
         panels = [(_title(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
@@ -366,7 +350,6 @@ class AuditResult(Result):
         return [*self.rate_tables("asr"), *self.difference_tables()]
 
     def models_table(self) -> Table:
-        """Tabulate name, attention, training seed, clean accuracy and range of λ of each model."""
         about = [{"model": model["name"], **model} for model in self.models]
         frame = pl.DataFrame(about, infer_schema_length=None).select("model", "attention", "seed")
         frame = frame.join(self.accuracy, on="model", how="left", maintain_order="left")
@@ -384,12 +367,10 @@ class AuditResult(Result):
         return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 
     def rate_tables(self, metric: str) -> list[Table]:
-        """Tabulate one rate: models and families down, a line for each of several attacks, ε across."""
         rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
     def difference_tables(self) -> list[Table]:
-        """Tabulate the paired differences of ASR in the same way."""
         means = self.mean_comparisons.rename({"value": "difference"})
         return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, _difference_field)
 
@@ -431,7 +412,6 @@ class AuditResult(Result):
         return tables
 
     def lambda_tables(self) -> list[Table]:
-        """Tabulate λ by layer, if a model has one."""
         entries = [
             {"model": model["name"], "layer": layer, "lambda": value}
             for model in self.models
@@ -443,7 +423,6 @@ class AuditResult(Result):
         )
 
     def _norm_tables(self) -> list[Table]:
-        """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
         title = _title("each attack", entries[0]["norm"]) if entries else ""
         if len({entry["attack"] for entry in entries}) == 1:
@@ -451,7 +430,6 @@ class AuditResult(Result):
         return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
-        """Tabulate entries with a line for each model; nothing where there are none."""
         frame = pl.DataFrame(entries, infer_schema_length=None)
         if frame.is_empty():
             return []
@@ -459,7 +437,6 @@ class AuditResult(Result):
         return [tabulate(name, title, _by_attack(frame), ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
-        """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
         broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
         keys = ["model", "attack", "felled_by", "eps"]
         counts = broken.group_by(keys, maintain_order=True).len("n").sort("model", "eps", maintain_order=True)
@@ -472,13 +449,11 @@ class AuditResult(Result):
 
 
 def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
-    """Return the ε at which the difference is decided to be above zero, and below."""
     above, below = (frame.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1))
     return above, below
 
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
-    """Return the row of the ε that a headline quotes."""
     frame = frame.sort("eps")
     return frame.row(quoted_place(frame["decided"].to_list()), named=True)
 
@@ -493,7 +468,6 @@ def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _named(what: str, tables: Sequence[Table]) -> list[Table]:
-    """Return tables whose titles say what they hold, for the console."""
     return [replace(table, title=f"{what}, {table.title}") for table in tables]
 
 
@@ -511,7 +485,6 @@ def _steps(settings: Mapping[str, Any], attack: str) -> int | None:
 
 
 def _attacks(frame: pl.DataFrame) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
-    """Yield the rows of each (attack, norm)."""
     for (attack, norm), block in frame.group_by(["attack", "norm"], maintain_order=True):
         yield (str(attack), str(norm)), block
 
@@ -521,7 +494,6 @@ def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
 
 
 def _difference_field(entry: Mapping[str, Any]) -> Field:
-    """Return a difference with its p, or with its intervals over the images and over the seeds."""
     field = difference_field(entry)
     if entry["p_value"] is not None:
         return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))

@@ -41,20 +41,10 @@ _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
 def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> Any:
-    """Attack every model on the same images and write the run directory; return the summary.
+    """Attack every model on the same images, or its answers, and write the run directory; return the summary.
 
-    The directory then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``
-    (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed audit resumes (see
-    :mod:`antiphase.commands.audit.cells`). Under torchrun the processes share the images. Where the data are questions,
-    the models' answers are attacked.
-
-    Args:
-        options: what is attacked, and how.
-        command: as typed, for the record.
-        lineup: models and images; loaded as the options say if not given.
-
-    Raises:
-        UserError: the models, the data or the attack cannot be used together.
+    It then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``, a gallery and
+    ``cells/``, from which a killed audit resumes. Under torchrun the processes share the images.
     """
     check_attack(options)
     if options.questions:
@@ -124,11 +114,7 @@ def quickstart(options: QuickstartOptions, command: str = "") -> None:
 
 
 def check_attack(options: AuditOptions) -> None:
-    """Refuse an attack that cannot be run here.
-
-    Raises:
-        UserError: a setting or a norm is not the attack's, it has no control, or there is no compiler.
-    """
+    """Refuse an attack whose setting or norm is not its own, that has no control, or no compiler."""
     for eps in options.eps:
         Threat(options.norm, eps)
     if options.control and not options.controls:
@@ -142,11 +128,7 @@ def check_attack(options: AuditOptions) -> None:
 
 
 def load_attacked(options: AuditOptions) -> Lineup:
-    """Load models and images, with labels in the models' order.
-
-    Raises:
-        UserError: models and data do not fit each other, or a model is no CLIP and the objective is for CLIPs.
-    """
+    """Load models and images; refuse an objective for CLIPs where a model is none."""
     lineup = load_lineup(options)
     plain = [card_of(model).spec for model in lineup.everyone if not isinstance(model, ZeroShotClassifier)]
     if plain and options.objective == "cosine":
@@ -165,7 +147,7 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
     """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
     stages = _stages(options)
     for settings in stages.values():
-        if classes and settings.get("targets"):
+        if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
     return {
         "attack": options.attack,
@@ -182,7 +164,6 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
 
 
 def _stages(options: AuditOptions) -> dict[str, Any]:
-    """Return the settings of each stage; the name of one of several attacks comes before those of its stages."""
     settings = {}
     for attack in options.each_attack():
         stages = attack.ensemble.stages
@@ -194,7 +175,6 @@ def _stages(options: AuditOptions) -> dict[str, Any]:
 def _alignment(
     models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions
 ) -> tuple[pl.DataFrame | None, list[str]]:
-    """Return how the maps' gradients lie in every model, or why that is not known."""
     if not options.sense_limit:
         return None, []
     how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}

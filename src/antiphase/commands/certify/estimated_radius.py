@@ -42,10 +42,9 @@ RADIUS_SCHEMA = {
 def margin_slopes(
     model: nn.Module, images: Float[Tensor, "batch *shape"]
 ) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, at least 0, and ‖∂m/∂x‖₂.
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass.
 
-    The last is the Lipschitz constant of the margin for ever smaller perturbations: one backward pass, exact. Appendix
-    B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
+    Appendix B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
     """
     with eager_attention():
         linear = Linearisation(model, images)
@@ -69,11 +68,7 @@ def measure_radii(
     progress: bool,
     limit: int | None = None,
 ) -> pl.DataFrame:
-    """Measure margin and local Lipschitz constant of every image that is not on disk yet; return the rows.
-
-    ``steps`` are of power iteration, whose start the ``seed`` draws; cells lie under ``out``; of the images at most
-    ``limit`` are measured, in this ``process`` its share, ``batch_size`` at once, which affects no result.
-    """
+    """Measure margin and local Lipschitz constant of every image that is not on disk yet."""
     labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
 
     def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -89,14 +84,9 @@ def measure_radii(
 
 
 def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
-    """Estimate the radius of each image within which the prediction does not change, and write ``estimated.parquet``.
+    """Estimate each image's radius as margin over Lipschitz constant; write ``estimated.parquet``, return the summary.
 
-    Nothing here is certified: the Lipschitz constants are lower bounds, see
-    :func:`~antiphase.sensitivity.estimated_radius`.
-
-    Returns:
-        The summary: ``models`` with mean margin, constant and radii; for two models ``ratios``, and a ``note`` if
-        equation (6) does not apply to them.
+    Nothing is certified: the constants are lower bounds. A ``note`` says why equation (6) does not apply.
     """
     out, limit, seed, process = options.out, options.estimated, options.seed, this_process()
     how: dict[str, Any] = {"process": process, "progress": not options.quiet, "batch_size": BATCH_SIZE}
@@ -131,7 +121,6 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
 
 
 def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the ratio of radii as rows; without inner products only what was measured."""
     usable = [rows.filter(pl.col("margin") > 0, pl.col("lipschitz") > 0) for rows in (own, base)]
     predicted = layers is not None
     if layers is None:

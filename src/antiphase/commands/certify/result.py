@@ -60,7 +60,6 @@ class CertifyResult(Result):
         return [Headline(title, lead, condition, self._answer_plot)]
 
     def _answer_plot(self) -> Plot:
-        """Draw the differences by radius, or the accuracy of one model, above the accuracies without smoothing."""
         models, comparisons = self.summary["models"], self.summary["comparisons"]
         colors = colors_of(families(models))
         shown = comparisons or models[0]["certified_accuracy"]
@@ -94,7 +93,6 @@ class CertifyResult(Result):
         return [f"Note: {estimated['note']}."] if "note" in estimated else []
 
     def differences(self, other: Self) -> pl.DataFrame:
-        """Return the differences of certified accuracy at the radii of both, with Newcombe's interval."""
         mine, theirs = (
             [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]]
             for result in (self, other)
@@ -105,10 +103,7 @@ class CertifyResult(Result):
 
 
 def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
-    """Draw certified accuracy over the radius, one line with its 95 % Wilson band for each model.
-
-    The axis ends at the largest radius that the number of noise samples can certify.
-    """
+    """Draw certified accuracy up to the largest radius that the noise samples can certify, with 95 % Wilson bands."""
     smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
     colors = colors_of(families(summary["models"]))
     grid, curves = np.linspace(0, smoothing["reach"], 257), []
@@ -168,7 +163,6 @@ def _difference(comparisons: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
-    """Tabulate margin over Lipschitz constant, and the ratio that equation (6) predicts."""
     models = estimated["models"]
     means = [
         {"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED

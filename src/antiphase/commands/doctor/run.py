@@ -56,12 +56,7 @@ def answer(_: DoctorOptions, __: str) -> Answer:
 
 
 def examine() -> dict[str, Any]:
-    """Return what was found; nothing is downloaded, and the kernels are built if they are not there yet.
-
-    Returns:
-        ``versions`` of packages, None for one that is missing; ``extras``, ``kernels``, ``compile`` and ``data``, each
-        ``ok`` with ``fix``, why it is not and how to get what is missing; ``devices``.
-    """
+    """Return what was found; each part is ``ok``, or has ``fix``: why it is not, and how to get what is missing."""
     extras = {}
     for extra in metadata("antiphase").get_all("Provides-Extra") or ():
         versions = _versions(extra)
@@ -92,7 +87,6 @@ def _failure(action: Callable[[], Any]) -> str | None:
 
 
 def _required(extra: str | None) -> list[str]:
-    """Return the packages that antiphase needs, or one of its extras does."""
     names = []
     for line in requires("antiphase") or ():
         marked = re.search(r"extra *== *['\"](.*?)['\"]", line)
@@ -123,7 +117,6 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _data() -> dict[str, Any]:
-    """Return which sources open, except those that need a path and those that are drawn."""
     left_out = ("random", *_DRAWN)
     names = [name for name in {**SOURCES, **PAIR_SOURCES} if ":" not in name and name not in left_out]
     opened: dict[str, Any] = {}

@@ -78,7 +78,6 @@ def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    """Return a row for JSON."""
     card, model, rates = row.card, row.model, row.rates
     difference = _difference(row)
     return {
@@ -108,12 +107,7 @@ def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[s
 
 
 def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
-    """Return a ranking for each data set, norm and ε, by robust accuracy, the most robust first.
-
-    Args:
-        rows: of the cards.
-        folder: of the page, which links to cards and reports.
-    """
+    """Return a ranking for each data set, norm and ε, the most robust first; links start from ``folder``."""
     boards: dict[tuple[str, str, float], dict[Any, list[Row]]] = {}
     for row in rows:
         data, control = row.card.data, row.rates.attack if _is_control(row.rates.attack) else ""
@@ -160,7 +154,6 @@ def _ranked(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mean_differences(models: Mapping[Any, Sequence[Row]], eps: float) -> list[dict[str, Any]]:
-    """Return the differences of families of models over training seeds."""
     cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
     return [
         {

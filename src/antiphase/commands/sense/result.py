@@ -101,11 +101,7 @@ class SenseResult(Result):
 def sensitivity_sections(
     result: Result, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]
 ) -> list[Section]:
-    """Draw and tabulate every part that a run has rows of; an audit may have some, too.
-
-    Raises:
-        UserError: naming a file that lacks a column.
-    """
+    """Draw and tabulate every part that a run has rows of; an audit may have some, too."""
     sections, seeds = [], seed_counts(groups)
     for part, (schema, draw) in _PARTS.items():
         if part not in result.tables:
@@ -235,13 +231,11 @@ _PARTS = {
 def _axis(
     title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
 ) -> Axis:
-    """Return a panel of one metric, with the means over the seeds of each family."""
     own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
     return Axis(title, with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
 
 
 def _layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:
-    """Draw the panels that have something to show."""
     shown = [[panel for panel in row if not panel.frame.is_empty()] for row in rows]
     return layer_figure([row for row in shown if row], groups)
 
@@ -254,7 +248,6 @@ def _table(
     groups: Sequence[Family],
     place: str | None = "layer",
 ) -> Table:
-    """Tabulate estimates: models and layers or stages down, metrics across."""
     shown = frame.with_columns(color=pl.col("model").replace_strict(colors_of(groups), default=""))
     if place == "layer":
         shown = shown.with_columns(pl.col("layer") + 1)
@@ -274,14 +267,9 @@ def _field(row: Mapping[str, Any]) -> Field:
 
 
 def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
-    """Draw a panel for each layer: cosθ over λρ, the region below the critical cosine shaded.
+    """Draw cosθ over λρ in each layer, the region below the critical cosine shaded, for the layer's γ (Theorem 3).
 
-    The region is that of the layer's γ, the geometric mean over the models of a family. A single model has its interval
-    over the samples; of several, each is a small marker next to their mean.
-
-    Args:
-        places: of :func:`antiphase.sensitivity.layer_estimates.places`.
-        family: the models to draw.
+    A single model has its interval over the samples; of several, each is a small marker next to their mean.
     """
     own = places.filter(pl.col("model").is_in(family.models))
     layers = own["layer"].unique().sort().to_list()
@@ -329,12 +317,7 @@ def _draw_plane(axes: Axes, own: pl.DataFrame, family: Family, reach: float) -> 
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:
-    """Say how the gradients of A1 and A2 align in the first layer, at the pixels.
-
-    They are about the first differential family, and the first layer since the paper sees the strongest effect there
-    (Figure 5). Several models get the mean over training seeds and Student's t interval, a single model its interval
-    over the images.
-    """
+    """Say how the gradients of A1 and A2 align at the pixels in the first layer (Figure 5)."""
     words = _WORDS["headline"]
     model = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
     if model is None or "alignment" not in summary:
@@ -372,7 +355,6 @@ def headline(summary: Mapping[str, Any]) -> Headline:
 
 
 def _cosine_plot(family: Family, cosines: Mapping[int, list[Estimate]]) -> Plot:
-    """Draw cosθ by layer, single seeds as dots."""
     within, lines = sensitivity.within("cosine"), []
     for layer, several in cosines.items():
         line = mean_line(f"layer {layer + 1}", several, within, marked=not lines)

@@ -60,14 +60,9 @@ Rows = Iterator[pl.DataFrame]
 class Part:
     """One of the measurements.
 
-    Attributes:
-        name: as in ``--parts``.
-        schema: of its rows.
-        settings: what its rows depend on, by the name under which the rows are stored: a field of the options.
-        rows: measures a batch.
-        version: raise it when the same settings come to mean another measurement.
-        heavy: measured on ``lipschitz_limit`` images only.
-        registered: what else its rows depend on: what users have registered.
+    ``settings`` are what its rows depend on, by the name under which they are stored: a field of the options;
+    ``registered`` returns what else they depend on. Raise ``version`` when the same settings come to mean another
+    measurement. A ``heavy`` one is of ``lipschitz_limit`` images only.
     """
 
     name: str
@@ -87,22 +82,15 @@ class Part:
 
 
 def run(options: SenseOptions, command: str = "") -> None:
-    """Load what the options name and measure it.
-
-    Raises:
-        UserError: models or data cannot be loaded, or :func:`measure` refuses them.
-    """
+    """Load what the options name and measure it."""
     measure(load_lineup(options), options, command)
 
 
 def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
     """Measure every model on the same images and write the run directory; return the summary.
 
-    The directory then holds a Parquet file of rows for each part (``alignment.parquet`` and so on), ``summary.json``,
-    ``run.json`` and ``cells/``, from which a killed run resumes. Under torchrun the processes share the images.
-
-    Raises:
-        UserError: a part is not known, models and data do not fit, or a model has no attention that is known.
+    It then holds a Parquet file of rows for each part, ``summary.json``, ``run.json`` and ``cells/``, from which a
+    killed run resumes. Under torchrun the processes share the images.
     """
     began, out = time.monotonic(), options.out
     known = [part.name for part in PARTS]
@@ -176,17 +164,9 @@ def sense(
     process: Process | None = None,
     parts: Sequence[Part] = (),
 ) -> dict[str, pl.DataFrame]:
-    """Measure every image that is not on disk yet; return the rows of each part.
+    """Measure every image, or ``limit`` of them, that is not on disk yet; return the rows of each part.
 
-    Args:
-        name: of the model in the rows.
-        model: a loaded model, with its card.
-        data: images.
-        options: parts and settings of the measurement; studies may ask for parts that the command does not offer.
-        out: run directory; cells lie under ``cells/``.
-        limit: at most this many of the images.
-        process: which share of the images is measured; this process's where not given.
-        parts: what is measured; those that the options name where not given.
+    ``parts`` are those that the options name where not given: studies ask for some that the command does not offer.
     """
     process = process or this_process()
     size, device = options.batch_size or BATCH_SIZE, device_of(model)
@@ -220,13 +200,7 @@ def sense(
 
 
 def rows_of(ids: Tensor, values: Mapping[str, Tensor | None], **about: Any) -> pl.DataFrame:
-    """Return a row for each sample and head, with columns of values and with what is the same in all rows.
-
-    Args:
-        ids: ids of the samples.
-        values: (samples, heads), or (heads,) if all samples have the same; None: null.
-        about: further columns.
-    """
+    """Return a row for each sample and head from values (samples, heads) or (heads,), and constant columns."""
     known = {name: value for name, value in values.items() if value is not None}
     samples, heads = torch.broadcast_shapes((len(ids), 1), *(value.shape for value in known.values()))
     columns: dict[str, Any] = {"sample": ids.repeat_interleave(heads).tolist()}
@@ -245,13 +219,7 @@ def alignment_rows(
 ) -> Rows:
     """Yield the inner products of every layer and head: at its tokens, along the loss's gradient, at the pixels.
 
-    Args:
-        model: with attention.
-        images: x, where the maps are differentiated.
-        ids: ids of the samples.
-        options: of the measurement.
-        loss: sum over the samples, of the logits; None: the cross-entropy with the predictions at x, what an attack
-            climbs.
+    ``loss`` of the logits is, where not given, the cross-entropy with the predictions at x, what an attack climbs.
     """
     keys = _probe_keys(ids, options)
     for layer_index, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
@@ -281,11 +249,7 @@ def _loss(logits: Tensor) -> Tensor:
 
 
 def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
-    """Yield what :func:`alignment_rows` does, at x + ξ with ‖ξ‖∞ ≤ radius instead of x, for uniform noise and PGD's ξ.
-
-    The gradients at x + ξ by x and by ξ are the same. Directions and cotangents are those drawn for x, and the loss is
-    the cross-entropy with the predictions at x, which PGD increases.
-    """
+    """Yield what :func:`alignment_rows` does at x + ξ, ‖ξ‖∞ ≤ radius, for noise and PGD's ξ."""
     with eager_attention(), torch.no_grad():
         clean = model(images.clone()).argmax(1)
 
@@ -371,7 +335,6 @@ _CORRELATIONS = [name for name in _BRANCH_PARTS if name != "lam"]  # NaN for sta
 def _perturbed(
     model: nn.Module, images: Tensor, ids: Tensor, budgets: Sequence[float], seed: int
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Yield images under uniform noise and under PGD at each budget, with what tells them apart."""
     for eps in budgets:
         keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
         noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)

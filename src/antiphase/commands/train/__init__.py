@@ -181,7 +181,6 @@ class TrainOptions(TrainingOptions):
         return self
 
     def _check_other(self) -> None:
-        """Refuse what is no model, and sizes of ours for another."""
         if self.model in CLIPS:
             raise UserError(f"model {shown(self.model)}: is trained by antiphase train-clip")
         if not re.search(r"[:/=]", self.model) and not os.path.isdir(self.model):

@@ -74,7 +74,7 @@ def run(options: TrainingOptions, command: str = "") -> Metrics:
 
 
 def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, Any]:
-    """Return the fields that the recipe and the options both have, where they were given, and the precision."""
+    """Return the fields that recipe and options both have, where they were given, and the precision."""
     shared = recipe.model_fields.keys() & type(options).model_fields.keys()
     fields = options.chosen(*(shared - {"model", "stage", "adversarial"}))
     if options.precision == "auto":
@@ -109,7 +109,6 @@ def _train_classifier(options: TrainOptions) -> Metrics:
 
 
 def _loaded(options: TrainOptions) -> nn.Module:
-    """Return the classifier that training starts from, a copy if it is the caller's object."""
     place = device_of(live_object(named_spec(options.model).spec))
     model = load_models([options.model], place, options.random_weights, seed=options.seed)[0]
     if not card_of(model).num_classes:
@@ -127,7 +126,6 @@ def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
 
 
 def _images(options: TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
-    """Return a split of the data as the options and the model want its pixels."""
     limit = options.limit if split == "train" else None
     if (images := live_object(source)) is not None:
         images = load_data(images, limit=limit)
@@ -191,7 +189,6 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
 
 
 def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
-    """Return the sets that are evaluated after each epoch; data in random access have a test split of their own."""
     names = options.held_out or ((options.data,) if indexed else ())
     sets = []
     for name in (name for name in names if name != "none"):
@@ -206,7 +203,6 @@ def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
 
 
 def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
-    """Return retrieval and zero-shot metrics of every held-out set, under its name where there are several."""
     from antiphase.evaluation.retrieval import encoder_numbers
 
     return {
@@ -273,12 +269,10 @@ class TrainingResult(Result):
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
-        """The metrics of each epoch."""
         return as_json_lines(self.files[_METRICS], _METRICS)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The metrics of the last epoch."""
         return self.epochs[-1]
 
     def headlines(self) -> list[Headline]:
@@ -313,7 +307,6 @@ class TrainingResult(Result):
         return [name for name in _numbers(self.summary) if name not in _NOT_DRAWN]
 
     def _figure(self) -> Figure:
-        """Draw each metric over the epochs, one panel each."""
         names = self._drawn()
         with new_figure(5.0, 1.9 * len(names) + 0.4) as figure:
             for place, name in enumerate(names, start=1):

@@ -26,13 +26,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One field in which two cards differ.
-
-    Attributes:
-        field: its place, such as ``models[0].rates[1].asr.value``.
-        card: what the card says.
-        measured: what was measured again.
-    """
+    """One field in which two cards differ: its place, such as ``models[0].rates[1].asr.value``, and both values."""
 
     field: str
     card: Any
@@ -43,12 +37,8 @@ class Disagreement:
 class Verification:
     """Whether a card is confirmed, and what speaks against it.
 
-    Attributes:
-        card: as it was read.
-        reason: why nothing was measured: weights or data are others than those of the card; empty otherwise.
-        differences: fields that differ.
-        notes: what is not compared but differs, such as versions.
-        numbers: how many numbers were compared.
+    ``reason`` says why nothing was measured, such as other weights. ``notes`` differ but are not compared, such as
+    versions; ``numbers`` counts those that were compared.
     """
 
     card: RobustnessCard
@@ -59,7 +49,6 @@ class Verification:
 
     @property
     def confirmed(self) -> bool:
-        """Whether weights, data and all numbers agree."""
         return not self.reason and not self.differences
 
     def __repr__(self) -> str:
@@ -74,13 +63,6 @@ def verify(card: str | Path, **options: Any) -> Verification:
     """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
 
     Hashes of weights and data come first: if one differs, nothing is attacked.
-
-    Args:
-        card: ``card.json``, or the directory of the audit that wrote it.
-        **options: fields of :class:`~antiphase.commands.verify.VerifyOptions`.
-
-    Raises:
-        UserError: the card is damaged or was altered, or its audit cannot be repeated here.
     """
     return _verified(VerifyOptions(card=Path(card), **options))
 
@@ -143,7 +125,6 @@ def _verified(options: VerifyOptions) -> Verification:
 
 
 def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditOptions:
-    """Return the options of the audit, with this machine's place and device."""
     kind = AttackOptions if card.command == "attack" else AuditOptions
     here = {"out": out, "device": options.device, "quiet": options.quiet, "sense_limit": 0}
     repeated, name = kind.from_file(card.options, **here), f"card {shown(str(options.card))}"
@@ -159,7 +140,6 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
 
 
 def _other_inputs(card: RobustnessCard, weights: dict[str, str], data: str) -> str:
-    """Say which weights or data are not those of the card; nothing if all are."""
     expected = {model.name: model for model in card.models}
     if set(weights) != set(expected):
         return f"the card is of {', '.join(expected)}, its options name {', '.join(weights)}"

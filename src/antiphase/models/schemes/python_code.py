@@ -98,6 +98,8 @@ def _python(wanted: Wanted) -> nn.Module:
             load_into(model, read_state(weights, model.state_dict()), weights)
         device_of(model)  # refuses weights without values
         check_finite(model.state_dict(), spec)
+        if wanted.as_built:
+            return model
         model = to_evaluation(differentiable(model))
         name, code = wanted.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):

@@ -31,6 +31,7 @@ class Wanted:
     random_weights: bool = False  # build the model with random weights, without a download
     seed: int = 0  # of these weights
     lambda_init: float | Literal["depth"] | None = None  # λ_init of a checkpoint that does not contain it
+    as_built: bool = False  # return what a user's code builds as it is; it may take no images
 
     def split(self) -> tuple[str, str]:
         """Return NAME and FILE of ``SCHEME:NAME@FILE``; FILE is empty if there is none."""

@@ -1,0 +1,71 @@
+"""``antiphase convert``: a model with standard attention as a differential one with the same outputs."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from antiphase.commands.command import Command
+from antiphase.commands.options import Directory, OneModel, Options, RandomWeights, Seed, Typed
+from antiphase.commands.run_folder import run_folder
+from antiphase.registry import VARIANTS
+from antiphase.terminal import say
+
+
+class ConvertOptions(Options):
+    """Make a differential model that starts from the outputs of a ViT or CLIP with standard attention.
+
+    It is written as a run directory, which antiphase train --model DIR trains on. λ starts at 0 and is learned, or,
+    where it is σ(x·W), at ½ with both maps equal. A part of the model that cannot be converted exactly is named.
+
+    **Examples**
+
+    antiphase convert runs/vit --to diffvit --out runs/diffvit
+
+    antiphase convert timm:vit_base_patch16_224.augreg2_in21k_ft_in1k --to v2 --out runs/b16-v2
+    """
+
+    model: OneModel
+    to: Annotated[str, Typed(choices=("diffvit", *VARIANTS))]
+    """diffvit, v2, grouped or gated. diffvit gives each head a second map and V1's λ. v1 and dint are refused."""
+    out: Directory
+    """Directory to write."""
+    ratio: int | None = Field(None, ge=1)
+    """Heads that share one subtracted map. If not given: 1, for grouped the largest divisor of the heads up to 4."""
+    towers: Literal["both", "vision", "text"] = "both"
+    """Towers of a CLIP that get differential attention."""
+    random_weights: RandomWeights = False
+    seed: Seed = 0
+
+
+def convert(model: Any, to: str, *, out: str | Path | None = None, **options: Any) -> Any:
+    """Return a model with standard attention as a differential one with the same outputs.
+
+    ``model`` is a specification or a loaded model, ``options`` are the command's. With ``out`` the new model is written
+    as a run directory and loaded from there. See :func:`antiphase.models.convert.converted`.
+    """
+    from antiphase.models import load_model, write_model
+    from antiphase.models.convert import converted
+
+    named = isinstance(model, str)
+    given: Any = {"model": model if named else "given", "to": to, "out": out or ".", **options}
+    chosen = ConvertOptions(**given)
+    with run_folder(chosen.out, "convert") if out is not None else nullcontext():
+        if named:
+            model = load_model(model, random_weights=chosen.random_weights, seed=chosen.seed)
+        new = converted(model, to, ratio=chosen.ratio, towers=chosen.towers, seed=chosen.seed)
+        if out is None:
+            return new
+        write_model(new, chosen.out)
+    return load_model(str(chosen.out))
+
+
+def answer(options: ConvertOptions, _: str) -> dict[str, Any]:
+    """Write the converted model; return where it is and from what it was made."""
+    convert(**options.model_dump())
+    say(f"{options.out}: {options.model} with {options.to} attention and the same outputs")
+    return options.record()
+
+
+COMMAND = Command("convert", ConvertOptions, answer)
