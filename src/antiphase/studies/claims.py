@@ -37,16 +37,8 @@ from antiphase.statistics.seeds_by_images import (
 from antiphase.studies.estimation import ASR, difference, mean
 from antiphase.terminal import eps_label
 
-Verdict = Literal[
-    "holds",
-    "smaller than claimed",
-    "contradicted",
-    "absent",
-    "undecided",
-    "not judged (smoke)",
-    "not run",
-    "beside",
-]
+Tested = Literal["holds", "smaller than claimed", "contradicted", "absent", "undecided"]
+Verdict = Literal[Tested, "not judged (smoke)", "not run", "beside"]
 Unit = Literal["points", ""]
 MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""

@@ -24,18 +24,11 @@ IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
+    """One pair of axes: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick.
 
     Attributes:
         points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them), ``ESTIMATES`` and,
-            optionally, ``BY_SEED``.
-        kind: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick, which shows
-            neither intervals nor the paper's numbers.
-        scale: scale of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.
-        ticks: names of the positions 0, 1, 2, …; empty for numbers.
-        percent: whether values are fractions in [0, 1], shown in percent.
-        paper: the paper's numbers, columns ``series, x, value``, drawn with hollow markers.
-        level: a horizontal reference line, such as 0 for differences.
+            optionally, ``BY_SEED``; a radar chart shows neither intervals nor the paper's numbers.
     """
 
     title: str
@@ -43,11 +36,11 @@ class Panel:
     y: str
     points: pl.DataFrame
     kind: Literal["line", "bar", "radar"] = "line"
-    scale: Literal["linear", "log", "eps"] = "linear"
-    ticks: tuple[str, ...] = ()
-    percent: bool = False
-    paper: pl.DataFrame | None = None
-    level: float | None = None
+    scale: Literal["linear", "log", "eps"] = "linear"  # horizontal; "eps" is logarithmic with ticks in 255ths
+    ticks: tuple[str, ...] = ()  # names of the positions 0, 1, 2, …; empty for numbers
+    percent: bool = False  # whether values are fractions in [0, 1], shown in percent
+    paper: pl.DataFrame | None = None  # the paper's numbers: series, x, value; with hollow markers
+    level: float | None = None  # a horizontal reference line, such as 0 for differences
 
 
 @dataclass(frozen=True)
@@ -80,23 +73,19 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of estimates.
+    """A table of estimates, whose rows and columns are in the order of their first cell.
 
     Attributes:
-        name: name of its CSV; letters, digits and "-".
         cells: columns ``row`` (String), ``column`` (String), ``ESTIMATES`` and ``paper`` (Float64, the paper's number
-            in the same unit, or null); rows and columns are in the order of their first cell.
-        percent: whether values are fractions in [0, 1], shown in percent.
-        digits: number of decimals; None for as many as each interval supports.
-        brackets: what stands in brackets.
+            in the same unit, or null).
     """
 
-    name: str
+    name: str  # of its CSV: letters, digits and "-"
     title: str
     index: str
     cells: pl.DataFrame
-    percent: bool = True
-    digits: int | None = 1
+    percent: bool = True  # whether values are fractions in [0, 1], shown in percent
+    digits: int | None = 1  # None: as many as each interval supports
     brackets: str = "95 % intervals"
 
 

@@ -25,14 +25,10 @@ CELLS_FILE = "cells.parquet"
 README = "README.md"
 _LEFT_OUT = ("forwards", "backwards")
 _EXACT = ("eps",)  # compared with ε of the studies
-_SCHEMA: dict[str, Any] = {
-    **dict.fromkeys(("cell", "file", "table", "label", "what"), pl.String),
-    **{"rows": pl.Int64, "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean},
-    **dict.fromkeys(
-        ("finished", "hardware", "versions", "warnings", "study", "command", "commit"), pl.String
-    ),
-}
 _JSON = ("what", "versions", "warnings")
+_SCHEMA: dict[str, Any] = dict.fromkeys(("cell", "file", "table", "label", "what"), pl.String)
+_SCHEMA |= {"rows": pl.Int64, "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean}
+_SCHEMA |= dict.fromkeys(("finished", "hardware", *_JSON[1:], "study", "command", "commit"), pl.String)
 _RESTORE = "restore the file"
 _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "statistics": False}
 

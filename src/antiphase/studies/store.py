@@ -104,11 +104,11 @@ class Store:
         folder = self.folder(cell)
         if rows is not None:
             write_frame(folder / ROWS_FILE, rows)
-        paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-        kept = [
-            path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)
-        ]
-        files = {str(path): file_digest(folder / path) for path in kept}
+        files = {}
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder)
+            if path.is_file() and name.parts[0] != WORK_FOLDER and not name.parts[0].startswith(PRIVATE):
+                files[str(name)] = file_digest(path)
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
         # last: until then a killed run resumes from it
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
@@ -157,12 +157,9 @@ def _digest_of(*files: tuple[Path, int, int]) -> str:
     return digest(*(path.read_bytes() for path, _, _ in files))
 
 
-RENEWED: dict[str, str] = dict.fromkeys(
-    ("openmoji", "noto-emoji", "emoji-mmvp", "emoji-scenes", "emoji-objects", "emoji-pope"),
-    "split by concept",
-)
+_EMOJI = ("openmoji", "noto-emoji", "emoji-mmvp", "emoji-scenes", "emoji-objects", "emoji-pope")
+RENEWED: dict[str, str] = dict.fromkeys(_EMOJI, "split by concept")
 """Data sources that changed since rows on them were first stored, and how: new cells on them are others."""
-
 _LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
 
 
@@ -176,9 +173,8 @@ def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
         value, default = getattr(cell, field.name), field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        if field.metadata.get("identity") is not False and (
-            default is dataclasses.MISSING or value != default
-        ):
+        told = default is dataclasses.MISSING or value != default
+        if told and field.metadata.get("identity") is not False:
             fields[field.name] = _plain(value, renewed)
     what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
     content = cell.content() if callable(getattr(cell, "content", None)) else {}
@@ -214,9 +210,7 @@ def _plain(value: Any, renewed: bool) -> Any:
         return {"function": value.__name__, "source": _source(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UserError(
-        f"{value!r} in a cell: expected numbers, strings, tuples, dictionaries, functions or cells"
-    )
+    raise UserError(f"{value!r} in a cell: expected numbers, strings, tuples, dictionaries, functions, cells")
 
 
 def core_seconds(record: Mapping[str, Any]) -> float:

@@ -5,12 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import get_args
 
 from antiphase.statistics.intervals import Estimate
-from antiphase.studies.claims import OWN, Check, Claim
+from antiphase.studies.claims import OWN, Check, Claim, Tested
 from antiphase.studies.results import Result
 
-TESTED = ("holds", "smaller than claimed", "contradicted", "absent", "undecided")
+TESTED = get_args(Tested)
 """The verdicts of claims that were tested."""
 FEW = "too few seeds"
 VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run")
