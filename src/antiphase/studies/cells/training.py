@@ -1,10 +1,11 @@
 """Trainings of ViTs and CLIPs, and models made from them: untrained, or intervened on at test time."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import polars as pl
 import torch
@@ -33,10 +34,7 @@ from antiphase.studies.cells.models import aside, image_content
 from antiphase.studies.spec import Cell, Lab
 from antiphase.terminal import eps_label
 from antiphase.training import make_recipe, train_classifier
-from antiphase.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from antiphase.training.recipe import ClipRecipe
+from antiphase.training.recipe import ClipRecipe, Recipe, make_clip_recipe
 
 _SIZES = {"diffclip": "b16", "openmoji": "small"}  # of a preset
 _AVERAGED = 1000  # training images that A2 is averaged over
@@ -53,16 +51,28 @@ class Training(Cell):
     sizes: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    @abstractmethod
+    def series(self) -> str: ...
+
     def needed(self) -> tuple[Cell, ...]:
         return (self,)
+
+    def made(self, depth: int, dim: int, schedule: str | None, eps: float = 0.0) -> dict[str, Any]:
+        """Return its factors; the schedule of λ is None for standard attention."""
+        lam = float(self.sizes.get("lambda_init", 0.8)) if schedule else None
+        factors: dict[str, Any] = {"series": self.series, "trained_on": self.data, "depth": depth, "dim": dim}
+        factors |= {"lambda_init": lam, "lambda_schedule": schedule, "train_eps": eps}
+        return factors | {"training_seed": self.seed}
 
     def load(self, lab: Lab) -> nn.Module:
         model = load_model(str(lab.store.folder(self)))
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
 
-OTHER_START = ", N(0, 0.02)"
-"""What follows the name of the data in rows of models whose blocks start normal, as timm's; others start uniform."""
+OTHER_START = (
+    ", N(0, 0.02)"  # behind the data in rows of models whose blocks start normal, as timm's; else uniform
+)
 
 
 @final
@@ -96,11 +106,10 @@ class TrainVit(Training):
 
     @property
     def label(self) -> str:
-        eps, schedule = self.factors()["train_eps"], self._schedule
         words = [self.series, f"depth {self.depth}"]
         words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
-        words += [f"λ by {schedule}"] if schedule != "constant" else []
-        words += [f"trained at ε {eps_label(eps)}"] if self.adversary else []
+        words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
+        words += [f"trained at ε {eps_label(float(self.adversary['eps']))}"] if self.adversary else []
         words += [OTHER_START.strip(", ")] if self.start != "uniform" else []
         return " ".join([*words, f"seed {self.seed}"])
 
@@ -133,17 +142,8 @@ class TrainVit(Training):
         return image_content(self.data, "train")
 
     def factors(self) -> dict[str, Any]:
-        differential = self._attention.differential
-        return {
-            "series": self.series,
-            "trained_on": self.data,
-            "depth": self.depth,
-            "dim": self._size("dim", 192),
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if differential else None,
-            "lambda_schedule": self._schedule if differential else None,
-            "train_eps": float(self.adversary.get("eps", 0.0)),
-            "training_seed": self.seed,
-        }
+        schedule = self._schedule if self._attention.differential else None
+        return self.made(self.depth, self._size("dim", 192), schedule, float(self.adversary.get("eps", 0.0)))
 
     def config(self) -> VitConfig:
         """Return its sizes. A folder's classes are counted when it is read; until then the head has one logit."""
@@ -215,25 +215,10 @@ class TrainClip(Training):
         return {"data": _listed(self.data)} if listed else {}
 
     def factors(self) -> dict[str, Any]:
-        schedule = find_clip(self.variant).schedule
-        return {
-            "series": self.series,
-            "trained_on": self.data,
-            "depth": self._size("vision", "depth"),
-            "dim": self._size("vision", "dim"),
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if schedule else None,
-            "lambda_schedule": schedule,
-            "train_eps": 0.0,
-            "training_seed": self.seed,
-        }
+        sizes = CLIP_PRESETS[_SIZES.get(self.preset, "b16")]["vision"] | self.sizes.get("vision", {})
+        return self.made(int(sizes["depth"]), int(sizes["dim"]), find_clip(self.variant).schedule)
 
-    def _size(self, tower: str, name: str) -> int:
-        preset = _SIZES.get(self.preset, "b16")
-        return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
-
-    def make_recipe(self, fingerprint: str) -> "ClipRecipe":
-        from antiphase.training.recipe import make_clip_recipe
-
+    def make_recipe(self, fingerprint: str) -> ClipRecipe:
         fields = {"seed": self.seed, **self.recipe}
         return make_clip_recipe(self.variant, self.preset, self.data, fingerprint, self.sizes, **fields)
 

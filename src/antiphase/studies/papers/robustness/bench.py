@@ -200,4 +200,4 @@ def clip_settings(profile: Profile) -> dict[str, str]:
     return models | PAPER.settings("clips", "attacks", bench=bench(profile))
 
 
-vit_study = partial(PAPER.study, settings=settings)
+vit_study = partial(PAPER.study, settings=settings, by_data=True)

@@ -205,9 +205,7 @@ def _sensitivity_checks(rows: RowsByTable) -> Checks:
     }
 
 
-LAYER_SENSITIVITY = vit_study(
-    "layer-sensitivity", _sensitivity_cells, draw_sensitivity, _sensitivity_checks, by_data=True
-)
+LAYER_SENSITIVITY = vit_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, _sensitivity_checks)
 
 
 PAPERS, STEEPEST = ESTIMATORS[0], ESTIMATORS[2]
@@ -254,13 +252,11 @@ def _lipschitz_checks(rows: RowsByTable) -> Checks:
     }
 
 
-FIGURE_3D = vit_study(
-    "figure-3d",
-    lambda profile: [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)],
-    draw_lipschitz,
-    _lipschitz_checks,
-    by_data=True,
-)
+def _lipschitz_cells(profile: Profile) -> list[Cell]:
+    return [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)]
+
+
+FIGURE_3D = vit_study("figure-3d", _lipschitz_cells, draw_lipschitz, _lipschitz_checks)
 
 
 MODEL = ["data", "series", "depth", SEED]
@@ -352,9 +348,7 @@ def _steeper(maps: pl.DataFrame) -> Checks:
     }
 
 
-FIGURE_4 = PAPER.study(
-    "figure-4", _layer_cells, draw_layers, _layer_checks, vit_and_clip_settings, by_data=True
-)
+FIGURE_4 = vit_study("figure-4", _layer_cells, draw_layers, _layer_checks, settings=vit_and_clip_settings)
 
 
 SITES = ("pixels", "tokens")
@@ -433,11 +427,5 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
     return checks
 
 
-FIGURE_5 = PAPER.study(
-    "figure-5",
-    _alignment_cells,
-    draw_alignment,
-    _alignment_checks,
-    partial(vit_and_clip_settings, variants=["diffclip"]),
-    by_data=True,
-)
+_settings = partial(vit_and_clip_settings, variants=["diffclip"])
+FIGURE_5 = vit_study("figure-5", _alignment_cells, draw_alignment, _alignment_checks, settings=_settings)

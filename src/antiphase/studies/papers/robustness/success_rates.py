@@ -87,7 +87,7 @@ def _vit_study(
     def cells(profile: Profile) -> list[Cell]:
         return attacks(profile) + [bench(profile).accuracy(model) for model in twins(profile)]
 
-    return vit_study(f"figure-2{part}", cells, draw, checks, by_data=True)
+    return vit_study(f"figure-2{part}", cells, draw, checks)
 
 
 def _clip_study(
@@ -313,7 +313,7 @@ def _distance_cells(profile: Profile) -> list[Cell]:
     return [bench(profile).nearest(model) for model in twins(profile, None)]
 
 
-FIGURE_3C = vit_study("figure-3c", _distance_cells, draw_distances, _distance_checks, by_data=True)
+FIGURE_3C = vit_study("figure-3c", _distance_cells, draw_distances, _distance_checks)
 
 
 RESTARTS = 3
@@ -391,6 +391,6 @@ def _clip_checks(worst: pl.DataFrame) -> list[Check]:
     return checks
 
 
-FIGURE_6 = PAPER.study(
-    "figure-6", _restart_cells, draw_restarts, _restart_checks, vit_and_clip_settings, by_data=True
+FIGURE_6 = vit_study(
+    "figure-6", _restart_cells, draw_restarts, _restart_checks, settings=vit_and_clip_settings
 )

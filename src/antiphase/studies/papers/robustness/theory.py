@@ -185,7 +185,7 @@ def _depth_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, _depth_checks, by_data=True)
+THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, _depth_checks)
 
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
@@ -277,4 +277,4 @@ def _radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, _radius_checks, by_data=True)
+THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, _radius_checks)
