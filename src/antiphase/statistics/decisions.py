@@ -14,10 +14,8 @@ from scipy import stats
 
 from antiphase.statistics.intervals import Estimate, Outcomes, check_pairs, is_interval, student_t
 
-LEVEL = 0.05
-"""Two-sided level of every test."""
-LEAST_SEEDS = 8
-"""Training seeds that a verdict about an architecture takes."""
+LEVEL = 0.05  # two-sided level of every test
+LEAST_SEEDS = 8  # training seeds that a verdict about an architecture takes
 
 
 def mcnemar_exact(first: Outcomes, second: Outcomes) -> float:

@@ -17,8 +17,7 @@ from scipy import stats
 from antiphase.statistics.decisions import LEVEL
 from antiphase.statistics.intervals import Estimate, SeedsBySamples, student_t
 
-POWER = 0.8
-"""Probability with which a difference is to be found."""
+POWER = 0.8  # probability with which a difference is to be found
 MOST_SEEDS = 1000
 _LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there
 

@@ -1,4 +1,4 @@
-"""Claims as checked statements: differences that should all be above 0, judged by ``RULE``.
+"""Claims as checked statements: differences that should all be above 0, judged by the rule in ``report/findings.toml``.
 
 A claim that holds if all its checks do needs no correction (intersection-union test), and contradicts itself by chance
 in at most 2.5 % of the cases, however many checks it has: the p-values of the opposite are corrected by Holm. If e
@@ -42,19 +42,6 @@ Verdict = Literal[Tested, "not judged (smoke)", "not run", "beside"]
 Unit = Literal["points", ""]
 MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
-RULE = (
-    "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
-    "these that applies: **contradicted**, its 95 % interval lies below 0 (corrected by Holm for the number of "
-    "differences); **smaller than claimed**, the paper prints an effect and the interval lies below it, be it above 0 "
-    "or not; **holds**, it lies above 0; **absent**, the paper prints no effect and the interval lies within "
-    f"±{100 * (MARGINS['points'] or 0):g} points, or the margin that its study declares; **undecided**. A claim "
-    "is contradicted if one of its differences is; otherwise undecided, smaller than claimed or absent if one "
-    "is; otherwise it holds. A claim on several ε is about the mean of the difference over all ε of its study; "
-    "each ε stands beside it. If a claim allows exceptions, as many of its worst differences are left out, and "
-    f"the others are judged more strictly. Fewer than {LEAST_SEEDS} training seeds give no verdict."
-)
-"""The verdicts in words, for readers of results."""
-
 NOT_IN_PAPER = "not in the paper"
 OWN = "own"
 _NOT_ITS_OWN = (NOT_IN_PAPER, "a summary of the paper")

@@ -18,8 +18,7 @@ ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)
 BY_SEED = "by_seed"
 """Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
 
-IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)
-"""Budgets in words."""
+IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)  # budgets in words
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from antiphase.commands.options import BatchSize, Device, Directory, Options, Quiet, Track, Typed, Words
 from antiphase.errors import UserError, shown
 
-RELEASED = "released"
-"""In ``--models``: the pair of the DiffCLIP paper's authors."""
+RELEASED = "released"  # in `--models`: the pair of the DiffCLIP paper's authors
 STORE = Path("antiphase-store")
 RESULTS = Path("results")
 _KINDS = ("diffclip:", "open_clip:")
@@ -81,8 +80,6 @@ class StudyOptions(Options):
 
     **Examples**
 
-    antiphase study show table-1
-
     antiphase study show figure-3a --profile paper
     """
 
@@ -150,8 +147,6 @@ class RunOptions(StudyOptions):
     antiphase study run robustness --profile laptop --jobs 2
 
     antiphase study run table-3 --profile paper --dry-run
-
-    antiphase study run my-study.py --seeds 5
 
     torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
 
@@ -279,8 +274,6 @@ class NewOptions(Options):
     **Examples**
 
     antiphase study new my-study
-
-    antiphase study run my-study.py --profile smoke
     """
 
     name: Annotated[str, Typed(argument=True, metavar="NAME")] = Field(

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,17 +19,13 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.page import environment
 from antiphase.report.table import escaped, markdown
-from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact
 from antiphase.studies.report import figures, forest, tables, words
-from antiphase.studies.report.words import SHORT, is_tested, page_name, part_name
+from antiphase.studies.report.words import QUESTIONS, RULE, SHORT, is_tested, page_name, part_name
 from antiphase.studies.results import Result
 from antiphase.studies.scale import IN_SHORT
 from antiphase.terminal import duration
 
-QUESTIONS: list[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
-)["questions"]
 _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
 

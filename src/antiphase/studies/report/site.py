@@ -15,7 +15,7 @@ from markupsafe import Markup
 from antiphase.files import write_text
 from antiphase.report.figure import as_svg, inline_svg
 from antiphase.report.page import embedded, environment
-from antiphase.studies.claims import OWN, RULE
+from antiphase.studies.claims import OWN
 from antiphase.studies.figures import Artefact
 from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure, text_svg
 from antiphase.studies.report.forest import forest_figure, forest_lines
@@ -28,7 +28,7 @@ from antiphase.studies.report.tables import (
     table_note,
     table_sheet,
 )
-from antiphase.studies.report.words import PAPERS, page_name, part_name
+from antiphase.studies.report.words import PAPERS, RULE, page_name, part_name
 from antiphase.studies.results import Result
 from antiphase.terminal import duration
 

@@ -2,17 +2,22 @@
 
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
+from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import Estimate
-from antiphase.studies.claims import OWN, Check, Claim, Tested
+from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested
 from antiphase.studies.results import Result
 
-TESTED = get_args(Tested)
-"""The verdicts of claims that were tested."""
+_TEXTS = tomllib.loads(Path(__file__).with_name("findings.toml").read_text(encoding="utf-8"))
+QUESTIONS: list[dict[str, Any]] = _TEXTS["questions"]
+RULE: str = _TEXTS["rule"].format(points=100 * (MARGINS["points"] or 0), seeds=LEAST_SEEDS)
+TESTED = get_args(Tested)  # the verdicts of claims that were tested
 FEW = "too few seeds"
 VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run")
 PAPERS = {
