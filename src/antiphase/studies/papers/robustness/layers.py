@@ -14,7 +14,6 @@ from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table,
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
     PAPER,
-    all_cells,
     bench,
     clip_models,
     twins,
@@ -230,10 +229,8 @@ def draw_lipschitz(rows: RowsByTable) -> Artefact:
     means = _by_estimator(rows, "data", "estimator", "series", "depth").sort("depth", maintain_order=True)
     title = "{estimator}, {data}" if means["data"].n_unique() > 1 else "{estimator}"
     words = "Local Lipschitz estimate, mean over layers, {estimator}, {data}"
-    return Artefact(
-        [PAPER.plot("figure-3d", panels(means, title, "depth", ("depth", "Lipschitz estimate")))],
-        tables(means, words, "lipschitz-{data}-{estimator}", "series", DEPTH, **_NUMBERS),
-    )
+    plot = PAPER.plot("figure-3d", panels(means, title, "depth", ("depth", "Lipschitz estimate")))
+    return Artefact([plot], tables(means, words, "lipschitz-{data}-{estimator}", "series", DEPTH, **_NUMBERS))
 
 
 def _lipschitz_checks(rows: RowsByTable) -> Checks:
@@ -266,19 +263,15 @@ def _layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     both = [*twins(profile, None), *clip_models(profile)]
     differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
-    return all_cells(
-        [sizes.sense_of(model, "lipschitz") for model in both],
-        [sizes.sense_of(model, "alignment") for model in differential],
-    )
+    made = [sizes.sense_of(model, "lipschitz") for model in both]
+    return [*made, *(sizes.sense_of(model, "alignment") for model in differential)]
 
 
 def draw_layers(rows: RowsByTable) -> Artefact:
     """Draw the estimates over the layers for each depth and estimator, and λ over the layers."""
     means = _by_estimator(rows, "data", "depth", "estimator", "series", "layer").drop(BY_SEED)
-    means = pl.concat(
-        block.sort("depth", "layer", maintain_order=True)
-        for block in means.partition_by("data", maintain_order=True)
-    )
+    sets = means.partition_by("data", maintain_order=True)
+    means = pl.concat(block.sort("depth", "layer", maintain_order=True) for block in sets)
     several = means.filter(pl.col("layer").n_unique().over("data", "depth", "estimator") > 1)
     where, number = "{data}, depth {depth}, {estimator}", pl.col("layer") + 1
     drawn = panels(several, where, number, ("layer", "Lipschitz estimate"))
@@ -367,11 +360,9 @@ def _alignment_cells(profile: Profile) -> list[Cell]:
 def placed(rows: RowsByTable) -> pl.DataFrame:
     """Return the rows at x and at x + ξ, with a column ``at`` that says which."""
     names = pl.col("perturbation").replace_strict(PERTURBED, return_dtype=pl.String)
-    both = (
-        rows["alignment"].with_columns(at=pl.lit(CLEAN)),
-        rows["alignment-perturbed"].with_columns(at=names),
-    )
-    return pl.concat(both, how="diagonal_relaxed").filter(pl.col("site").is_in(SITES))
+    clean, perturbed = rows["alignment"], rows["alignment-perturbed"].with_columns(at=names)
+    both = pl.concat([clean.with_columns(at=pl.lit(CLEAN)), perturbed], how="diagonal_relaxed")
+    return both.filter(pl.col("site").is_in(SITES))
 
 
 def draw_alignment(rows: RowsByTable) -> Artefact:
@@ -403,13 +394,11 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
     clip = aligned.filter(pl.col("series") == "DiffCLIP", pl.col("site") == "pixels")
 
     def dominates(**levels: Any) -> list[Check]:
-        return [
-            Check(
-                f"share below 0 − 50 %, depth {one['depth']}, {one['site']}, {one['at']}",
-                share_above(vits, one, BELOW, 0.5),
-            )
-            for one in combinations({"at": places} | levels)
-        ]
+        words, every = (
+            "share below 0 − 50 %, depth {depth}, {site}, {at}",
+            combinations({"at": places} | levels),
+        )
+        return [Check(words.format(**one), share_above(vits, one, BELOW, 0.5)) for one in every]
 
     checks: dict[str, list[Check]] = {}
     if len(vits):
@@ -419,11 +408,9 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
     if len(clip):
         last = int(clip["layer"].max() or 0)  # type: ignore[arg-type]
         words = f"share(layer 1) − share(layer {last + 1}), pixels"
-        checks["opposed-first-in-diffclip"] = (
-            apart(clip, "layer", 0, last, BELOW, words, "points", at=places)
-            if last
-            else [Check(f"{words}, {place}", None) for place in places]
-        )
+        none = [Check(f"{words}, {place}", None) for place in places]
+        first = apart(clip, "layer", 0, last, BELOW, words, "points", at=places) if last else none
+        checks["opposed-first-in-diffclip"] = first
     return checks
 
 

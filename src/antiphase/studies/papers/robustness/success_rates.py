@@ -17,7 +17,6 @@ from antiphase.studies.papers.declarations import Checks, filled
 from antiphase.studies.papers.robustness.bench import (
     EPS,
     PAPER,
-    all_cells,
     attacked_clips,
     bench,
     clip_settings,
@@ -35,10 +34,8 @@ WIDTHS = (2, 4, 8)
 CLIP_WIDTHS = {"paper": (8, 16, 32), "laptop": WIDTHS, "smoke": (4, 8)}
 RATE = "attack success rate"
 DEPTH = pl.format("depth {}", "depth")
-_AXES = {
-    "eps": ("ε", IN_255THS, "eps"),
-    "width": ("width in pixels", pl.format("width {}", "width"), "linear"),
-}
+_AXES = {"eps": ("ε", IN_255THS, "eps")}
+_AXES |= {"width": ("width in pixels", pl.format("width {}", "width"), "linear")}
 
 
 def draw_rates(
@@ -67,9 +64,7 @@ def levels(rows: RowsByTable) -> list[str]:
         rates = {}
         for name, frame, value in (("asr", attacks, ASR), ("clean", rows["accuracy"], CORRECT)):
             means = estimates(frame.filter(data=data), ["series"], value)
-            rates[name] = {
-                series: f"{mean:.1%}" for series, mean in means.select("series", "value").iter_rows()
-            }
+            rates[name] = {one: f"{mean:.1%}" for one, mean in means.select("series", "value").iter_rows()}
         if all({"ViT", "DiffViT"} <= set(known) for known in rates.values()):
             words = filled(PAPER.words["notes"]["levels"], data=titled(data), **rates, **paper)
             sentences.append(words.replace("%", " %"))
@@ -151,6 +146,7 @@ FIGURE_2C = _vit_study(
     partial(draw_rates, name="figure-2c", by="width", attack="patches", prefix="patches"),
     lambda rows: {"fragile-to-patches": higher(rows["attack"], "DiffViT", than="ViT", width=WIDTHS)},
 )
+_PATCH = {"eps": (1.0,), "attack": "patch"}
 FIGURE_2D = _clip_study(
     "d",
     "width",
@@ -158,9 +154,7 @@ FIGURE_2D = _clip_study(
     "patches-clip",
     ("clip-fragile-to-patches", "clip-above-on-imagenet"),
     ("CLIP", "DiffCLIP"),
-    lambda profile: [
-        {"eps": (1.0,), "attack": "patch", "width": width} for width in CLIP_WIDTHS[profile.name]
-    ],
+    lambda profile: [_PATCH | {"width": width} for width in CLIP_WIDTHS[profile.name]],
 )
 
 
@@ -181,25 +175,21 @@ def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
 
 def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     """Return the checks of the paper's claims on ASR by depth."""
-    depths, (small, large) = sorted(attacks["depth"].unique()), AT
+    depths, small = sorted(attacks["depth"].unique()), AT[0]
     ends = f"{depths[0]} to {depths[-1]}"
     diffvit = {"series": "DiffViT", "eps": small}
     shallow = [depth for depth in depths if depth <= 2]
     words = f"fitted fall of ASR(DiffViT) over log2 depth, {ends}, at 1/255"
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
     keys, own = ["data", "depth", SEED, SAMPLE], attacks.filter(series="DiffViT")
-    one, other = (
-        own.filter((pl.col("eps") - eps).abs() < 1e-9).select(*keys, "cell", value=ASR)
-        for eps in (small, large)
-    )
-    lower = other.join(one.drop("cell"), on=keys, maintain_order="left")
+    one, other = (own.filter((pl.col("eps") - eps).abs() < 1e-9).with_columns(value=ASR) for eps in AT)
+    lower = other.join(one.select(*keys, "value"), on=keys, maintain_order="left")
     lower = lower.with_columns(value=pl.col("value") - pl.col("value_right"))
     fades = trend(lower, "depth", {}, pl.col("value"), scale="log2")
+    peaks = peak(attacks, "depth", 1, diffvit, ASR)
     return {
         f"{key}-falls-with-depth": [Check(words, trend(attacks, "depth", diffvit, -ASR, scale="log2"))],
-        f"{key}-highest-at-depth-1": [
-            Check(highest, estimate) for _, estimate in peak(attacks, "depth", 1, diffvit, ASR)
-        ],
+        f"{key}-highest-at-depth-1": [Check(highest, estimate) for _, estimate in peaks],
         f"{key}-fragile-when-shallow": higher(attacks, "DiffViT", than="ViT", eps=small, depth=shallow),
         f"{key}-robust-when-deep": higher(attacks, "ViT", than="DiffViT", eps=small, depth=depths[-1]),
         f"{key}-fades": [Check(f"{words} − the same at 4/255", fades)],
@@ -210,9 +200,8 @@ def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
     """Return ASR over ε at each depth, and over depth at 1/255 and 4/255."""
     rates = estimates(attacks, ["data", "depth", "series", "eps"], ASR).sort("depth", maintain_order=True)
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")
-    listed = tables(
-        rates, "ASR under PGD with depth {depth}, {data}", "asr-{data}-{depth}", "series", IN_255THS
-    )
+    title = "ASR under PGD with depth {depth}, {data}"
+    listed = tables(rates, title, "asr-{data}-{depth}", "series", IN_255THS)
     over_depth = draw_asr(attacks, "figure-3a", "PGD")
     plots = [PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots]
     return Artefact(plots, [*listed, *over_depth.tables])
@@ -221,9 +210,8 @@ def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
 def depth_checks(attacks: pl.DataFrame) -> Checks:
     """Check, on average over ε, that DiffViT is the more fragile one at each depth, and less so the deeper it is."""
     depths = sorted(attacks["depth"].unique())
-    words = (
-        f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, mean over ε"
-    )
+    ends = f"{depths[0]} to {depths[-1]}"
+    words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {ends}, mean over ε"
     fall = trend(gaps(attacks), "depth", {}, -pl.col("value"), scale="log2")
     by_depth = [on_average(attacks, "DiffViT", than="ViT", eps=EPS, depth=depth)[0] for depth in depths]
     return {"fragile-at-each-depth": by_depth, "gap-falls-with-depth": [Check(words, fall)]}
@@ -326,10 +314,8 @@ _BY_PROTOCOL = pl.format("{}, {}", "series", "protocol")
 
 def _restart_cells(profile: Profile) -> list[Cell]:
     sizes, clips = bench(profile), attacked_clips(profile)
-    return all_cells(
-        [sizes.attack(model, **protocol) for model in twins(profile, None) for protocol in PROTOCOLS],
-        [sizes.clip_attack(*clip, EPS, **protocol) for clip in clips for protocol in PROTOCOLS],
-    )
+    made = [sizes.attack(model, **protocol) for model in twins(profile, None) for protocol in PROTOCOLS]
+    return [*made, *(sizes.clip_attack(*clip, EPS, **protocol) for clip in clips for protocol in PROTOCOLS)]
 
 
 def by_protocol(rows: RowsByTable) -> pl.DataFrame:
@@ -352,10 +338,8 @@ def draw_restarts(rows: RowsByTable) -> Artefact:
     model = pl.when(_IS_VIT).then(pl.format("{}, depth {}", "series", "depth")).otherwise("series")
     row, title = pl.format("{}, {}", model, "protocol"), "ASR under PGD by protocol, {data}"
     named = attacks.filter(_IS_VIT).with_columns(series=_BY_PROTOCOL)
-    return Artefact(
-        [PAPER.plot("figure-6", drawn), *draw_asr(named, "figure-6-depth", "PGD").plots],
-        tables(rates, title, "restarts-{data}", row, IN_255THS),
-    )
+    plots = [PAPER.plot("figure-6", drawn), *draw_asr(named, "figure-6-depth", "PGD").plots]
+    return Artefact(plots, tables(rates, title, "restarts-{data}", row, IN_255THS))
 
 
 def _restart_checks(rows: RowsByTable) -> Checks:
@@ -375,9 +359,7 @@ def _restart_checks(rows: RowsByTable) -> Checks:
     return {
         "restarts-raise-asr": raised,
         "fragile-with-restarts": higher(vits, "DiffViT", than="ViT", eps=shallow, depth=1),
-        "fragile-with-restarts-everywhere": [
-            check for depth in depths for check in higher(vits, "DiffViT", than="ViT", eps=small, depth=depth)
-        ],
+        "fragile-with-restarts-everywhere": higher(vits, "DiffViT", than="ViT", depth=depths, eps=small),
         **asr_checks(vits, "pgd-with-restarts"),
     }
 
