@@ -193,7 +193,7 @@ COMMANDS["study run"] = Command(
     "study run",
     RunOptions,
     "antiphase.studies.command:_run",
-    "antiphase.studies.run_result:StudyResult",
+    "antiphase.studies.report.site:StudyResult",
     False,
 )
 """The commands of the group ``study``."""
