@@ -31,7 +31,7 @@ _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
 def summary(results: Sequence[Result], template: str, folder: str = "", **values: Any) -> str:
     """Fill in a template; ``folder`` is that of the studies' pages, relative to the text, if it links to them."""
-    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    claims = words.by_key(results)
     tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
     begun = [result for result in results if result.done]
     judged = {key.partition("/")[0] for key in tested}

@@ -15,7 +15,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from antiphase.report.figure import STYLE
 from antiphase.studies.claims import OWN, Claim, Verdict
-from antiphase.studies.report.words import SHORT, by_source, deciding, estimate_text, is_tested, price
+from antiphase.studies.report.words import SHORT, by_key, by_source, deciding, estimate_text, is_tested, price
 from antiphase.studies.results import Result
 
 LOOKS: dict[Verdict, tuple[str, str, str]] = {
@@ -42,9 +42,7 @@ class Line:
     section: str  # the paper and its section
     statement: str
     verdict: Verdict
-    numbers: tuple[
-        str, ...
-    ]  # the estimate with its interval; of how many it is one; what a verdict would take
+    numbers: tuple[str, ...]  # the estimate; of how many it is one; what a verdict would take
     value: float
     low: float
     high: float
@@ -66,15 +64,13 @@ def forest_lines(results: Sequence[Result]) -> list[Line]:
 
 def answer_lines(results: Sequence[Result], questions: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Return a line for each answer that has a row in the picture of the answers, under its question."""
-    claims = {
-        f"{result.name}/{claim.name}": (result.paper, claim) for result in results for claim in result.claims
-    }
+    claims = by_key(results)
     return [
         replace(line, section=question["title"], statement=words["row"])
         for question in questions
         for words in question["answers"]
-        if "row" in words and words["claim"] in claims and is_tested(claims[words["claim"]][1])
-        if (line := _line(*claims[words["claim"]]))
+        if "row" in words and (claim := claims.get(words["claim"])) and is_tested(claim)
+        if (line := _line(OWN, claim))
     ]
 
 
@@ -108,9 +104,8 @@ def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
         FigureCanvasAgg(figure)
         marks = [Line2D([], [], label=look[2], **_mark(*look)) for look in legend]
         columns = 1 if narrow else max(1, len(marks))
-        figure.legend(
-            handles=marks, loc="upper left", ncols=columns, frameon=False, borderpad=0, labelspacing=0.3
-        )
+        style: dict[str, Any] = {"frameon": False, "borderpad": 0, "labelspacing": 0.3}
+        figure.legend(handles=marks, loc="upper left", ncols=columns, **style)
         for unit, block in units.items():
             top += _HEAD
             left, share = (0.05, 0.9) if narrow else (0.47, 0.32)
@@ -130,9 +125,8 @@ def _rows(block: Sequence[Line], letters: int, narrow: bool) -> list[float]:
 
 def _draw(axes: Any, block: Sequence[Line], letters: int, narrow: bool) -> None:
     ends = np.array([(line.low, line.high) for line in block])
-    most = next(
-        (tick for tick in _TICKS if tick >= np.abs(ends[np.isfinite(ends)]).max(initial=1)), _TICKS[-1]
-    )
+    reach = np.abs(ends[np.isfinite(ends)]).max(initial=1)
+    most = next((tick for tick in _TICKS if tick >= reach), _TICKS[-1])
     axes.set_xscale("asinh", linear_width=4.0)
     axes.set(xlim=(-most, most), ylim=(sum(_rows(block, letters, narrow)), 0), yticks=[])
     ticks = [tick for tick in _TICKS if abs(tick) <= most]
@@ -156,12 +150,10 @@ def _draw(axes: Any, block: Sequence[Line], letters: int, narrow: bool) -> None:
             place = (0.012, bottom + 1) if narrow else (0.8, y)
             axes.text(*place, numbers, size=8.5, color=look["color"], **text)
             if line.margin:
-                axes.fill_between(
-                    [-line.margin, line.margin], bottom - 0.2, bottom + 1.2, color="#2f62a8", alpha=0.1, lw=0
-                )
-            axes.plot(
-                np.clip([line.low, line.high], -most, most), [bottom + 0.5] * 2, color=look["color"], lw=1.8
-            )
+                shade, ends = {"color": "#2f62a8", "alpha": 0.1, "lw": 0}, (-line.margin, line.margin)
+                axes.fill_between(ends, bottom - 0.2, bottom + 1.2, **shade)
+            ends = np.clip([line.low, line.high], -most, most)
+            axes.plot(ends, [bottom + 0.5] * 2, color=look["color"], lw=1.8)
             dots = np.clip(line.beside, -most, most)
             axes.plot(dots, [bottom + 0.5] * len(dots), ".", color=look["color"], ms=6, alpha=0.5, mew=0)
             axes.plot(np.clip(line.value, -most, most), bottom + 0.5, clip_on=False, zorder=3, **look)

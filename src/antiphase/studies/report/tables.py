@@ -15,24 +15,9 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Panel, Plot, Table
 from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, outcomes
+from antiphase.studies.report import words
 from antiphase.studies.report.figures import positions, tick_labels, x_label, y_label
-from antiphase.studies.report.words import (
-    FEW,
-    PAPERS,
-    SHORT,
-    TESTED,
-    VERDICTS,
-    bracketed,
-    by_source,
-    counts,
-    estimates_line,
-    is_tested,
-    price,
-    signed,
-    supported,
-    tally,
-    written,
-)
+from antiphase.studies.report.words import FEW, PAPERS, SHORT, TESTED, VERDICTS, price, signed, written
 from antiphase.studies.results import Result
 
 _ABOUT = ("paper", "study", "profile", "claim", "source", "statement", "claim_verdict")
@@ -56,9 +41,9 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
         value, low, high, paper = (
             None if cell[key] is None else scale * cell[key] for key in ("value", "low", "high", "paper")
         )
-        digits = supported(value, low, high) if table.digits is None else table.digits
+        digits = words.supported(value, low, high) if table.digits is None else table.digits
         theirs = "" if paper is None else f"(paper {paper:.6g})".replace("-", "−")
-        notes = tuple(filter(None, (bracketed(low, high, digits), theirs)))
+        notes = tuple(filter(None, (words.bracketed(low, high, digits), theirs)))
         key = None if value is None or math.isnan(value) else cell["value"]
         fields[cell["row"], cell["column"]] = StudyField(written(value, digits), notes, value=key)
     rows, columns = (table.cells[name].unique(maintain_order=True).to_list() for name in ("row", "column"))
@@ -111,10 +96,10 @@ def plot_csv(plot: Plot) -> str:
 
 def counts_sheet(results: Sequence[Result]) -> Sheet:
     """Count what became of every claim of each paper, as its register lists them, and of our own questions."""
-    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    claims = words.by_key(results)
     found: dict[str, Mapping[str, int]] = {}
-    for paper, pairs in by_source(results).items():
-        own = counts([claim for _, claim in pairs])
+    for paper, pairs in words.by_source(results).items():
+        own = words.counts([claim for _, claim in pairs])
         untested = sum(count for verdict, count in own.items() if verdict not in TESTED)
         found[paper] = outcomes(paper, claims) or {**own, UNTESTED: untested}
     rows = []
@@ -137,7 +122,7 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str] = ()) -> list[
             tuple(_claim_row(result, claim, page_of[id(result)]) for result, claim in pairs),
             _check_frame(pairs).write_csv(),
         )
-        for paper, pairs in by_source(results).items()
+        for paper, pairs in words.by_source(results).items()
     ]
 
 
@@ -148,7 +133,7 @@ def _claim_row(result: Result, claim: Claim, page: str) -> tuple[StudyField, ...
     return (
         StudyField(claim.statement, (f"({claim.source})",), kind="name"),
         _verdict(claim.verdict, *([f"({notes})"] if notes else [])),
-        StudyField(estimates_line(claim), kind="estimates", value=values[0] if values else None),
+        StudyField(words.estimates_line(claim), kind="estimates", value=values[0] if values else None),
         StudyField(result.label, kind="link", href=link),
     )
 
@@ -178,7 +163,7 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
         (
             StudyField(result.label, (result.title,), kind="name", href=page),
             StudyField(SHORT.get(result.paper, result.paper), kind="word"),
-            StudyField(tally(result.claims) or "–", kind="word"),
+            StudyField(words.tally(result.claims) or "–", kind="word"),
             StudyField(f"{result.done:,}/{result.total:,}", value=result.done / max(result.total, 1)),
             StudyField(result.profile, kind="word"),
             StudyField(str(len(result.seeds)), value=len(result.seeds)),
@@ -228,7 +213,7 @@ def models_tested(results: Sequence[Result], name: str) -> dict[str, str]:
     """Return the seeds and samples that claims were tested on, by the models in words, a setting of the studies."""
     groups: dict[str, list[pl.DataFrame]] = {}
     for result in results:
-        checks = _check_frame([(result, claim) for claim in result.claims if is_tested(claim)])
+        checks = _check_frame([(result, claim) for claim in result.claims if words.is_tested(claim)])
         if len(checks):
             groups.setdefault(result.settings.get(name, result.label), []).append(checks)
-    return {words: over(*frames, samples="samples") for words, frames in groups.items()}
+    return {models: over(*frames, samples="samples") for models, frames in groups.items()}

@@ -38,6 +38,11 @@ def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]
     return dict(sorted(sources.items(), key=lambda item: item[0] == OWN))
 
 
+def by_key(results: Sequence[Result]) -> dict[str, Claim]:
+    """Return all claims by ``STUDY/CLAIM``."""
+    return {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+
+
 def page_name(result: Result) -> str:
     """Return the name of a study's page, without an ending."""
     return _plain(f"{result.paper}-{result.name.removeprefix(f'{result.paper}-')}")
@@ -94,10 +99,7 @@ def estimates_line(claim: Claim) -> str:
 
 
 def brief_numbers(claim: Claim) -> dict[str, str]:
-    """Return what decides a claim's verdict, for a sentence: the estimates, and the smallest of several by its name.
-
-    The unit is left out.
-    """
+    """Return what decides a claim's verdict, without unit: the estimates, and the smallest of several by its name."""
     checks = [check for check in claim.deciding if check.estimate]
     numbers = [estimate_text(check).replace(" points", "") for check in checks]
     names = told_apart([check.what for check in checks])
@@ -163,10 +165,7 @@ def supported(value: float | None, low: float | None, high: float | None) -> int
 
 
 def signed(estimate: Estimate, unit: str) -> tuple[str, str]:
-    """Format a difference, signed and with its unit, and its interval.
-
-    Nonzero ends are not rounded to 0, since the verdict depends on their signs.
-    """
+    """Format a difference with its unit, and its interval, of which nonzero ends are not rounded to 0."""
     scale = 100.0 if unit == "points" else 1.0
     value, low, high = (scale * part for part in (estimate.value, estimate.low, estimate.high))
     digits = 1 if unit == "points" else supported(value, low, high)
