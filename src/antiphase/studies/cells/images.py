@@ -19,7 +19,7 @@ from antiphase.commands.certify.estimated_radius import measure_radii
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
-from antiphase.studies.cells.models import CommandMeasurement, Measurement
+from antiphase.studies.cells.models import Measurement
 from antiphase.studies.spec import Lab
 from antiphase.studies.store import WORK_FOLDER
 
@@ -42,7 +42,7 @@ class Accuracy(Measurement):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Attack(CommandMeasurement):
+class Attack(Measurement):
     """One attack on one model over several ε, with one row per ε and image.
 
     Attributes:
@@ -177,7 +177,7 @@ _RENAMED = {"eps": "radius", "travel": "eps"}
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sense(CommandMeasurement):
+class Sense(Measurement):
     """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
 
     Attributes:

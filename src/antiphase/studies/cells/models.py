@@ -1,6 +1,5 @@
 """The models of studies, and the measurement of one of them on one source of data."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -177,6 +176,12 @@ class Measurement(Cell):
     def facts(self) -> Iterator[tuple[str, Any]]:
         return facts_of_given(self.model)
 
+    def options(self) -> Any:
+        """Return the options of the command that measures the same, if there is one."""
+
+    def running(self, lab: Lab) -> Any:
+        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
+
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
     ) -> tuple[nn.Module, ImageSet]:
@@ -190,16 +195,6 @@ class Measurement(Cell):
         images, _ = in_model_order([card_of(classifier)], images)
         check_fit(card_of(classifier), images)
         return classifier, images
-
-
-class CommandMeasurement(Measurement):
-    """A measurement that a command makes, too."""
-
-    @abstractmethod
-    def options(self) -> Any: ...
-
-    def running(self, lab: Lab) -> Any:
-        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
 
 def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from antiphase.data.conversations import load_conversations, query_settings
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 from antiphase.models.zoo import load_model
-from antiphase.studies.cells.models import CommandMeasurement, Given, facts_of_given
+from antiphase.studies.cells.models import Given, Measurement, facts_of_given
 from antiphase.studies.cells.training import TrainClip
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import WORK_FOLDER
@@ -131,7 +131,7 @@ class TrainVlm(Cell):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AttackAnswers(CommandMeasurement):
+class AttackAnswers(Measurement):
     """An attack on a vision-language model's answers, as ``antiphase attack`` with POPE's questions."""
 
     version: ClassVar[int] = 1

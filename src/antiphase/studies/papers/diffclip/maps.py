@@ -8,7 +8,7 @@ import polars as pl
 
 from antiphase.data.shards import TITLES
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
-from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
+from antiphase.studies.cells.evaluate import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Gallery, Picture, Table, panels, tables
