@@ -49,24 +49,16 @@ _NOT_ITS_OWN = (NOT_IN_PAPER, "a summary of the paper")
 
 @dataclass(frozen=True)
 class Check:
-    """A difference that is claimed to be above zero.
+    """A difference that is claimed to be above zero."""
 
-    Attributes:
-        what: the difference in words, such as ``"ASR(DiffViT) − ASR(ViT) at 1/255"``.
-        estimate: its estimate with a 95 % interval over seeds and images; None if rows are missing.
-        unit: ``"points"`` for differences of fractions, shown in percentage points with the interval clipped to ±100;
-            empty for other values.
-        judged: whether there is a verdict; False under the profile ``smoke``.
-        decides: whether the claim's verdict depends on it; other checks are shown beside it.
-        over: what the interval has to be over: training seeds, or images alone for models that were not trained here.
-    """
-
-    what: str
-    estimate: Estimate | None
-    unit: Unit = "points"
-    judged: bool = True
-    decides: bool = True
-    over: Literal["seeds", "images"] = "seeds"
+    what: str  # in words, such as "ASR(DiffViT) − ASR(ViT) at 1/255"
+    estimate: Estimate | None  # with a 95 % interval over seeds and images; None if rows are missing
+    unit: Unit = "points"  # of fractions, with the interval clipped to ±100; empty for other values
+    judged: bool = True  # whether there is a verdict; False under the profile smoke
+    decides: bool = True  # whether the claim's verdict depends on it; other checks are shown beside it
+    over: Literal["seeds", "images"] = (
+        "seeds"  # of the interval: images alone for models that were not trained here
+    )
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
@@ -139,10 +131,7 @@ class Claim:
 
     @cached_property
     def seeds_needed(self) -> int | None:
-        """Training seeds with which a verdict is expected, with a power of 80 %, if the differences seen are true.
-
-        None if no number of seeds is enough, fewer than two were seen, or the claim is judged over images.
-        """
+        """Training seeds with which a verdict is expected, with a power of 80 %, if the differences seen are true."""
         if any(check.seeds < 2 or check.over == "images" for check in self.deciding):
             return None
 

@@ -25,9 +25,8 @@ IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)  # budgets in words
 class Panel:
     """One pair of axes: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick.
 
-    Attributes:
-        points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them), ``ESTIMATES`` and,
-            optionally, ``BY_SEED``; a radar chart shows neither intervals nor the paper's numbers.
+    Points have the columns ``series`` (String), ``x`` (Float64), ``ESTIMATES`` and, optionally, ``BY_SEED``; a radar
+    chart shows neither intervals nor the paper's numbers.
     """
 
     title: str
@@ -72,17 +71,12 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of estimates, whose rows and columns are in the order of their first cell.
-
-    Attributes:
-        cells: columns ``row`` (String), ``column`` (String), ``ESTIMATES`` and ``paper`` (Float64, the paper's number
-            in the same unit, or null).
-    """
+    """A table of estimates, whose rows and columns are in the order of their first cell."""
 
     name: str  # of its CSV: letters, digits and "-"
     title: str
     index: str
-    cells: pl.DataFrame
+    cells: pl.DataFrame  # row, column (String), ESTIMATES and paper (Float64, the paper's number or null)
     percent: bool = True  # whether values are fractions in [0, 1], shown in percent
     digits: int | None = 1  # None: as many as each interval supports
     brackets: str = "95 % intervals"

@@ -90,10 +90,9 @@ class Pack:
 
 
 def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
-    """Add the finished cells of a study to a folder and return how many were new.
+    """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
-    Cells that are there already stay as they are, so rows are neither repeated nor lost. The same cells give the same
-    bytes, in whatever order they came.
+    The same cells give the same bytes, in whatever order they came.
     """
     known = set(pack.cells["cell"])
     records, rows = [], {}

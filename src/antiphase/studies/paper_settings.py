@@ -133,10 +133,9 @@ def note_of(study: Study, profile: Profile) -> list[str]:
 
 
 def gather(study: Study, profile: Profile) -> Facts:
-    """Build what every cell of a study would use; return the values of each setting, in the order of the cells.
+    """Return the values of each setting that the cells of a study would use; of random seeds, their number.
 
-    A budget is in 255ths, as ``NAME_255``; of a random seed, ``KIND.seed``, only the number of values is returned, as
-    ``KIND.seeds``.
+    A budget is in 255ths, as ``NAME_255``.
     """
     values: dict[str, dict[Any, None]] = {}
     for cell in closure(study.cells(profile)):
@@ -167,10 +166,7 @@ def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
 
 
 def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any, ...], Verdict]]:
-    """Return every line of a paper's text with a study's values and whether they are the paper's.
-
-    If all models are given instead of trained, the lines of their training are left out.
-    """
+    """Return every line of a paper's text, but for trainings if all models are given, with our values and verdict."""
     kinds = {name.partition(".")[0] for name in facts}
     left_out = {"train", "clip"} - kinds if "given" in kinds else set()
     return [

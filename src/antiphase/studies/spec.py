@@ -80,8 +80,7 @@ class Lab:
 class Cell(ABC):
     """One unit of work with one stored result: a training, or a measurement of one model.
 
-    Subclasses are frozen dataclasses whose fields all affect the result; device, workers and batch size belong to the
-    lab.
+    Subclasses are frozen dataclasses whose fields all affect the result, unlike those of the lab.
     """
 
     version: ClassVar[int] = 1  # increase when the same fields give another result
@@ -130,25 +129,17 @@ class Cell(ABC):
 @final
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of a paper: its cells, and what is drawn and claimed from their rows.
-
-    Attributes:
-        paper: ``"robustness"``, ``"diffclip"``, ``"own"`` for the package's own, or a group name of yours.
-        cells: function from a profile to the cells to measure; their dependencies are added.
-        draw: function from the rows to figures and tables.
-        claims: function from the rows to claims.
-        settings: function from a profile to the settings shown on the page.
-    """
+    """A table or figure of a paper: its cells, and what is drawn and claimed from their rows."""
 
     name: str
-    paper: str
+    paper: str  # "robustness", "diffclip", "own" for the package's own, or a group name of yours
     label: str
     title: str
     text: str | None
-    cells: Callable[[Profile], Sequence[Cell]]
+    cells: Callable[[Profile], Sequence[Cell]]  # what is measured; the trainings that it needs are added
     draw: Callable[[RowsByTable], Artefact]
     claims: Callable[[RowsByTable], Sequence[Claim]] = lambda rows: ()
-    settings: Callable[[Profile], Mapping[str, str]] = lambda profile: {}
+    settings: Callable[[Profile], Mapping[str, str]] = lambda profile: {}  # shown on the page
 
 
 def closure(cells: Sequence[Cell]) -> list[Cell]:

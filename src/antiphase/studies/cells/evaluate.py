@@ -37,15 +37,11 @@ _PROJECTED = "features are taken after the projection: this model gives no acces
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Measurement):
-    """Evaluate one task of :data:`~antiphase.registry.TASKS`, with one row per image, caption, episode or pair.
-
-    Attributes:
-        protocol: settings that differ from the defaults of ``antiphase evaluate``, by the names that the tasks use.
-    """
+    """Evaluate one task of :data:`~antiphase.registry.TASKS`, with one row per image, caption, episode or pair."""
 
     kind = "evaluate"
     task: str
-    protocol: dict[str, Any] = field(default_factory=dict)
+    protocol: dict[str, Any] = field(default_factory=dict)  # what differs from ``antiphase evaluate``
     limit: int | None = None
     train_limit: int | None = None
 
@@ -124,21 +120,22 @@ class Relevance(Measurement):
     Maps are compared with the object by measures without a threshold: the pointing game and mask average precision. The
     object is the one that the text names, where the source has objects; in other drawings on white it is everything
     that is not white, including holes. Masks are cropped to the centre square that models see.
-
-    Attributes:
-        ask: queries of each image: its first ``"caption"``, the name of its ``"class"``, or those of its ``"objects"``.
-        texts: queries for every image instead; of a source with objects, only images that show all of them are used.
-        prompt: template around a text.
-        kinds: some of :data:`~antiphase.sensitivity.relevance.METHODS`; A1 and A2 alone are skipped for standard
-            attention.
     """
 
     kind = "relevance"
     limit: int
-    ask: Literal["caption", "class", "objects"] = "caption"
-    texts: tuple[str, ...] = ()
-    prompt: str = "{}"
-    kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)
+    ask: Literal["caption", "class", "objects"] = (
+        "caption"  # of each image: its first caption, or names of these
+    )
+    texts: tuple[
+        str, ...
+    ] = ()  # for every image instead; of a source with objects, for images that show all of them
+    prompt: str = "{}"  # template around a text
+    kinds: tuple[str, ...] = (
+        COMBINED,
+        POSITIVE,
+        NEGATIVE,
+    )  # of METHODS; A1 and A2 only of differential attention
 
     @property
     def label(self) -> str:

@@ -45,25 +45,23 @@ class Accuracy(Measurement):
 class Attack(Measurement):
     """One attack on one model over several ε, with one row per ε and image.
 
-    Attributes:
-        eps: budgets, in units of the [0, 1] pixel.
-        attack: a name of the catalogue, or a function of your own with the signature of
-            :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
-        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
-        prompt: template of a dual encoder's class prompts.
+    The attack is a name of the catalogue, or a function of your own with the signature of
+    :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
     """
 
     kind = "attack"
-    eps: tuple[float, ...]
+    eps: tuple[float, ...]  # in units of the [0, 1] pixel
     limit: int | None = None
     image_size: int | None = None
     attack: str | Callable[..., AttackResult] = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
     norm: str = "linf"
-    nested: Nesting = "up"
+    nested: Nesting = (
+        "up"  # how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`
+    )
     seed: int = 0
     precision: str = "float32"
-    prompt: str | None = None
+    prompt: str | None = None  # template of a dual encoder's class prompts
 
     @property
     def label(self) -> str:
@@ -178,16 +176,13 @@ _RENAMED = {"eps": "radius", "travel": "eps"}
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Measurement):
-    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
+    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model."""
 
-    Attributes:
-        part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
-        settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
-    """
-
-    part: str
+    part: str  # "alignment", "alignment-perturbed", "lipschitz", "depth" or "branches"
     limit: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(
+        default_factory=dict
+    )  # what differs from the defaults of ``SenseOptions``
 
     @property
     def table(self) -> str:

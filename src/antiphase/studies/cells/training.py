@@ -80,16 +80,14 @@ OTHER_START = (
 class TrainVit(Training):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
-    Attributes:
-        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``, of ``sizes`` such as ``depth`` and ``dim``.
-        image_size: size of images from files, in pixels.
-        recipe: fields of :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
-        adversary: settings of adversarial training, including ``eps``; empty for natural training.
+    Sizes are ``depth``, ``dim`` and so on; the recipe has fields of :class:`~antiphase.training.recipe.Recipe`.
     """
 
-    model: str
-    image_size: int | None = None
-    adversary: dict[str, Any] = field(default_factory=dict)
+    model: str  # a key of ``antiphase.registry.VITS``, such as "diffvit"
+    image_size: int | None = None  # of images from files, in pixels
+    adversary: dict[str, Any] = field(
+        default_factory=dict
+    )  # settings of adversarial training, including ``eps``
 
     def __post_init__(self) -> None:
         attention_of(self.model)  # refuses a model that does not exist
@@ -191,15 +189,11 @@ class TrainVit(Training):
 class TrainClip(Training):
     """A CLIP or one of its differential variants, trained contrastively (DiffCLIP, Section 4.1).
 
-    Attributes:
-        variant: a key of ``antiphase.registry.CLIPS``, such as ``"diffclip-depth"`` (DiffCLIP*).
-        preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
-        sizes: see ``configure_clip``.
-        recipe: fields of :class:`~antiphase.training.recipe.ClipRecipe`.
+    Sizes are those of ``configure_clip``; the recipe has fields of :class:`~antiphase.training.recipe.ClipRecipe`.
     """
 
-    variant: str
-    preset: str = "diffclip"
+    variant: str  # a key of ``antiphase.registry.CLIPS``, such as "diffclip-depth" (DiffCLIP*)
+    preset: str = "diffclip"  # size and recipe of the paper; "openmoji" for a laptop
 
     @property
     def series(self) -> str:
@@ -278,19 +272,17 @@ class Untrained:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A trained model under a name of its own, with or without an intervention on its attention at test time.
-
-    Attributes:
-        lam: factor of λ.
-        negative: A2 as trained (``"own"``), its mean over 1,000 training images, or uniform attention.
-        stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.
-    """
+    """A trained model under a name of its own, with or without an intervention on its attention at test time."""
 
     model: TrainVit
     series: str = aside("")
-    lam: float = 1.0
-    negative: Literal["own", "mean", "uniform"] = "own"
-    stopped: tuple[Branch, ...] = ()
+    lam: float = 1.0  # factor of λ
+    negative: Literal["own", "mean", "uniform"] = (
+        "own"  # A2 as trained, its mean over training images, or uniform
+    )
+    stopped: tuple[
+        Branch, ...
+    ] = ()  # maps that pass no gradient to the attacker; verdicts are the trained model's
 
     def __post_init__(self) -> None:
         if self.negative not in ("own", "mean", "uniform"):

@@ -32,25 +32,19 @@ if TYPE_CHECKING:
 class TrainVlm(Cell):
     """One stage of a vision-language model's training, as ``antiphase train-vlm``.
 
-    Attributes:
-        start: a CLIP, whose image tower sees, in stage 1, which trains the projector; the cell of stage 1 in stage 2,
-            which trains the language model, too, and has its language and prompt.
-        data: source of conversations; when the files of a folder change, the cell stays the same.
-        language: language model, see ``load_language``.
-        prompt: conversation format, see :class:`~antiphase.vlm.Prompt`.
-        preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
-        recipe: recipe settings that differ, see :class:`~antiphase.vlm.checkpoint.VlmRecipe`.
+    Stage 1 starts from a CLIP, whose image tower sees, and trains the projector; stage 2 starts from the cell of stage
+    1, whose language and prompt it has, and trains the language model, too.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
     start: "TrainClip | Given | TrainVlm"
-    data: str
+    data: str  # conversations; when the files of a folder change, the cell stays the same
     seed: int = 0
-    language: str = "smollm2"
-    prompt: Style | None = None
-    preset: str = "diffclip"
+    language: str = "smollm2"  # see ``load_language``
+    prompt: Style | None = None  # conversation format, see :class:`~antiphase.vlm.Prompt`
+    preset: str = "diffclip"  # recipe of the paper; "emoji" for a laptop
     limit: int | None = None
-    recipe: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)  # fields of ``VlmRecipe``
 
     @property
     def table(self) -> str:

@@ -58,11 +58,7 @@ class Style:
 
 
 def series_styles(names: Sequence[str]) -> dict[str, Style]:
-    """Assign styles to the series of a figure; the models of the two papers have the same colour in every figure.
-
-    ``"DiffViT, 4/255"`` has the colour of ``"DiffViT"``. Series differ in markers and hatches, those of one colour also
-    in dashes.
-    """
+    """Assign styles to the series of a figure; ``"DiffViT, 4/255"`` has the colour of ``"DiffViT"`` in every figure."""
     stems = {name: re.match(r"(?:Diff)?(?:ViT|CLIP)[*†]?(?![\w*†-])", name) for name in names}
     fixed = {name: _MODELS[stem[0]] for name, stem in stems.items() if stem and stem[0] in _MODELS}
     further = itertools.cycle([color for color in _FURTHER if color not in fixed.values()])
@@ -78,10 +74,9 @@ def series_styles(names: Sequence[str]) -> dict[str, Style]:
 
 
 def plot_figure(plot: Plot) -> Figure:
-    """Draw a plot of lines with interval bands or bars with whiskers.
+    """Draw a plot of lines with interval bands or bars with whiskers; single training seeds are thin lines or dots.
 
-    The means of single training seeds are thin lines, or dots next to the whiskers of bars. Infinite intervals are not
-    drawn; those much wider than the spread of the values are cut at the frame. One legend names all series.
+    Infinite intervals are not drawn; those much wider than the spread of the values are cut at the frame.
     """
     drawing = {"line": _lines, "bar": _bars, "radar": _radar}
     columns = max(1, min(plot.columns, len(plot.panels)))
@@ -309,11 +304,7 @@ PIXELS = 250_000  # of all images of a page, at most
 
 
 def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
-    """Draw a grid of images with maps, each enlarged bilinearly and divided by its largest absolute value.
-
-    Positive values are red, negative values blue; where a map is 0 the image shows in light grey. Images without a map
-    keep their colours.
-    """
+    """Draw a grid of images with maps, each divided by its largest absolute value: red above 0, blue below."""
     columns, rows = max(map(len, gallery.rows), default=1), max(len(gallery.rows), 1)
     pictures = [picture for row in gallery.rows for picture in row]
     side = int(min(256, math.sqrt(pixels / max(len(pictures), 1))))

@@ -83,11 +83,7 @@ def unfinished(result: Result) -> bool:
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
-    """Write what the studies found as Markdown: a few questions and all claims, and a page for each study.
-
-    The studies' pages and their figures are in a folder named like the page. The pictures of the claims and of the
-    answers are next to it, once for wide and once for narrow screens.
-    """
+    """Write what the studies found as Markdown, and a page for each study into a folder of its name."""
     pictures = {"claims": forest.forest_lines(results), "answers": forest.answer_lines(results, QUESTIONS)}
     for (name, lines), (ending, narrow) in itertools.product(pictures.items(), _WIDE_AND_NARROW):
         if lines:
