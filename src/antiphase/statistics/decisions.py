@@ -21,8 +21,7 @@ LEAST_SEEDS = 8  # training seeds that a verdict about an architecture takes
 def mcnemar_exact(first: Outcomes, second: Outcomes) -> float:
     """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
 
-    Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
-    value is 1.
+    Under that hypothesis each discordant sample is on either side with probability ½.
     """
     check_pairs(first, second)
     only_first, discordant = int((first & ~second).sum()), int((first != second).sum())
@@ -51,11 +50,10 @@ def mcnemar_clustered(first: Outcomes, second: Outcomes, clusters: Int64[np.ndar
 def decide(
     differences: Sequence[Estimate], p_values: Sequence[float | None] | None = None, seeds: int = 1
 ) -> list[int]:
-    """Return for each difference 1 or −1 if it is decided to be above or below 0, and 0 if it is not decided.
+    """Return for each of the differences shown together 1 or −1 if it is decided to be above or below 0, otherwise 0.
 
-    The differences are shown together, each with a 95 % interval. ``p_values`` are of the hypotheses that they are 0;
-    None where the p-value is that of the interval. Each is a mean over ``seeds`` training seeds; with 1 the intervals
-    are over the images.
+    ``p_values`` are of the hypotheses that they are 0; None where it is that of the interval. Each is a mean over
+    ``seeds`` training seeds; with 1 the intervals are over the images.
     """
     if 1 < seeds < LEAST_SEEDS:
         return [0] * len(differences)

@@ -1,7 +1,4 @@
-"""Estimates with 95 % intervals: proportions, paired proportions, means over seeds and classes, functions of means.
-
-And linearised values, which make such functions means of one value a sample.
-"""
+"""Estimates with 95 % intervals; linearised values, which make functions of means the mean of one value a sample."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -112,10 +112,7 @@ def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> flo
 
 
 def power_within(difference: float, margin: float, spread: Spread) -> float:
-    """Return the probability that the whole 95 % interval lies within ±margin, for a true difference.
-
-    P(|m̂| < margin − t₀.₉₇₅·s), m̂ normal around the difference.
-    """
+    """Return P(|m̂| < margin − t₀.₉₇₅·s): the 95 % interval lies within ±margin, m̂ normal around the difference."""
     if not spread.error:
         return float(abs(difference) < margin)
     room, shift = margin / spread.error - student_t(spread.degrees), difference / spread.error
@@ -123,10 +120,7 @@ def power_within(difference: float, margin: float, spread: Spread) -> float:
 
 
 def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
-    """Return the smallest number of seeds, at least ``least``, that is enough; None if ``MOST_SEEDS`` are not.
-
-    ``enough`` holds for every larger number as well.
-    """
+    """Return the smallest number of seeds, at least ``least``, from which on it is enough; None above ``MOST_SEEDS``."""
     if not enough(MOST_SEEDS):
         return None
     return least + bisect.bisect_left(range(least, MOST_SEEDS), x=True, key=enough)

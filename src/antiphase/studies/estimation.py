@@ -117,10 +117,9 @@ def trend(
 def peak(
     rows: pl.DataFrame, column: str, at: Any, where: Mapping[str, Any], value: pl.Expr
 ) -> list[tuple[str, CrossedEstimate | None]]:
-    """Estimate how far a mean at one level of a column lies above those of the levels below it and above it.
+    """Estimate how far a mean at one level of a column lies above the average of the levels below, and of those above.
 
-    At a peak both differences are above 0. The means on either side are averages over their levels, so neighbours that
-    are nearly as high as the peak do not decide alone.
+    At a peak both differences are above 0.
     """
     levels, found = _levels(rows, column, where), []
     sides = {"below": [level for level in levels if level < at]}

@@ -164,10 +164,7 @@ _LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
 
 
 def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
-    """Return class, version and non-default fields of a cell, ready for JSON; cells that it needs by their identities.
-
-    ``renewed`` says whether sources that are ``RENEWED`` are told from what they were.
-    """
+    """Return class, version and non-default fields of a cell for JSON, ``RENEWED`` sources told from what they were."""
     fields = {}
     for field in dataclasses.fields(cell):
         value, default = getattr(cell, field.name), field.default

@@ -182,11 +182,7 @@ def alike(observed: pl.DataFrame, among: Sequence[str], strata: str) -> pl.DataF
 
 
 def averaged(observed: pl.DataFrame, over: str = "data", name: str = AVERAGE) -> pl.DataFrame:
-    """Return the observations of the mean over data sets, or over tasks, each of which counts alike.
-
-    A model that was not measured on all that the others were measured on is left out, so that no means over different
-    sets are compared.
-    """
+    """Return the observations of the mean over data sets, or tasks, which count alike, of models measured on all."""
     among = [column for column in (*_MODEL, "task", "data") if column != over]
     every = [column for column in among if column not in ("series", SEED)]
     count = pl.col(over).n_unique()
@@ -206,8 +202,7 @@ def with_average(observed: pl.DataFrame) -> pl.DataFrame:
 def clustered(observed: pl.DataFrame, among: Sequence[str]) -> pl.DataFrame:
     """Let every caption count alike where an image's captions are averaged into one sample.
 
-    With c of n captions of k images an image's own and m the mean over all captions, a value v becomes
-    m + c·k/n·(v − m): the mean over images of their captions' means is then m.
+    With c of n captions of k images an image's own, a value v becomes m + c·k/n·(v − m), m the mean over all captions.
     """
     own, mean = pl.len().over([*among, SAMPLE]), pl.mean("value").over(among)
     per_image = pl.len().over(among) / pl.col(SAMPLE).n_unique().over(among)
@@ -308,10 +303,9 @@ def _spread_study(number: int, task: str) -> Study:
 
 
 def spread(observed: pl.DataFrame) -> pl.DataFrame:
-    """Return the standard deviations of the accuracy over both kinds of seeds; a kind with one seed has none.
+    """Return the standard deviations of the accuracy over training seeds, and over evaluation seeds as the paper's.
 
-    Over the seeds of the evaluation it is the paper's: of each model's accuracies, and the root of the mean of the
-    squares over training seeds. Over training seeds it is that of the models' means.
+    The latter is the root of the mean square over training seeds. A kind with one seed has none.
     """
     count = pl.len().cast(pl.Int64)
     means = observed.group_by([*KEYS, SEED, "seed"], maintain_order=True).agg(VALUE.mean(), n=count)

@@ -41,10 +41,7 @@ def _sensitivity_cells(profile: Profile) -> list[Cell]:
 
 
 def values(rows: RowsByTable) -> pl.DataFrame:
-    """Return every quantity of every layer of DiffViT, one row for each training seed and image.
-
-    Ratios of means are linearised: the images' values average to the ratio, and their spread gives its variance.
-    """
+    """Return every quantity of every layer of DiffViT for each training seed and image; ratios are linearised."""
     return pl.concat([_gradients(rows["alignment"]), _lipschitz(rows["lipschitz"]), _moved(rows["depth"])])
 
 
