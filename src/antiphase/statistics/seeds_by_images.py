@@ -120,7 +120,7 @@ def power_within(difference: float, margin: float, spread: Spread) -> float:
 
 
 def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
-    """Return the smallest number of seeds, at least ``least``, from which on it is enough; None above ``MOST_SEEDS``."""
+    """Return the smallest number of seeds from ``least`` on that is enough; None if ``MOST_SEEDS`` are not."""
     if not enough(MOST_SEEDS):
         return None
     return least + bisect.bisect_left(range(least, MOST_SEEDS), x=True, key=enough)
