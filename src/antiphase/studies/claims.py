@@ -136,7 +136,7 @@ class Claim:
             return None
 
         def enough(seeds: int) -> bool:
-            verdicts = [self._expected(check, seeds) for check in self.deciding]
+            verdicts: list[Verdict] = [self._expected(check, seeds) for check in self.deciding]
             return joint(verdicts, self.exceptions) != "undecided"
 
         return seeds_until(enough, LEAST_SEEDS)

@@ -37,7 +37,8 @@ class Line:
 
     def verdict(self, values: tuple[Any, ...]) -> Verdict:
         """Compare the values in a study with the paper's and with the declared ones."""
-        for expected, verdict in ((self.paper, "same"), (self.ours, "declared deviation")):
+        known: tuple[tuple[Any, Verdict], ...] = ((self.paper, "same"), (self.ours, "declared deviation"))
+        for expected, verdict in known:
             theirs, ours = (
                 {round(float(one), 9) if isinstance(one, int | float) else one for one in some or ()}
                 for some in (expected, values)

@@ -85,7 +85,8 @@ def _line(source: str, claim: Claim) -> Line | None:
     paper = SHORT.get(source, source)
     section = paper if source == OWN else f"{paper}, {claim.source.partition(',')[0]}"
     told = (section, claim.statement.replace(" %", "\u00a0%"), claim.verdict, tuple(numbers))
-    ends = (scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high))
+    one = check.estimate
+    ends = (scale * one.value, scale * one.low, scale * one.high)
     margin = claim.margin_of(check) if claim.effect is None else None
     beside = [scale * each.estimate.value for each in claim.checks if not each.decides and each.estimate]
     return Line(check.unit, *told, *ends, None if margin is None else scale * margin, tuple(beside))

@@ -33,6 +33,7 @@ from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure
 from antiphase.studies.report.forest import forest_figure, forest_lines
 from antiphase.studies.report.words import PAPERS, RULE, page_name, part_name, tally
 from antiphase.studies.results import Result, pack_studies, results_of
+from antiphase.studies.spec import ProfileName
 from antiphase.terminal import duration
 
 _CHOICE = "study.json"
@@ -142,8 +143,9 @@ class StudyResult(RunResult):
         if (folder / _CHOICE).exists():
             return read_result(folder, command)
         place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
-        found: dict[str, dict[str, list[bool]]] = {}
-        for name in ("paper", "laptop", "smoke"):
+        found: dict[ProfileName, dict[str, list[bool]]] = {}
+        sizes: tuple[ProfileName, ...] = ("paper", "laptop", "smoke")
+        for name in sizes:
             chosen = select(StudyOptions(names=("all",), profile=name, **place))
             store, size = chosen.store, chosen.profile
             found[name] = {one.name: [store.done(cell) for cell in one.cells(size)] for one in chosen.studies}
@@ -185,7 +187,26 @@ class StudyResult(RunResult):
         return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
 
     def differences(self, other: Any) -> pl.DataFrame:
-        raise UserError("compare: studies compare models in their claims: see frame()")
+        """Return the differences of what the claims of both rest on; without an interval, as rows may be shared."""
+        keys = ["study", "claim", "check"]
+        if any("claims" not in result.tables for result in (self, other)):
+            raise UserError("compare: expected studies with claims, of which some are judged in both")
+        mine, theirs = (result.frame("claims").drop_nulls("value") for result in (self, other))
+        both = mine.join(theirs, on=keys, suffix="_other", maintain_order="left")
+        if both.is_empty():
+            raise UserError("compare: no claim has a number in both; expected runs of one study")
+        same = pl.when(pl.col("verdict") == pl.col("verdict_other")).then("verdict")
+        told = same.otherwise(pl.format("{} and {}", "verdict", "verdict_other"))
+        none = pl.lit(None, pl.Float64)
+        return both.select(
+            model=pl.lit("first"),
+            against=pl.lit("second"),
+            metric=pl.format("{}: {}, {} ({})", *keys, told),
+            difference=pl.col("value") - pl.col("value_other"),
+            low=none,
+            high=none,
+            n=pl.lit(1),
+        )
 
     def write_report(self, folder: Path) -> Path:
         return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)

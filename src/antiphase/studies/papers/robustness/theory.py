@@ -169,9 +169,9 @@ def _depth_checks(rows: RowsByTable) -> Checks:
         own, words = values.filter(quantity=quantity), f"ln {words}({first}) − ln {words}({second})"
         return apart(own, "series", first, second, VALUE, words, **(every | levels))
 
-    def crossed(*told: str) -> list[Check]:
-        shallow = models(*told, "DiffViT", "ViT", depth=depths[:1])
-        return shallow + models(*told, "ViT", "DiffViT", depth=depths[-1:])
+    def crossed(quantity: str, words: str) -> list[Check]:
+        shallow = models(quantity, words, "DiffViT", "ViT", depth=depths[:1])
+        return shallow + models(quantity, words, "ViT", "DiffViT", depth=depths[-1:])
 
     quantities = partial(apart, diffvit, "quantity", value=VALUE, **every)
     return {
