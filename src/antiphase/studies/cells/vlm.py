@@ -80,7 +80,7 @@ class TrainVlm(Cell):
     def facts(self) -> Iterator[tuple[str, Any]]:
         from antiphase.vlm import VlmConfig
         from antiphase.vlm.checkpoint import MERGE, SCHEDULE
-        from antiphase.vlm.towers import HIDDEN_STATE
+        from antiphase.vlm.model import HIDDEN_STATE
 
         style: dict[str, Any] = {"language": self.language, "prompt": self.prompt or "chat"}
         none: dict[str, Any] = {"tower_spec": "", "tower": {}, "tower_sha256": "", "language_sha256": ""}
