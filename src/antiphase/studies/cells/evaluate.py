@@ -15,11 +15,11 @@ from antiphase.commands.evaluate.sources import left_out, load_source
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
 from antiphase.data.images import model_images
-from antiphase.data.mmvp import MmvpSet
 from antiphase.data.sources import EMOJI_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.localisation import enlarge, localise
+from antiphase.evaluation.mmvp import MmvpSet
 from antiphase.evaluation.tasks import find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import polars as pl
 
-from antiphase.data.mmvp import PAPER_PATTERNS
 from antiphase.data.shards import TITLES
 from antiphase.data.sources import PROBE_SETS
 from antiphase.evaluation.metrics import CLASSES_ALIKE, task_metrics
+from antiphase.evaluation.mmvp import PAPER_PATTERNS
 from antiphase.evaluation.tasks import find_task
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.studies.cells import Given, TrainClip
