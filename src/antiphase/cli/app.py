@@ -123,7 +123,12 @@ def register(group: typer.Typer, command: "Command") -> None:
     from antiphase.commands.command import Refusal
 
     options = command.options
-    fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
+    own_first = dict.fromkeys(key for kind in options.__mro__ for key in inspect.get_annotations(kind))
+    fields = {
+        key: options.model_fields[key]
+        for key in own_first
+        if key in options.model_fields and key not in options.left_out
+    }
 
     def read(context: typer.Context, path: Path | None) -> Path | None:
         if path is not None:
@@ -184,8 +189,8 @@ def register(group: typer.Typer, command: "Command") -> None:
         quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
-            with command.folder(chosen):
-                answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+            with command.work(chosen) as work:
+                answer = work(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
                 answer, tables = command.told(answer, chosen, began, form)
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables

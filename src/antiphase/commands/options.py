@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from antiphase.errors import UserError, invalid, shown
-from antiphase.precision import SearchPrecision as AttackPrecision
 from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
@@ -283,22 +282,8 @@ RandomWeights = Annotated[
         description="Build timm:, torchvision:, hf: and open_clip: models with random weights, without a download."
     ),
 ]
-Prompt = Annotated[
-    Unicode | None,
-    Field(
-        description="Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own "
-        "prompts, or 'a photo of {}'."
-    ),
-]
 
 # images
-Data = Annotated[
-    str | None,
-    Field(
-        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in "
-        "docs/data.md. If not given: the test images of the model's own data."
-    ),
-]
 Classes = Annotated[
     Path | None,
     Field(
@@ -357,18 +342,21 @@ Track = Annotated[
     ),
 ]
 
-# attacks
-Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
-SearchPrecision = Annotated[
-    AttackPrecision,
-    Field(
-        description="Precision of the search; auto: the faster one, measured once for each architecture and machine. "
-        "Every success is confirmed in float32."
-    ),
-]
-Compile = Annotated[
-    bool,
-    Field(
-        description="Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."
-    ),
-]
+
+class Measurement(Options):
+    """What every measurement of models on images has."""
+
+    data: str | None = None
+    """Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in docs/data.md. If not given:
+    the test images of the model's own data."""
+    split: Split = "test"
+    image_size: ImageSize = None
+    resize: Resize = None
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    prompt: Unicode | None = None
+    """Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own prompts, or 'a photo
+    of {}'."""
+    seed: Seed = 0
+    device: Device = "auto"
+    quiet: Quiet = False

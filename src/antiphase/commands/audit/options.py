@@ -3,15 +3,15 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from antiphase.commands import options as fields
-from antiphase.commands.options import Options, Typed, as_tuple, read_settings, read_words
+from antiphase.commands.options import Measurement, Options, Typed, as_tuple, read_settings, read_words
 from antiphase.errors import UserError, shown
+from antiphase.precision import SearchPrecision
 from antiphase.registry import ATTACKS, QUESTIONS
 from antiphase.terminal import eps_label
 
@@ -50,9 +50,8 @@ AttackNames = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A least robust accuracy: ``robust 40% @ 1/255``, or ``robust low 40% @ 1/255`` for its interval's lower end."""
+class Gate(NamedTuple):
+    """A least robust accuracy at an ε, or its interval's lower end (``low``)."""
 
     text: str
     share: float
@@ -91,7 +90,7 @@ _NOT_OF_QUESTIONS += ("image_size", "resize", "seeds")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 
-class AuditOptions(Options):
+class AuditOptions(Measurement):
     """Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 
     The card, ``card.json`` and ``CARD.md``, is for publishing: ``antiphase verify`` checks it. The same command resumes
@@ -119,14 +118,11 @@ class AuditOptions(Options):
     model: fields.Model
     against: fields.Against = ()
     seeds: fields.Seeds = ()
-    data: fields.Data = None
     classes: fields.Classes = None
-    split: fields.Split = "test"
-    image_size: fields.ImageSize = None
-    resize: fields.Resize = None
     limit: fields.Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    norm: fields.Norm = "linf"
+    norm: Literal["linf", "l2"] = "linf"
+    """Norm of the perturbation."""
     attack: AttackNames = "pgd"
     version: Literal["standard", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
@@ -159,22 +155,17 @@ class AuditOptions(Options):
     """End with exit code 1 if the robust accuracy of a model is lower, such as 'robust 40% @ 1/255'; 'robust low 40% @
     1/255' asks for the lower end of its 95 % interval. Repeat for several. Of several attacks, the worst case counts;
     twins do not."""
-    precision: fields.SearchPrecision = "auto"
-    compile: fields.Compile = False
-    seed: fields.Seed = 0
+    precision: SearchPrecision = "auto"
+    """Precision of the search; auto: the faster one, measured once for each architecture and machine. Every success is
+    confirmed in float32."""
+    compile: bool = False
+    """Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."""
     out: fields.Out = Path("antiphase-audit")
-    random_weights: fields.RandomWeights = False
-    skip_bad: fields.SkipBad = False
-    prompt: fields.Prompt = None
     suffix: fields.Suffix = ""
     batch_size: fields.BatchSize = None
-    device: fields.Device = "auto"
-    quiet: fields.Quiet = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.eps:
-            raise UserError("eps: expected at least one")
         for eps in self.eps:
             if not 0 < eps < math.inf:
                 raise UserError(
@@ -302,29 +293,18 @@ class QuickstartOptions(Options):
     antiphase quickstart
 
     antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
-
-    antiphase quickstart --train
     """
 
     out: fields.Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
     limit: int = Field(250, ge=1)
     """At most N of the 1,000 images."""
-    train: bool = False
-    """Train a fresh pair of models first (minutes; needs Fashion-MNIST)."""
-    epochs: int | None = Field(None, ge=1)
-    """With --train: passes over the 60,000 images. If not given: 3."""
     seed: fields.Seed = 0
     device: fields.Device = "auto"
     quiet: fields.Quiet = False
 
-    @model_validator(mode="after")
-    def _check(self) -> "QuickstartOptions":
-        if self.epochs is not None and not self.train:
-            raise UserError(f"epochs {self.epochs}: is of --train; add --train to train a fresh pair")
-        return self
-
-    def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
-        same = self.model_dump(include={"limit", "eps", "seed", "out", "device", "quiet"})
-        of_audit = {"model": models, "against": against, "data": "specimen-fashion-mnist"}
-        return AuditOptions(**of_audit, **same, sense_limit=_ALIGNED)
+    def audit(self) -> AuditOptions:
+        """Return the options of the audit that it is."""
+        model, against = ([f"specimen:{kind}-{seed}" for seed in range(8)] for kind in ("diffvit", "vit"))
+        how = {"model": model, "against": against, "data": "specimen-fashion-mnist", "sense_limit": _ALIGNED}
+        return AuditOptions(**how, **self.model_dump())

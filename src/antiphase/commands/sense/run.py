@@ -32,13 +32,6 @@ from antiphase.sensitivity.alignment import (
     token_grams,
 )
 from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
-from antiphase.sensitivity.layer_estimates import (
-    ALIGNMENT_SCHEMA,
-    BRANCHES_SCHEMA,
-    DEPTH_SCHEMA,
-    LIPSCHITZ_SCHEMA,
-    TERMS_SCHEMA,
-)
 from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.lipschitz import (
     Neighbourhood,
@@ -345,19 +338,20 @@ def _perturbed(
         yield {"perturbation": "pgd", "eps": eps}, result.adversarial.to(images)
 
 
+_PROBED = {"probes": "probes", "seed": "seed"}
 _BALL = {"eps": "radius", "samples": "samples", "steps": "steps", "points": "points", "seed": "seed"}
 PARTS = (
-    Part("alignment", ALIGNMENT_SCHEMA, {"probes": "probes", "seed": "seed"}, alignment_rows, version=2),
-    Part("lipschitz", LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, heavy=True, registered=_added_estimators),
-    Part("terms", TERMS_SCHEMA, {"probes": "probes", "seed": "seed"}, term_rows),
-    Part("depth", DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
+    Part("alignment", sensitivity.ALIGNMENT_SCHEMA, _PROBED, alignment_rows, version=2),
+    Part("lipschitz", sensitivity.LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, 1, True, _added_estimators),
+    Part("terms", sensitivity.TERMS_SCHEMA, _PROBED, term_rows),
+    Part("depth", sensitivity.DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
 )
 STUDY_PARTS = (
-    Part("branches", BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
+    Part("branches", sensitivity.BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
     Part(
         "alignment-perturbed",
-        ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
-        {"eps": "radius", "probes": "probes", "seed": "seed"},
+        sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
+        _PROBED | {"eps": "radius"},
         perturbed_alignment_rows,
     ),
 )

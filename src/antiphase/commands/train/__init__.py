@@ -7,22 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import (
-    MOST_AT_ONCE,
-    ImageSize,
-    OptionalNumber,
-    Options,
-    Out,
-    Quiet,
-    RandomWeights,
-    Resize,
-    Seed,
-    SkipBad,
-    Track,
-    Typed,
-    Words,
-)
+from antiphase.commands.options import MOST_AT_ONCE, OptionalNumber, Options, Typed
 from antiphase.errors import UserError, shown
 from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
@@ -42,7 +29,7 @@ class TrainingOptions(Options):
     """What every training has."""
 
     data: str
-    out: Out
+    out: fields.Out
     limit: int | None = Field(None, ge=1)
     """Train on at most N images, pairs or conversations."""
     precision: Literal["float32", "bf16", "auto"] = "auto"
