@@ -91,9 +91,8 @@ class Options(BaseModel):
             raise UserError(f"{info.field_name} {shown(value)}: expected an integer of at most {_MOST}")
         for marker in markers:
             if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
-                raise UserError(
-                    f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}"
-                )
+                choices = ", ".join(marker.choices)
+                raise UserError(f"{info.field_name} {shown(value)}: expected one of {choices}")
         return value
 
     def chosen(self, *names: str) -> dict[str, Any]:
@@ -111,14 +110,11 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str):
         return value
     above, slash, below = (word.strip() for word in value.partition("/"))
-    try:
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
         if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
             return float(Fraction(above) / Fraction(below if slash else 1))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        pass
-    raise UserError(
-        f"{info.field_name} {shown(value.strip())}: expected a finite number or a fraction such as 1/255"
-    )
+    expected = "expected a finite number or a fraction such as 1/255"
+    raise UserError(f"{info.field_name} {shown(value.strip())}: {expected}")
 
 
 def read_words(value: Any) -> Any:
@@ -135,9 +131,8 @@ def read_numbers(value: Any) -> Any:
     if isinstance(value, int | float):
         return (value,)
     with suppress(TypeError):  # a tensor without axes
-        return (
-            tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
-        )
+        listed = isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
+        return tuple(value) if listed else value
     return value
 
 

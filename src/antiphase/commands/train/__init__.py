@@ -34,9 +34,9 @@ class TrainingOptions(Options):
     """Train on at most N images, pairs or conversations."""
     precision: Literal["float32", "bf16", "auto"] = "auto"
     """Precision of training; auto takes bf16 where the hardware supports it."""
-    track: Track = ()
-    seed: Seed = 0
-    quiet: Quiet = False
+    track: fields.Track = ()
+    seed: fields.Seed = 0
+    quiet: fields.Quiet = False
 
 
 class PresetOptions(TrainingOptions):
@@ -91,8 +91,8 @@ class TrainOptions(TrainingOptions):
     all."""
     held_out: str | None = None
     """Source whose test split gives the accuracy after each epoch, or none. If not given: --data."""
-    skip_bad: SkipBad = False
-    random_weights: RandomWeights = False
+    skip_bad: fields.SkipBad = False
+    random_weights: fields.RandomWeights = False
     new_head: bool = False
     """Replace the last layer of a model of another library, or of your own, by a new one for the data's classes."""
     epochs: int = Field(100, ge=1)
@@ -112,8 +112,8 @@ class TrainOptions(TrainingOptions):
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
     λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
-    image_size: ImageSize = None
-    resize: Resize = None
+    image_size: fields.ImageSize = None
+    resize: fields.Resize = None
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
     """Images per step, over all processes."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -158,13 +158,11 @@ class TrainOptions(TrainingOptions):
             if not attention_spec(attention_of(self.model)).differential:
                 raise UserError(f"{of_lambda[0]}: a {self.model} has no λ; leave it out or train a diffvit")
         if self.lambda_init is not None and self.lambda_schedule == "depth":
-            raise UserError(
-                f"lambda_init {self.lambda_init:g}: has no effect with lambda_schedule depth; leave one of them out"
-            )
-        if self.adversarial is None and (names := list(self.chosen(*_ADVERSARY))):
-            raise UserError(
-                f"{names[0]} {getattr(self, names[0])}: needs an ε; give --adversarial too, such as 1/255"
-            )
+            why = "has no effect with lambda_schedule depth; leave one of them out"
+            raise UserError(f"lambda_init {self.lambda_init:g}: {why}")
+        if self.adversarial is None:
+            for name, value in self.chosen(*_ADVERSARY).items():
+                raise UserError(f"{name} {value}: needs an ε; give --adversarial too, such as 1/255")
         return self
 
     def _check_other(self) -> None:
@@ -174,10 +172,8 @@ class TrainOptions(TrainingOptions):
             known = f"{', '.join(VITS)}, or a model such as python:FILE:CALLABLE or a run directory"
             raise UserError(f"model {shown(self.model)}: expected one of {known}")
         for name, value in self.model_part.items():
-            fix = "its own code or name says so, as in python:FILE:CALLABLE?depth=4"
-            raise UserError(
-                f"{name} {value}: is of {', '.join(VITS)}, not of {self.model}; leave it out: {fix}"
-            )
+            fix = "leave it out: its own code or name says so, as in python:FILE:CALLABLE?depth=4"
+            raise UserError(f"{name} {value}: is of {', '.join(VITS)}, not of {self.model}; {fix}")
 
     @property
     def model_part(self) -> dict[str, Any]:
@@ -220,8 +216,8 @@ class TrainClipOptions(PresetOptions):
     docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
-    skip_bad: SkipBad = False
-    held_out: Words = ()
+    skip_bad: fields.SkipBad = False
+    held_out: fields.Words = ()
     """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
     source."""
     samples: int | None = Field(None, ge=1)
@@ -261,11 +257,9 @@ class TrainClipOptions(PresetOptions):
             if schedule is None and self.variant is not None:
                 raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
             if self.lambda_init is not None and schedule != "constant":
-                why = "has no λ" if schedule is None else "has λ_init by depth"
-                raise UserError(
-                    f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "
-                    "diffclip"
-                )
+                why = f"a {self.model} has {'no λ' if schedule is None else 'λ_init by depth'}"
+                fix = "leave out --lambda-init or train a diffclip"
+                raise UserError(f"lambda_init {self.lambda_init:g}: {why}; {fix}")
         return self
 
 
@@ -334,9 +328,7 @@ class TrainVlmOptions(PresetOptions):
             if self.stage == "1":
                 raise UserError("pretrained: stage 1 starts from a tower; give --tower, or --stage 2")
         elif self.tower is None:
-            raise UserError(
-                "tower: is missing; expected --tower, or --pretrained with a directory of stage 1"
-            )
+            raise UserError("tower: is missing; expected --tower, or --pretrained with stage 1's directory")
         if self.stage == "1":
             self._refuse(("text_first", "lora"), "is of stage 2; leave out --{}, or use --stage 2")
         return self
@@ -347,13 +339,6 @@ class TrainVlmOptions(PresetOptions):
             raise UserError(f"{option} {value}: {why.format(option)}")
 
 
-COMMANDS = {
-    name: Command(
-        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
-    )
-    for name, options in (
-        ("train", TrainOptions),
-        ("train-clip", TrainClipOptions),
-        ("train-vlm", TrainVlmOptions),
-    )
-}
+_OPTIONS = {"train": TrainOptions, "train-clip": TrainClipOptions, "train-vlm": TrainVlmOptions}
+_RUN, _RESULT = "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
+COMMANDS = {name: Command(name, options, _RUN, _RESULT) for name, options in _OPTIONS.items()}
