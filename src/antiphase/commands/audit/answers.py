@@ -21,7 +21,7 @@ import torch
 from antiphase.commands.audit.cells import KeptImages, measure
 from antiphase.commands.audit.gallery import draw_gallery, keep_some, with_images
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_settings, attacks_of
+from antiphase.commands.audit.run import attack_settings, attacks_of, combined
 from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
