@@ -114,9 +114,14 @@ def check_holder(out: Path, command: str) -> None:
 
 def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none that is known."""
-    if not (out / MARKER).exists():
-        return None
-    return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
+    if (out / MARKER).exists():
+        return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
+    if (out / "log.jsonl").exists() and (out / "cells").exists():  # of before there were markers
+        return "study run"
+    with contextlib.suppress(UserError):
+        words = str(read_json(out / "run.json").get("command", "")).split()
+        return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
+    return None
 
 
 def _remove(folders: Sequence[Path]) -> None:

@@ -71,9 +71,8 @@ def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
     for text in texts:
         named, match = f"fail-under {shown(text)}", _GATE.fullmatch(text.strip())
         if match is None or float(match["percent"]) > 100:
-            raise UserError(
-                f"{named}: expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%"
-            )
+            expected = "expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%"
+            raise UserError(f"{named}: {expected}")
         if match["above"] is None and len(eps) > 1:
             raise UserError(f"{named}: does not say at which ε; expected @ and one of {attacked}")
         below = float(match["below"] or 1) or math.nan
@@ -168,22 +167,16 @@ class AuditOptions(Measurement):
     def _check(self) -> Self:
         for eps in self.eps:
             if not 0 < eps < math.inf:
-                raise UserError(
-                    f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
-                )
+                expected = "expected a positive number, in units of the [0, 1] pixel range"
+                raise UserError(f"eps {eps_label(eps)}: {expected}")
         read_gates(self.fail_under, self.eps)
-        if not self.questions:
-            if self.suffix:
-                raise UserError(
-                    f"suffix: is for questions; leave it out, or give --data {' or '.join(QUESTIONS)}"
-                )
-            return self
+        if self.suffix and not self.questions:
+            data = " or ".join(QUESTIONS)
+            raise UserError(f"suffix: is for questions; leave it out, or give --data {data}")
         names = [name for name in _NOT_OF_QUESTIONS if self.typed(name) and getattr(self, name)]
-        for name in names + ["objective"] * (self.objective == "cosine"):
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{name} {getattr(self, name)}: is not for questions such as {self.data}; leave out {option}"
-            )
+        for name in names + ["objective"] * (self.objective == "cosine") if self.questions else ():
+            why = f"is not for questions such as {self.data}; leave out --{name.replace('_', '-')}"
+            raise UserError(f"{name} {getattr(self, name)}: {why}")
         return self
 
     @property
@@ -202,9 +195,8 @@ class AuditOptions(Measurement):
         from antiphase.attacks.catalogue import find_attack, parse_settings
 
         texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
-        named = self.chosen(*_SETTINGS)
         typed = parse_settings(self.attack, texts) if texts else {}
-        return find_attack(self.attack, **self.settings | typed | named)
+        return find_attack(self.attack, **self.settings | typed | self.chosen(*_SETTINGS))
 
     @property
     def minimal(self) -> bool:
@@ -238,14 +230,12 @@ class AuditOptions(Measurement):
                 raise UserError(
                     f"attack {self.attack!r}: none of them has a setting {setting!r}; leave it out"
                 )
-        return [
-            self.model_copy(
-                update={"attack": name}
-                | {setting: None for setting in _SETTINGS if setting not in settings}
-                | {"settings": {key: value for key, value in self.settings.items() if key in settings}}
-            )
-            for name, settings in known.items()
-        ]
+        each = []
+        for name, settings in known.items():
+            own = {setting: None for setting in _SETTINGS if setting not in settings}
+            kept = {key: value for key, value in self.settings.items() if key in settings}
+            each.append(self.model_copy(update={"attack": name, **own, "settings": kept}))
+        return each
 
     def with_control(self) -> list[Self]:
         """Return the options of each attack, and of its control if that is wanted."""
