@@ -45,8 +45,9 @@ class PlainCommand(TyperCommand):
     """A command whose help is plain text: no name is cut, no word is broken, and an example can be copied."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        text = inspect.cleandoc(self.help or "").replace("``", "").replace("**Examples**", "Examples:")
-        for paragraph in text.split("\n\n"):
+        text, _, examples = inspect.cleandoc(self.help or "").replace("``", "").partition("**Examples**")
+        text += "Examples:" + re.sub(r"\n(?=\w)", "\n\n", examples) if examples else ""
+        for paragraph in re.split(r"\n{2,}", text):
             example = paragraph.startswith(("antiphase ", "torchrun "))
             if example:  # a line ends before an option only, so that its value is next to it
                 paragraph = re.sub(r" (?!-)", "\xa0", paragraph)

@@ -31,7 +31,6 @@ class RerunOptions(Options):
     **Examples**
 
     antiphase rerun antiphase-audit
-
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
 

@@ -98,19 +98,12 @@ class AuditOptions(Measurement):
     **Examples**
 
     antiphase audit specimen:diffvit-0 --against specimen:vit-0
-
     antiphase audit runs/diffvit --against runs/vit --eps 1/255,4/255 --limit 500
-
     antiphase audit runs/diffvit --against runs/vit --set momentum=0.9 --set step_size=1/255
-
     antiphase audit runs/diffclip --against runs/clip --data openmoji --objective cosine
-
     antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
-
     antiphase audit runs/diffvit --against runs/vit --attack pgd,square,autoattack
-
     antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
-
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
 
@@ -252,13 +245,9 @@ class AttackOptions(AuditOptions):
     **Examples**
 
     antiphase attack specimen:diffvit-0 --attack autoattack --eps 1/255 --limit 100
-
     antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
-
     antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1 --set initial_const=0.1
-
     antiphase attack runs/vit --attack pgd,square --eps 1/255,4/255 --fail-under "robust 40% @ 1/255"
-
     torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
     """
 
@@ -281,7 +270,6 @@ class QuickstartOptions(Options):
     **Examples**
 
     antiphase quickstart
-
     antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
     """
 

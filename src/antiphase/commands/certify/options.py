@@ -21,9 +21,7 @@ class CertifyOptions(Measurement):
     **Examples**
 
     antiphase certify specimen:diffvit-0 --against specimen:vit-0 --sigma 0.05 --samples 1000 --limit 100
-
     antiphase certify runs/diffvit --sigma 0.25 --limit 500
-
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
 

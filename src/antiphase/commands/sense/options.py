@@ -31,9 +31,7 @@ class SenseOptions(Measurement):
     **Examples**
 
     antiphase sense specimen:diffvit-0 --against specimen:vit-0 --parts alignment,depth,lipschitz
-
     antiphase sense timm:vit_dwee_patch16_reg1_gap_256 --random-weights --data random --limit 2 --out dwee
-
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
     """
 

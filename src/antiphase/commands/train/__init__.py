@@ -66,15 +66,10 @@ class TrainOptions(TrainingOptions):
     **Examples**
 
     antiphase train --model diffvit --data digits --epochs 20 --out runs/diffvit
-
     antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
-
     antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
-
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
-
     antiphase train --model python:mymodel.py:build --data folder:PHOTOS --adversarial 1/255 --out runs/mine
-
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
 
@@ -196,12 +191,9 @@ class TrainClipOptions(PresetOptions):
     **Examples**
 
     antiphase train-clip --model diffclip --data openmoji --preset openmoji --out runs/diffclip
-
     antiphase train-clip --model clip --data csv:photos.csv --preset openmoji --dim 256 --depth 6 --image-size 96
     --out runs/clip-96
-
     antiphase train-clip --model clip --data "shards:cc3m/{00000..00331}.tar" --out runs/clip
-
     torchrun --nproc-per-node 8 -m antiphase train-clip --model diffclip --part 256 --compile
     --data "shards:pipe:aws s3 cp s3://bucket/cc12m/{00000..01242}.tar -" --samples 10000000 --out runs/cc12m
     """
@@ -273,13 +265,10 @@ class TrainVlmOptions(PresetOptions):
 
     antiphase train-vlm --stage 1 --tower runs/diffclip --data emoji-objects --limit 1200 --preset emoji
     --out runs/vlm-1
-
     antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data emoji-objects --limit 800 --preset emoji
     --out runs/vlm
-
     antiphase train-vlm --stage 1 --tower runs/diffclip --data "llava:blip_laion_cc_sbu_558k.json?images=llava"
     --out runs/vlm-1
-
     antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data "llava:llava_v1_5_mix665k.json?images=data"
     --out runs/vlm
     """
