@@ -47,6 +47,7 @@ FEWER = {
     "quickstart": "--limit 4",
     "audit": "--limit 4",
     "attack": "--limit 2",
+    "transfer": "--limit 2",
     "sense": "--limit 2",
     "certify": "--limit 2 --samples 20",
     "evaluate": "--limit 200 --train-limit 200 --episodes 10 --seeds 1 --iterations 20",

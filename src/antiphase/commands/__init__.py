@@ -13,6 +13,7 @@ quickstart Attack the bundled models on bundled images of Fashion-MNIST.
 audit Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 attack Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 sense Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
+transfer Show the adversarial images of each model to all others; write rows, summary.json and report.html.
 check Say whether a module computes differential attention, which variant it is, and what is off.
 certify Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 evaluate Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.

@@ -116,9 +116,10 @@ class AuditOptions(Measurement):
     norm: Literal["linf", "l2"] = "linf"
     """Norm of the perturbation."""
     attack: AttackNames = "pgd"
-    version: Literal["standard", "plus", "rand", "2020"] | None = None
+    version: Literal["standard", "malt", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
-    all six, with restarts. rand: for randomised models. If not given: standard."""
+    all six, with restarts. malt: standard with MALT's targets, for many classes. rand: for randomised models. If not
+    given: standard."""
     steps: int | None = Field(None, ge=1, le=10**8)
     """Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4)."""
     restarts: int | None = Field(None, ge=1)
@@ -127,7 +128,7 @@ class AuditOptions(Measurement):
     """Square: forward passes per sample. If not given: 5,000."""
     width: int | None = Field(None, ge=1)
     """Patch: side of the square in pixels. If not given: 8."""
-    objective: Literal["cross_entropy", "margin", "dlr", "cosine"] | None = None
+    objective: Literal["cross_entropy", "margin", "dlr", "probability_margin", "cosine"] | None = None
     """Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the similarity to the prompt of
     the image's class. If not given: the attack's own."""
     settings: Annotated[

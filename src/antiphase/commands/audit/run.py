@@ -148,7 +148,7 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
         within = f"{attack.attack}: " if len(parts) > 1 and len(options.names) > 1 else ""
         stages |= {within + stage.name: settings_of(stage) for stage in parts}
     for settings in stages.values():
-        if classes and settings.get("targets"):
+        if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
     return {
         "attack": options.attack,
