@@ -284,7 +284,6 @@ def _draw_plane(axes: Axes, own: pl.DataFrame, color: str, reach: float) -> None
         critical = float(critical_cosine(gamma, 1.0, rho))
         text = f"γ = {number(gamma, 2)}, cosθ* = {number(critical, 2)}"
         axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5)
-    axes.plot([rho], [cosine], "D", ms=5.5, color=color, zorder=3)
     if len(rhos) > 1:
         axes.plot(rhos["value"], cosines["value"], "o", ms=3.0, mew=0, color=color, alpha=0.5)
     else:
@@ -293,6 +292,7 @@ def _draw_plane(axes: Axes, own: pl.DataFrame, color: str, reach: float) -> None
             for frame in (rhos, cosines)
         )
         axes.errorbar([rho], [cosine], down, across, color=color, elinewidth=1.1, capsize=2.0)
+    axes.plot([rho], [cosine], "D", ms=5.5, color=color)
     axes.axhline(0.0, **figures.LEVEL)
     axes.set_xlim(0.0, reach)
     axes.set_ylim(-1.0, 1.0)
