@@ -40,13 +40,6 @@ _RECORDED = [
     "versions",
     "warnings",
 ]
-_READERS = {".parquet": as_rows, ".jsonl": lambda content, name: _frame(as_json_lines(content, name))}
-
-
-def _frame(rows: Any) -> "pl.DataFrame":
-    import polars as pl  # takes time to import
-
-    return pl.DataFrame(rows)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -132,16 +125,19 @@ class Result(ABC):
     @property
     def tables(self) -> list[str]:
         """The names of the tables that :meth:`frame` returns."""
-        return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
+        return [Path(name).stem for name in self.files if Path(name).suffix in (".parquet", ".jsonl")]
 
     def frame(self, table: str | None = None) -> "pl.DataFrame":
         """Return the stored rows, one per image, layer, epoch and so on, of one of ``tables``, or the main one."""
+        import polars as pl  # takes time to import
+
         names = self.tables
         stem = table or (self.main_table if self.main_table in names else names[0])
         if stem not in names:
             raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
-        suffix = next(suffix for suffix in _READERS if stem + suffix in self.files)
-        return _READERS[suffix](self.files[stem + suffix], stem + suffix)
+        if (rows := self.files.get(file := f"{stem}.parquet")) is not None:
+            return as_rows(rows, file)
+        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], f"{stem}.jsonl"))
 
     def plot(self) -> "Figure":
         """Draw the first figure of the report."""

@@ -12,10 +12,11 @@ from antiphase.commands import options as fields
 from antiphase.commands.options import Measurement, Options, Typed, as_tuple, read_settings, read_words
 from antiphase.errors import UserError, shown
 from antiphase.precision import SearchPrecision
-from antiphase.registry import ATTACKS, QUESTIONS
+from antiphase.registry import ATTACKS, QUESTIONS, find
 from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
+    from antiphase.attacks.catalogue import AttackSpec
     from antiphase.attacks.sweep import Ensemble
 
 Eps = Annotated[
@@ -198,27 +199,27 @@ class AuditOptions(Measurement):
         return self.nested != "off" and self.ensemble.minimal
 
     @property
+    def _specs(self) -> "dict[str, AttackSpec]":
+        return {name: find(ATTACKS, name, "attack") for name in self.names}
+
+    @property
     def controls(self) -> list[str]:
         """The attacks that show what these add to them; none for one that is a control itself."""
-        from antiphase.attacks.catalogue import find_spec
-
-        return list(dict.fromkeys(control for name in self.names if (control := find_spec(name).control)))
+        return list(dict.fromkeys(spec.control for spec in self._specs.values() if spec.control))
 
     @property
     def worst_case(self) -> list[str]:
         """The attacks of which every image has a worst case: several that are no controls, or none."""
-        from antiphase.attacks.catalogue import find_spec
-
-        attacks = [name for name in self.names if find_spec(name).control is not None]
+        attacks = [name for name, spec in self._specs.items() if spec.control is not None]
         return attacks if len(attacks) > 1 else []
 
     def each_attack(self) -> list[Self]:
         """Return the options of each attack, with those of the settings that it has."""
-        from antiphase.attacks.catalogue import find_spec, keywords
+        from antiphase.attacks.catalogue import keywords
 
         if len(self.names) == 1:
             return [self]
-        known = {name: keywords(find_spec(name).attack) for name in self.names}
+        known = {name: keywords(spec.attack) for name, spec in self._specs.items()}
         for setting in (*self.chosen(*_SETTINGS), *self.settings):
             if not any(setting in settings for settings in known.values()):
                 raise UserError(

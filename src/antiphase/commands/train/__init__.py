@@ -14,14 +14,8 @@ from antiphase.errors import UserError, shown
 from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
-_ADVERSARY = {
-    "adversarial": "eps",
-    "adversarial_variant": "variant",
-    "adversarial_steps": "steps",
-    "adversarial_step_size": "step_size",
-    "adversarial_warmup": "warmup_epochs",
-    "replays": "replays",
-}
+_ADVERSARY = {"adversarial": "eps", "adversarial_warmup": "warmup_epochs", "replays": "replays"}
+_ADVERSARY |= {f"adversarial_{name}": name for name in ("variant", "steps", "step_size")}
 _OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
 
 
