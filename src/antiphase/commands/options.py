@@ -341,6 +341,7 @@ Track = Annotated[
 class Measurement(Options):
     """What every measurement of models on images has."""
 
+    model: Model
     data: str | None = None
     """Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in docs/data.md. If not given:
     the test images of the model's own data."""

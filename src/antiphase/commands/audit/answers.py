@@ -181,10 +181,8 @@ class AnswersResult(Result):
             pl.DataFrame(pope[part], infer_schema_length=None) for part in ("results", "differences")
         )
         shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
-        panels = [
-            (attack_name(str(attack)), str(metric), rows.rename({"family": "name"}))
-            for (attack, metric), rows in shown.group_by(["attack", "metric"], maintain_order=True)
-        ]
+        blocks = shown.rename({"family": "name"}).group_by(["attack", "metric"], maintain_order=True)
+        panels = [(attack_name(str(attack)), str(metric), rows) for (attack, metric), rows in blocks]
         plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
         results = results.with_columns(color=pl.col("family").replace_strict(colors))
         rates = _tables(results, ["metric", "attack"], rate_field)
@@ -234,8 +232,7 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
     row = moves[0]
     (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
-    names = {side: row[side] for side in ("model", "twin")}
-    title = answer("answers.txt", "title", names, **values)
+    title = answer("answers.txt", "title", {side: row[side] for side in ("model", "twin")}, **values)
     return Headline(title, _words("lead", **values), _words("condition", **values))
 
 
@@ -248,15 +245,11 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
     rows = [row for row in rows if (row["model"], row["twin"]) == sides]
     shown = rows or _only(answers["results"], first | {"metric": "false yes", "family": sides[0]})
     quoted = min(row["eps"] for row in shown if row["eps"])
-    lines = [
-        (
-            f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack",
-            [estimate_of(row)],
-            decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1,
-            row["eps"] == quoted,
-        )
-        for row in shown
-    ]
+    lines = []
+    for row in shown:
+        sign = decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1
+        label = f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack"
+        lines.append((label, [estimate_of(row)], sign, row["eps"] == quoted))
     accuracies = [
         (row["family"], colors[row["family"]], [estimate_of(row)])
         for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})

@@ -108,7 +108,6 @@ class AuditOptions(Measurement):
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
 
-    model: fields.Model
     against: fields.Against = ()
     seeds: fields.Seeds = ()
     classes: fields.Classes = None

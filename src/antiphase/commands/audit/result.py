@@ -9,7 +9,7 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import starmap
@@ -61,7 +61,7 @@ _RATES = {
     "asr_correct": (_CORRECT, "ASR, correct only", "correct and broken / correct"),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
-_PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
+_PAIR, _FAMILIES, _ATTACK = ["model", "against"], ["family", "against_family"], ["attack", "norm"]
 _words = partial(text, "audit.txt")
 
 
@@ -195,7 +195,7 @@ class AuditResult(Result):
             "rates": [rates.filter(pl.col("model").is_in(models))["value"].mean() for models in sides],
             "signs": [
                 (*attack, len(rows), *(rows.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1)))
-                for attack, rows in _attacks(frame)
+                for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
             ],
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
@@ -252,7 +252,7 @@ class AuditResult(Result):
 
     @property
     def _attack(self) -> tuple[str, str]:
-        return self.rates.select("attack", "norm").row(0)
+        return self.rates.select(_ATTACK).row(0)
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -307,16 +307,9 @@ class AuditResult(Result):
     def console(self) -> list[Any]:
         def shown(tables: list[Table], what: str = "") -> list[Any]:
             """Single models are left out where their family has a mean."""
-            return [
-                OnConsole(
-                    replace(
-                        table,
-                        title=what + table.title,
-                        rows=tuple(row for row in table.rows if row[0].kind != "member"),
-                    )
-                )
-                for table in tables
-            ]
+            rows = [tuple(row for row in table.rows if row[0].kind != "member") for table in tables]
+            pairs = zip(tables, rows, strict=True)
+            return [OnConsole(replace(table, title=what + table.title, rows=own)) for table, own in pairs]
 
         robust = self.rate_tables("robust_accuracy") if self.kind == "attack" else []
         return [
@@ -339,7 +332,8 @@ class AuditResult(Result):
     def rate_figure(self, metric: str) -> Any:
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [(_title(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
+        blocks = lines.group_by(_ATTACK, maintain_order=True)
+        panels = [(_title(*map(str, attack)), _RATES[metric][0], block) for attack, block in blocks]
         return rate_figure(panels, self.families)
 
     # tables
@@ -459,11 +453,6 @@ def _steps(settings: Mapping[str, Any], attack: str) -> int | None:
         number = re.search(r"\bsteps (\d+)", of_attack)
         return int(number[1]) if number else None
     return of_attack.get("steps")
-
-
-def _attacks(frame: pl.DataFrame) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
-    for (attack, norm), block in frame.group_by(["attack", "norm"], maintain_order=True):
-        yield (str(attack), str(norm)), block
 
 
 def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:

@@ -35,7 +35,6 @@ class SenseOptions(Measurement):
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
     """
 
-    model: fields.Model
     against: fields.Against = ()
     seeds: fields.Seeds = ()
     limit: fields.Limit = 64
