@@ -71,8 +71,9 @@ def measure(
     results = cells.sweep(cells.attack, options.nested)()
     for at in (result for result in results if result.threat.eps == kept.eps):
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
-            file = cells.places[int(number)] / f"{sample}.npy"
-            if number >= 0 and sample in kept.samples and file.exists():
+            if number < 0 or sample not in kept.samples:
+                continue
+            if (file := cells.places[int(number)] / f"{sample}.npy").exists():
                 kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}

@@ -242,7 +242,11 @@ class AuditResult(Result):
             for eps, sign in shown.select("eps", "decided").iter_rows()
         ]
         accuracies = [
-            (name, self.colors[name], [words.estimate_of(self._accuracy_of[model]) for model in models])
+            (
+                name,
+                self.colors[name],
+                [words.estimate_of(self._accuracy_of[one]) for one in dict.fromkeys(models)],
+            )
             for name, models in zip(names, sides, strict=True)
         ]
         title, below = "Attack success rate", "Accuracy without an attack"
