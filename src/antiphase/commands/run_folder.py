@@ -118,10 +118,14 @@ def held_by(out: Path) -> str | None:
         return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
     if (out / "log.jsonl").exists() and (out / "cells").exists():  # of before there were markers
         return "study run"
+    trained = (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists()
+    about: dict[str, object] = {}
     with contextlib.suppress(UserError):
-        words = str(read_json(out / "run.json").get("command", "")).split()
-        return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
-    return None
+        about = read_json(out / ("recipe.json" if trained else "run.json"))
+    if trained:
+        return {"clip": "train-clip", "vlm": "train-vlm"}.get(str(about.get("kind")), "train")
+    words = str(about.get("command", "")).split()
+    return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
 
 
 def _remove(folders: Sequence[Path]) -> None:

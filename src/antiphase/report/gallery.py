@@ -52,8 +52,8 @@ def read_gallery(content: bytes) -> AttackGallery:
     try:
         start = 8 + int.from_bytes(content[:8], "little")
         header = parse_json(content[8:start])["__metadata__"]
-        names = {name: tuple(parse_json(header[name])) for name in _NAMES}
-        arrays = load(content)
+        names: Any = {name: tuple(parse_json(header[name])) for name in _NAMES}
+        arrays: Any = load(content)
         return AttackGallery(parse_json(header["eps"]), **names, **{name: arrays[name] for name in _ARRAYS})
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(

@@ -43,7 +43,7 @@ class CertifyResult(Result):
         if comparisons:
             shown, signs = comparisons, decide(list(map(estimate_of, comparisons)))
             quoted = quoted_place(signs)
-            names = dict(zip(("model", "against"), named, strict=True))
+            names: dict[str, str] = dict(zip(("model", "against"), named, strict=True))
             title = answer("certify.txt", "title", names, **shown[quoted] | {"decided": signs[quoted]})
         else:
             shown, quoted = models[0]["certified_accuracy"], 0
