@@ -80,7 +80,7 @@ TASK = EvaluationTask(
     metrics=_metrics,
     stands_for=lambda data, metric: metric.startswith("mean of "),
     reads_text=True,
-    radar=True,
+    draws_all=True,
     default_data="mmvp",
     paper_data=("mmvp",),
 )

@@ -20,6 +20,7 @@ from antiphase.data.images import PairBatch
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import mean_lambdas
+from antiphase.models.checkpoints import load_into
 from antiphase.models.clip import CLIP, build_clip, tokenize
 from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
@@ -42,6 +43,7 @@ def train_clip(
     pairs: PairSource,
     out: Path,
     *,
+    weights: dict[str, Tensor] | None = None,
     evaluate: Evaluate | None = None,
     part: int | None = None,
     compiled: bool = False,
@@ -57,6 +59,7 @@ def train_clip(
     of the whole batch.
 
     Args:
+        weights: to start from; None: those that the recipe's seed draws.
         evaluate: maps the model, in evaluation mode, to entries of the log at the end of an epoch.
         part: samples per pass through the towers (GradCache); None: the whole share of the process. Affects the
             result only by rounding.
@@ -76,6 +79,8 @@ def train_clip(
                 f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
             )
         model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
+        if weights is not None:
+            load_into(model, weights, "the weights to start from")
         model.visual.checkpointing = model.text.checkpointing = checkpointing
         if compiled:
             model.visual.compile()

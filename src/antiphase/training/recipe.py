@@ -22,7 +22,15 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class Recipe(Fields):
+class _Stored(Fields):
+    """Fields that are None are not stored, so that recipes of before they existed keep their identity."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class Recipe(_Stored):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100
@@ -47,14 +55,6 @@ class Recipe(Fields):
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # keeps the identity of recipes written before adversarial training existed
-        fields = dump(self)
-        if self.adversarial is None:
-            fields.pop("adversarial", None)
-        return fields
 
 
 @validated
@@ -122,7 +122,7 @@ Kind = Literal["clip", "siglip", "slip_exact"]
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(Fields):
+class ClipRecipe(_Stored):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
     The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
@@ -133,6 +133,7 @@ class ClipRecipe(Fields):
     model: ClipConfig
     data: str
     data_fingerprint: str
+    start: str | None = None  # SHA-256 of the weights of another run that it starts from
     seed: Seed = 0
     epochs: Count = 40
     batch_size: int = Field(default=4096, ge=2)
