@@ -39,16 +39,9 @@ from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
 from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
-from antiphase.models.checkpoints import (
-    WEIGHTS_FILE,
-    as_config,
-    load_into,
-    read_recipe,
-    read_weights,
-    weights_digest,
-)
+from antiphase.models.checkpoints import WEIGHTS_FILE, load_into, read_weights
 from antiphase.models.class_names import in_model_order
-from antiphase.models.clip import ClipConfig, clip_sizes
+from antiphase.models.clip import clip_sizes
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
 from antiphase.modules import device_of
