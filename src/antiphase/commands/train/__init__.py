@@ -202,6 +202,8 @@ class TrainClipOptions(PresetOptions):
     docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
+    from_run: Annotated[fields.Directory | None, Typed(flags=("--from",), metavar="RUN")] = None
+    """Run directory of a CLIP of this kind to start from: its weights and sizes. If not given: random weights."""
     skip_bad: fields.SkipBad = False
     held_out: fields.Words = ()
     """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
