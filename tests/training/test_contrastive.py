@@ -20,8 +20,13 @@ from antiphase.evaluation.retrieval import encoder_numbers
 from antiphase.models import load_model
 from antiphase.models.clip import build_clip
 from antiphase.streams import key, sample_keys, uniform
-from antiphase.training.augment import _crop_box, random_crops
-from antiphase.training.contrastive import BAD_SAMPLES_FILE, clip_optimizer, train_clip
+from antiphase.training.contrastive import (
+    BAD_SAMPLES_FILE,
+    _crop_box,
+    clip_optimizer,
+    random_crops,
+    train_clip,
+)
 from antiphase.training.recipe import MAX_LOGIT_SCALE, clip_learning_rate, make_clip_recipe
 from tests.processes import KILLS_ITSELF, Python, python, together
 from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, write_shard
