@@ -20,7 +20,7 @@ from antiphase.studies.claims import on_average
 from antiphase.studies.estimation import ASR, CORRECT, estimates
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
 from antiphase.studies.papers.declarations import Checks, Paper
-from antiphase.studies.papers.diffclip.released import released
+from antiphase.studies.papers.diffclip.bench import released
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 PAPER = Paper("own", Path(__file__).parent)
