@@ -358,7 +358,7 @@ Track = Annotated[
 ]
 
 # attacks
-Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
+Norm = Annotated[Literal["linf", "l2", "l1", "l0"], Field(description="Norm of the perturbation.")]
 SearchPrecision = Annotated[
     AttackPrecision,
     Field(

@@ -22,7 +22,7 @@ from antiphase.report.page import environment
 from antiphase.report.words import attack_label
 from antiphase.terminal import say
 
-_NORMS = {"linf": "L∞", "l2": "L2"}
+_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
 
 
 @dataclass(frozen=True)

@@ -175,10 +175,9 @@ class TransferResult(Result):
         with new_figure(2.4 + 0.9 * len(names), 1.6 + 0.6 * len(names)) as figure:
             axes: Any = figure.subplots()
             values = largest["value"].to_numpy().reshape(len(names), -1)
-            axes.imshow(100 * values, vmin=0, vmax=100, cmap="Blues", aspect="auto")
+            axes.imshow(100 * values, vmin=0, vmax=180, cmap="Blues", aspect="auto")  # pale enough for black
             for (down, across), value in np.ndenumerate(100 * values):
-                color = "white" if value > 60 else "black"
-                axes.text(across, down, f"{value:.0f}", ha="center", va="center", color=color)
+                axes.text(across, down, f"{value:.0f}", ha="center", va="center")
             axes.set(xlabel="shown to", ylabel="made on", xticks=range(len(names)), yticks=range(len(names)))
             axes.set_xticklabels(names, rotation=30, ha="right", parse_math=False)
             axes.set_yticklabels(names, parse_math=False)
