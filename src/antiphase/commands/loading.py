@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphase.commands.options import Options
 from antiphase.errors import UserError, first_line, shown
@@ -46,8 +46,10 @@ def load_models(
     random_weights: bool = False,
     answering: bool = False,
     seed: int = 0,
+    resize: Literal["squash", "crop"] | None = None,
 ) -> list["nn.Module"]:
     """Load models onto a device; refuse those that answer questions, unless ``answering``."""
+    from antiphase.models.card import square_of
     from antiphase.models.schemes.scheme import named_spec
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, named, scheme_of
@@ -70,6 +72,9 @@ def load_models(
             model = load_model(text, random_weights=random_weights and random, seed=seed)
         elif name or stated is not None:
             model = named(copy.copy(model), name, stated)  # the caller's own keeps its card
+        if resize is not None:
+            model, square = copy.copy(model), square_of(model)  # the caller's own keeps its square
+            object.__setattr__(model, "square", square.resized(resize))
         loaded.append(with_kind_found(differentiable(model)).to(place))
     for name, model in zip(names, loaded, strict=True):
         card = getattr(model, "card", None)

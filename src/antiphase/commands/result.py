@@ -346,7 +346,7 @@ def combined_rows(
 ) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
     """Return the rows that both have, under names that differ, and the pairs of these names.
 
-    Where the two have no attack in common, the first of the one is paired with the first of the other.
+    Their first attacks are paired, the worst case where there are several, and the attacks that both have.
     """
     import polars as pl
 
@@ -356,10 +356,12 @@ def combined_rows(
     frames = _of_same_images(one, two, frames)
     if all("attack" in rows.columns for rows in frames):
         attacks = [rows["attack"].unique(maintain_order=True).to_list() for rows in frames]
-        if not {*attacks[0]} & {*attacks[1]}:
+        if attacks[0][0] != attacks[1][0]:
             first = pl.col("attack") == pl.col("attack").first()
-            both = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}")
-            frames = [rows.filter(first).with_columns(attack=both) for rows in frames]
+            both, shared = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}"), [*{*attacks[0]} & {*attacks[1]}]
+            firsts = [rows.filter(first).with_columns(attack=both) for rows in frames]
+            others = [rows.filter(pl.col("attack").is_in(shared)) for rows in frames]
+            frames = [pl.concat(both) for both in zip(firsts, others, strict=True)]
     cell = [name for name in _CELL if all(name in rows.columns for rows in frames)]
     kept = frames
     for rows in frames if cell else ():

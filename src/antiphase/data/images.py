@@ -12,17 +12,92 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.data.archives import changed, file_size
 from antiphase.data.decoding import Square, decode, decode_whole, describe_transform, in_threads, or_error
-from antiphase.data.objects import ImageObjects
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
 from antiphase.streams import generator
 from antiphase.terminal import progress_bar
+
+Region = tuple[tuple[float, ...], ...] | tuple[int, ...]
+"""Polygons, each x0, y0, x1, y1, …; or run lengths."""
+
+
+@final
+@dataclass(frozen=True)
+class ImageObjects:
+    """All objects of one name in an image of ``height`` × ``width`` pixels, and the regions that make them up."""
+
+    name: str
+    regions: tuple[Region, ...]
+    height: int
+    width: int
+
+    def mask(self) -> Bool[np.ndarray, "height width"]:
+        """Return the union of the regions."""
+        size = (self.height, self.width)
+        whole = np.zeros(size, bool)
+        for region in self.regions:
+            if region and isinstance(region[0], tuple):
+                for points in region:
+                    whole |= polygon_mask(np.array(points, float).reshape(-1, 2), *size)
+            else:
+                whole |= run_length_mask(region, *size)  # pyright: ignore[reportArgumentType]
+        return whole
+
+
+def polygon_mask(
+    points: Float[np.ndarray, "corners 2"], height: int, width: int
+) -> Bool[np.ndarray, "height width"]:
+    """Return the pixels whose centre (column + ½, row + ½) lies in a polygon of corners (x, y), by the even–odd rule.
+
+    COCO's own tools draw a polygon on a finer grid and differ by pixels on its border.
+
+    >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
+    [[0, 1, 1, 0], [0, 0, 0, 0]]
+    """
+    x, y = points.T
+    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
+    centres = np.arange(height)[:, None] + 0.5
+    crossed = (y <= centres) != (next_y <= centres)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = x + (centres - y) / (next_y - y) * (next_x - x)
+    # an edge that a row of centres crosses changes the side of every pixel to the right of the crossing
+    right = crossed[:, None, :] & (crossing[:, None, :] <= np.arange(width)[:, None] + 0.5)
+    return right.sum(-1) % 2 == 1
+
+
+def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "height width"]:
+    """Return the mask of COCO's uncompressed run lengths: column by column, off and on in turn, beginning with off."""
+    if sum(counts) != height * width or min(counts, default=0) < 0:
+        raise ValueError(f"run lengths of {sum(counts)} pixels: expected {height * width}")
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
+
+
+def run_lengths(mask: Bool[np.ndarray, "height width"]) -> tuple[int, ...]:
+    """Return the run lengths of a mask, as for :func:`run_length_mask`."""
+    flat = mask.T.ravel()
+    ends = np.flatnonzero(np.diff(flat)) + 1
+    lengths = np.diff(np.r_[0, ends, flat.size]).tolist()
+    return tuple([0, *lengths] if flat[0] else lengths)
+
+
+def region_of(segmentation: Any, height: int, width: int) -> Region:
+    """Return the region of an annotation of COCO: polygons, or uncompressed run lengths of the image."""
+    if isinstance(segmentation, dict):
+        counts = segmentation["counts"]
+        if not isinstance(counts, list) or segmentation["size"] != [height, width]:
+            raise ValueError(f"run lengths: expected a list of numbers for an image of {height} × {width}")
+        run_length_mask(counts, height, width)
+        return tuple(counts)
+    if any(len(points) < 6 or len(points) % 2 for points in segmentation):
+        raise ValueError("a polygon: expected at least three corners, x and y in turn")
+    return tuple(tuple(map(float, points)) for points in segmentation)
+
 
 _OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
 
@@ -38,14 +113,10 @@ def still_there(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Samples(ABC):
-    """Samples with stable ids, of which some may be taken.
+    """Samples with stable ``ids``, their positions in the full split: subsets keep them, and they key random streams.
 
-    Attributes:
-        name: as given to ``load_data`` or ``load_pairs``.
-        split: the split's own name, such as ``"train"``.
-        ids: position of each sample in the full split; kept by subsets, and used as keys of random streams.
-        skipped: unreadable files that were left out.
-        prompts: prompts of each class for a dual encoder; None: made from its name.
+    ``skipped`` are unreadable files that were left out, ``prompts`` those of each class for a dual encoder (None: made
+    from its name).
     """
 
     name: str
@@ -53,6 +124,15 @@ class Samples(ABC):
     ids: Int64[Tensor, " samples"]
     skipped: tuple[str, ...] = ()
     prompts: tuple[tuple[str, ...], ...] | None = None
+
+    @classmethod
+    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
+        """Return a whole split; ids are counted from 0 unless given. Pairs may have no labels, None."""
+        numbers = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
+        ids = torch.arange(len(others["captions"] if labels is None else labels))
+        about: dict[str, Any] = {"class_names": tuple(class_names), "labels": numbers, "ids": ids}
+        return cls(name=name, split=split, **(about | others | tensors))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -79,21 +159,18 @@ class Samples(ABC):
     def without_unreadable(
         self, limit: int | None = None, seed: int | None = None, *, progress: bool = True
     ) -> Self:
-        """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them.
-
-        The unreadable ones are listed in ``skipped``.
-        """
-        files: Any = getattr(self, "files", None)
-        if files is None:
+        """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them; others are ``skipped``."""
+        if not isinstance(self, FileImages | FilePairs):
             raise UserError(f"{self.name}: --skip-bad leaves out files, and it has none; remove the option")
+        decode = self._decode if isinstance(self, FileImages) else self.pixels
         rows: list[int] = []
         bad: list[str] = []
         count = len(self) if limit is None else min(limit, len(self))
         order = subset_order(len(self), seed).tolist()
         with progress_bar(f"Checking {self.name}", count, progress) as advance:
-            for row, outcome in zip(order, in_threads(or_error(self._decode), order), strict=True):
+            for row, outcome in zip(order, in_threads(or_error(decode), order), strict=True):
                 if isinstance(outcome, UserError):
-                    bad.append(printable(files[row]))
+                    bad.append(printable(self.files[row]))
                     continue
                 rows.append(row)
                 advance(1)
@@ -103,10 +180,6 @@ class Samples(ABC):
             raise UserError(f"{self.name}: none of its {len(bad)} images can be read, the first is {bad[0]}")
         return self.take(sorted(rows)).altered(skipped=(*self.skipped, *bad))
 
-    def _decode(self, row: int) -> Tensor:
-        """Return the pixels of a sample that lies in a file."""
-        raise NotImplementedError
-
     @abstractmethod
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, ids and what belongs to them; equal on all machines."""
@@ -114,11 +187,7 @@ class Samples(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ImageSet(Samples):
-    """Labelled images with stable ids.
-
-    Attributes:
-        labels: indices into ``class_names``.
-    """
+    """Labelled images with stable ids; ``labels`` are indices into ``class_names``."""
 
     class_names: tuple[str, ...]
     labels: Int64[Tensor, " samples"]
@@ -127,14 +196,6 @@ class ImageSet(Samples):
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
             raise UserError(f"{self.name}: label {outside[0]}: expected 0 to {len(self.class_names) - 1}")
-
-    @classmethod
-    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
-        """Return a whole split; ids are counted from 0 unless given."""
-        numbers = torch.as_tensor(labels, dtype=torch.int64)
-        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
-        values: dict[str, Any] = {"ids": torch.arange(len(numbers)), **others, **tensors}
-        return cls(name=name, split=split, class_names=tuple(class_names), labels=numbers, **values)
 
     @property
     @abstractmethod
@@ -207,14 +268,9 @@ class ArrayImages(ImageSet):
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
-    """Image files, decoded on demand, resized and cropped to squares of one size.
+    """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``).
 
-    Attributes:
-        root: folder of the files; not part of the fingerprint.
-        files: names relative to ``root``, with forward slashes.
-        image_size: height and width in pixels; ``load_data`` sets it, and the channels.
-        channels: 1 (grey) or 3 (RGB).
-        square: resizes and crops to ``image_size``; None: as ``Square(image_size)``.
+    ``files`` are names relative to ``root``, with forward slashes; ``channels`` are 1 (grey) or 3 (RGB).
     """
 
     root: Path
@@ -232,6 +288,10 @@ class FileImages(ImageSet):
     def image_shape(self) -> tuple[int, int, int]:
         return self.channels, self.image_size, self.image_size
 
+    @property
+    def resizing(self) -> Square:
+        return self.square or Square(self.image_size)
+
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
         """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1]."""
         rows = _index(positions, len(self)).tolist()
@@ -247,32 +307,27 @@ class FileImages(ImageSet):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
-        kind = f"files {describe_transform(self.square or Square(self.image_size), self.channels)}"
+        kind = f"files {describe_transform(self.resizing, self.channels)}"
         with still_there(self.name):
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         return digest(kind, *names, little_endian(self.labels), little_endian(self.ids))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
-        return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
+        return decode(self.root / self.files[row], self.resizing, self.channels)
 
 
 def resized_images(images: ImageSet, how: Literal["squash", "crop"]) -> FileImages:
-    """Return image files that become squares in one of two ways; refuse arrays, which are squares of their size."""
+    """Return image files that become squares in one of two ways; refuse arrays."""
     if not isinstance(images, FileImages):
         raise UserError(f"resize {how}: {images.name} has no image files to resize; leave it out")
-    return images.resized((images.square or Square(images.image_size)).resized(how))
+    return images.resized(images.resizing.resized(how))
 
 
 def described_pixels(images: ImageSet) -> str:
-    """Say what size images have and how files were resized and cropped.
-
-    >>> described_pixels(ArrayImages.whole("mine", "test", ["0"], [0], pixels=torch.zeros(1, 3, 5, 7)))
-    '5×7 pixels, 3 channels, not resized'
-    """
+    """Say what size images have and how files were resized and cropped: '5×7 pixels, 3 channels, not resized'."""
     channels, height, width = images.image_shape
-    how = "not resized"
-    if isinstance(images, FileImages):
-        how = describe_transform(images.square or Square(images.image_size), channels)
+    files = isinstance(images, FileImages)
+    how = describe_transform(images.resizing, channels) if files else "not resized"
     return f"{height}×{width} pixels, {channels} channel{'s' * (channels > 1)}, {how}"
 
 
@@ -314,10 +369,8 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
 class PairSet(Samples):
     """Images with captions and stable ids, with random access, like :class:`~antiphase.data.ImageSet`.
 
-    Attributes:
-        captions: at least one per image; tasks with one caption per image use the first.
-        labels: None if the source has no classes.
-        objects: what is seen where in each image; None if the source does not say.
+    An image has at least one caption; tasks with one caption per image use the first. ``labels`` and ``objects`` (what
+    is seen where) are None if the source does not say.
     """
 
     captions: tuple[tuple[str, ...], ...]
@@ -336,7 +389,7 @@ class PairSet(Samples):
         """Return one image as RGB at its own size."""
 
     def subset(self, limit: int | None, seed: int | None = None) -> Self:
-        """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
+        """Return at most ``limit`` samples in their own order: the first, or some that a seed draws."""
         if limit is None or limit >= len(self):
             return self
         if seed is None:
@@ -351,11 +404,7 @@ class PairSet(Samples):
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch of an epoch, from step ``first`` on.
-
-        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
-        processes form the batch that a single process would see.
-        """
+        """Yield this process's share of each batch from step ``first`` on; it depends on (seed, epoch, step) only."""
         steps = range(first, self.steps_per_epoch(batch_size))
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
@@ -408,9 +457,6 @@ class FilePairs(PairSet):
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         return decode_whole(self.root / self.files[position])
 
-    def _decode(self, row: int) -> Tensor:
-        return self.pixels(row)
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of names and sizes of the files, captions, labels and ids."""
         named: list[str] = []
@@ -423,10 +469,7 @@ class FilePairs(PairSet):
 
 
 def content_key(data: ImageSet | PairSet) -> str:
-    """Return a key of the images for caches on this machine: the fingerprint, and modification times of files.
-
-    Names and sizes do not distinguish a folder of bitmaps from a corrupted copy.
-    """
+    """Return a key of the images for caches: the fingerprint, and the modification times of files."""
     if not isinstance(data, FileImages | FilePairs):
         return data.fingerprint()
     with still_there(data.name):
@@ -437,10 +480,7 @@ def content_key(data: ImageSet | PairSet) -> str:
 def model_images(
     data: ImageSet | PairSet, positions: Sequence[int], square: Square, channels: int = 3
 ) -> Float[Tensor, "b channels size size"]:
-    """Return images as float32 in [0, 1] with the size of ``square``, a model's preprocessing, and its channels.
-
-    Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
-    """
+    """Return images in [0, 1] as a model takes them: resized by ``square``, grey ones repeated for three channels."""
     if isinstance(data, FileImages):
         return data.resized(square, channels).images(positions)
     if isinstance(data, PairSet):

@@ -24,6 +24,7 @@ from antiphase.statistics.intervals import (
 )
 from antiphase.statistics.seeds_by_images import crossed_mean
 
+Numbers = Int64[Tensor, " n"]
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
@@ -39,34 +40,22 @@ CLASSES_ALIKE = MEAN_PER_CLASS.union(EMOJI_SETS)
 def outcome_rows(**columns: Any) -> pl.DataFrame:
     """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
     usual = dict.fromkeys(ROW_SCHEMA) | {"setting": "", "seed": 0, "group": -1}
-    lists = {name: values for name, values in columns.items() if not isinstance(values, int | str)}
+    plain = {name: one.tolist() if isinstance(one, Tensor) else one for name, one in columns.items()}
+    lists = {name: values for name, values in plain.items() if not isinstance(values, int | str)}
     single = {name: pl.lit(value) for name, value in (usual | columns).items() if name not in lists}
     frame = pl.DataFrame(lists).with_columns(**single)
     return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
 
 
 def classification_rows(
-    scores: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"],
-    setting: str = "",
-    seed: int = 0,
+    scores: Float[Tensor, "n classes"], labels: Numbers, ids: Numbers, setting: str = "", seed: int = 0
 ) -> pl.DataFrame:
-    """Return a row for each image: the class of the highest score, and the rank of the right one.
-
-    Of equal scores the lower class number stands first, for prediction and rank alike.
-    """
+    """Return a row for each image: the class of the highest score, and the rank of the right one; ties in order."""
     right = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
     before = (~(scores <= right)) | ((scores == right) & earlier)  # NaN stands before
-    return outcome_rows(
-        setting=setting,
-        seed=seed,
-        unit=ids.tolist(),
-        group=labels.tolist(),
-        prediction=scores.argmax(1).tolist(),
-        rank=before.sum(1).tolist(),
-    )
+    about = {"setting": setting, "seed": seed, "unit": ids, "group": labels}
+    return outcome_rows(**about, prediction=scores.argmax(1), rank=before.sum(1))
 
 
 @dataclass(frozen=True)
@@ -103,11 +92,7 @@ def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> 
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:
-    """Return whether an accuracy is the one that stands for a classifier on a data set.
-
-    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
-    (True, False)
-    """
+    """Return whether an accuracy is the one that stands for a classifier on a data set."""
     return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
 
 
@@ -132,7 +117,8 @@ def estimate(metric: Metric) -> MetricEstimate:
 
     Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
     over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
-    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives them.
+    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives
+    them.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
@@ -149,12 +135,12 @@ def estimate(metric: Metric) -> MetricEstimate:
 
 
 def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
-    """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval.
+    """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval and a p.
 
-    For hits of one seed the interval is Newcombe's for paired proportions, else Student's t over the differences. For
-    hits of one seed whose mean counts all units alike, groups of one size included, the second value is the exact
-    McNemar p. The captions of an image are one draw together, as are the questions about one: over the images by
-    Student's t, without a p, or if the metric is tested, with an exact one over the images.
+    For hits of one seed the interval is Newcombe's for paired proportions and, if the mean counts all units alike, p
+    is the exact McNemar p; else the interval is Student's t over the differences. The captions of an image are one
+    draw together, as are the questions about one: Student's t over the images, without a p, or if the metric is
+    tested, with an exact one.
     """
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):
@@ -177,10 +163,7 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
 def summarise_tasks(
     rows: pl.DataFrame, twins: Mapping[str, str], groups: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
-    """Return every metric of every model (``results``), and its difference to the twin's (``differences``).
-
-    ``twins`` has the twin's name for each model that has one; ``groups`` names MMVP's patterns for each data set.
-    """
+    """Return every metric of every model (``results``), and its difference to the twin's (``differences``), by name."""
     metrics: dict[tuple[str, ...], Metric] = {}
     for (model, task, data), block in rows.group_by("model", "task", "data", maintain_order=True):
         for metric in task_metrics(str(task), block, (groups or {}).get(str(data))):

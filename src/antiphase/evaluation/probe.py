@@ -4,6 +4,7 @@ Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations
 2023, and their code, which H. A. Hammoud and B. Ghanem, *DiffCLIP* (2025), follow.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
 _HELD_OUT = 0.2  # of each class, where there is no validation split
 Features = Annotated[Float[Tensor, "samples dim"], NOT_EMPTY, FINITE]
+Labels = Int64[Tensor, " samples"]
+Weight = Float[Tensor, "classes dim"]
+Bias = Float[Tensor, " classes"]
 Objective = Literal["norm", "squared"]  # of the penalty on the weights
 
 
@@ -37,8 +41,8 @@ Objective = Literal["norm", "squared"]  # of the penalty on the weights
 class Probe:
     """A linear classifier and its cost."""
 
-    weight: Float[Tensor, "classes dim"]
-    bias: Float[Tensor, " classes"]
+    weight: Weight
+    bias: Bias
     cost: float
 
     def scores(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
@@ -47,12 +51,7 @@ class Probe:
 
 
 def probe_loss(
-    features: Float[Tensor, "n dim"],
-    labels: Int64[Tensor, " n"],
-    weight: Float[Tensor, "classes dim"],
-    bias: Float[Tensor, " classes"],
-    cost: float,
-    objective: Objective = "norm",
+    features: Features, labels: Labels, weight: Weight, bias: Bias, cost: float, objective: Objective = "norm"
 ) -> Float[Tensor, ""]:
     """Return the loss of a probe: the mean cross-entropy and a penalty on the weights, but not on the bias.
 
@@ -60,7 +59,7 @@ def probe_loss(
                   …                                   + (1/C)·½·‖W‖₂²    ("squared")
 
     over all entries of W, with the cost C above 0. The authors' code uses the norm; its square is usual, and
-    scikit-learn's with ``C=cost/n``. Autograd returns 0 for the gradient of the norm at W = 0, where it is undefined.
+    scikit-learn's with ``C=cost/n``.
     """
     norm = torch.linalg.vector_norm(weight)
     penalty = norm if objective == "norm" else norm.square()
@@ -70,22 +69,19 @@ def probe_loss(
 @validated
 def fit_probe(
     features: Features,
-    labels: Int64[Tensor, " samples"],
+    labels: Labels,
     num_classes: Count,
     cost: Positive,
     *,
     objective: Objective = "norm",
     max_iter: Count = 1000,
 ) -> Probe:
-    """Minimise :func:`probe_loss` from W = 0, b = 0: torch's L-BFGS with a strong Wolfe line search.
+    """Minimise :func:`probe_loss` from W = 0, b = 0 by torch's L-BFGS with a strong Wolfe line search.
 
-    It runs in the precision of the features, on their device. With "norm" and cross-entropy H, W = 0 is optimal if
-    ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code, the search starts with a penalty gradient of 0 and stays
-    at W = 0, b = 0 if there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂²; unless the classes are balanced, such a probe lacks
-    the bias towards frequent classes.
-
-    The features are neither centred nor scaled, the labels in [0, num_classes); a larger cost means a weaker penalty;
-    ``max_iter`` bounds the steps of L-BFGS.
+    With "norm" and cross-entropy H, W = 0 is optimal if ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code,
+    the search starts with a penalty gradient of 0 and stays at W = 0, b = 0 if there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² +
+    ‖∂H/∂b‖₂²; unless the classes are balanced, such a probe lacks the bias towards frequent classes. The features are
+    neither centred nor scaled, and their precision is kept. ``max_iter`` bounds the steps.
     """
     _check_labels(labels, num_classes)
     weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
@@ -103,14 +99,8 @@ def fit_probe(
     return Probe(weight.detach(), bias.detach(), cost)
 
 
-def accuracy(
-    predictions: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], *, mean_per_class: bool = False
-) -> float:
-    """Return the accuracy, or its mean over the classes that occur among the labels, in [0, 1].
-
-    >>> accuracy(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 0, 1]), mean_per_class=True)
-    0.5
-    """
+def accuracy(predictions: Labels, labels: Labels, *, mean_per_class: bool = False) -> float:
+    """Return the accuracy, or its mean over the classes that occur among the labels, in [0, 1]."""
     labels = labels.cpu()
     right = predictions.cpu() == labels
     if not mean_per_class:
@@ -119,7 +109,7 @@ def accuracy(
     return float((of.bincount(right.double()) / counts).mean())
 
 
-def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
+def hold_out(labels: Labels, seed: int) -> Bool[Tensor, " n"]:
     """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c."""
     _, of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
     order = torch.randperm(len(of), generator=generator(seed, "hold out"))
@@ -163,8 +153,8 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
 @validated
 def train_probe(
     train: Features,
-    train_labels: Int64[Tensor, " samples"],
-    validation: tuple[Features, Int64[Tensor, " samples"]] | None,
+    train_labels: Labels,
+    validation: tuple[Features, Labels] | None,
     num_classes: Count,
     *,
     seed: Seed = 0,
@@ -180,8 +170,7 @@ def train_probe(
     fit, at most :data:`MOST_FITS` times. The others are as for :func:`fit_probe`.
     """
     if validation is None:
-        held = hold_out(train_labels, seed)
-        both = train, train_labels
+        held, both = hold_out(train_labels, seed), (train, train_labels)
         validation = train[held], train_labels[held]
         train, train_labels = train[~held], train_labels[~held]
     else:
@@ -218,24 +207,16 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     validation = None if source.validation is None else features(source.validation)
     tested, _ = features(source.test)
     test, labels = labelled(source.test)
-    blocks = []
-    for objective in protocol.objectives:
-        # the seed draws what is held out: with a validation split there is nothing to draw
-        for seed in range(protocol.seeds if validation is None else 1):
-            title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
-            with progress_bar(title, MOST_FITS, store.progress) as advance:
-                probe = train_probe(
-                    *train,
-                    validation,
-                    len(test.class_names),
-                    seed=seed,
-                    objective=objective,
-                    mean_per_class=test.name in CLASSES_ALIKE,
-                    max_iter=protocol.iterations,
-                    on_fit=lambda: advance(1),
-                )
-            rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
-            blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
+    blocks, seeds = [], range(protocol.seeds if validation is None else 1)  # a seed draws what is held out
+    data = (*train, validation, len(test.class_names))
+    about = {"mean_per_class": test.name in CLASSES_ALIKE, "max_iter": protocol.iterations}
+    for objective, seed in itertools.product(protocol.objectives, seeds):
+        title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
+        with progress_bar(title, MOST_FITS, store.progress) as advance:
+            how = {"objective": objective, "seed": seed, "on_fit": lambda: advance(1)}
+            probe = train_probe(*data, **how, **about)
+        rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
+        blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
     return pl.concat(blocks)
 
 

@@ -14,9 +14,9 @@ from antiphase.data.images import PairSet, model_images
 from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric, estimate, observed, outcome_rows, task_metrics
+from antiphase.evaluation.metrics import Metric, Numbers, estimate, observed, outcome_rows, task_metrics
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
-from antiphase.evaluation.zero_shot import zero_shot_rows
+from antiphase.evaluation.zero_shot import Vectors, zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.modules import device_of
 
@@ -34,9 +34,8 @@ def ranks(
 ) -> Int64[Tensor, " queries"]:
     """Return the rank of the best right candidate of each query, starting at 0.
 
-    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants, which
-    has at least one. Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing;
-    CLIP_benchmark counts ties as they come.
+    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants. Wrong
+    candidates of equal similarity rank first, so a model with constant outputs finds nothing.
     """
     if len(absent := wanted[~torch.isin(wanted, owners)]):
         raise UserError(f"wanted {int(absent[0])}: expected an owner of at least one candidate")
@@ -66,37 +65,18 @@ def chosen_captions(pairs: PairSet, captions: Captions) -> tuple[list[str], Int6
 
 
 def retrieval_rows(
-    images: Float[Tensor, "n embed"],
-    texts: Float[Tensor, "m embed"],
-    owners: Int64[Tensor, " m"],
-    ids: Int64[Tensor, " n"],
+    images: Vectors, texts: Float[Tensor, "m embed"], owners: Int64[Tensor, " m"], ids: Numbers
 ) -> pl.DataFrame:
-    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
-
-    ``images`` and ``texts`` are unit vectors, ``owners`` the position of each caption's image.
-    """
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
     places = torch.arange(len(images), device=owners.device)
-    by_caption = outcome_rows(
-        setting="image",
-        unit=list(range(len(texts))),
-        group=ids[owners.cpu()].tolist(),
-        rank=ranks(texts, images, places, owners).tolist(),
-    )
-    by_image = outcome_rows(
-        setting="text",
-        unit=ids.tolist(),
-        group=ids.tolist(),
-        rank=ranks(images, texts, owners, places).tolist(),
-    )
-    return pl.concat([by_caption, by_image])
+    of_texts, of_images = ranks(texts, images, places, owners), ranks(images, texts, owners, places)
+    by_caption = outcome_rows(setting="image", unit=range(len(texts)), group=ids[owners.cpu()], rank=of_texts)
+    return pl.concat([by_caption, outcome_rows(setting="text", unit=ids, group=ids, rank=of_images)])
 
 
 @torch.no_grad()
 def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all") -> dict[str, float]:
-    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs.
-
-    Zero-shot is by the set's own prompts, or ``'a photo of'`` and the name of the class.
-    """
+    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs."""
     encoder = as_dual_encoder(model)
     device = encoder.logit_scale.device
     texts, owners = chosen_captions(pairs, captions)
@@ -137,9 +117,8 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     """Return a line if captions belong to several images: as wrong candidates they stand before the right one."""
     assert isinstance(source.test, PairSet)
     texts, owners = chosen_captions(source.test, protocol.captions)
-    pairs = pl.DataFrame(
-        {"text": [" ".join(text.lower().split()) for text in texts], "image": owners.numpy()}
-    )
+    words = [" ".join(text.lower().split()) for text in texts]
+    pairs = pl.DataFrame({"text": words, "image": owners.numpy()})
     shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)
     count = shared["shared"].sum()
     if not count:

@@ -19,11 +19,7 @@ Groups = Sequence[str]
 
 
 class Protocol(SimpleNamespace):
-    """How the tasks are measured: the options of ``antiphase evaluate`` that they name in ``fields`` and ``resolves``.
-
-    The defaults are DiffCLIP's (Section 4.1, Appendix B). A new setting is a field in ``commands/evaluate/options.py``
-    and a name in ``fields`` of the task that reads it.
-    """
+    """The options of ``antiphase evaluate`` that tasks name in ``fields`` and ``resolves``: how they are measured."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTask:
-    """One evaluation of a model on a data set.
-
-    ``measure`` returns rows of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`; ``metrics`` makes the metrics that
-    they hold of a setting, its rows and the names of their groups, if they have some.
-    """
+    """One evaluation of a model on a data set: its rows, of ``metrics.ROW_SCHEMA``, and their metrics."""
 
     name: str  # as in TASKS, --tasks and the stored rows
     title: str  # heading of its section on the page
@@ -78,7 +70,7 @@ class EvaluationTask:
     # what its intervals are over, if these share images: such intervals are too narrow, so that the headline counts
     # their differences apart
     dependent_units: str = ""
-    radar: bool = False  # whether the metrics that do not stand for it are a radar chart, instead of dots
+    draws_all: bool = False  # whether its figure shows the metrics that do not stand for it, too
     default_data: str = "openmoji"  # if no data set is named and no other task is asked for
     paper_data: tuple[str, ...] = ()  # data sets of the DiffCLIP paper
 

@@ -22,14 +22,20 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class Recipe(Fields):
+class _Stored(Fields):
+    """Fields that are None are not stored, so that recipes of before they existed keep their identity."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class Recipe(_Stored):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
-    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100
-    epochs on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no
-    weight decay, no augmentation, weights of the last epoch.
-
-    ``adversarial`` contains the settings of adversarial training (Appendix D.2); None trains on clean images.
+    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
+    on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no weight
+    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2).
     """
 
     model: VitConfig | StartingModel
@@ -48,23 +54,14 @@ class Recipe(Fields):
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
 
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # keeps the identity of recipes written before adversarial training existed
-        fields = dump(self)
-        if self.adversarial is None:
-            fields.pop("adversarial", None)
-        return fields
-
 
 @validated
 def make_recipe(
     kind: str | StartingModel, images: ImageSet, model_fields: dict[str, Any], **fields: Any
 ) -> Recipe:
-    """Build the recipe of a ``vit`` or ``diffvit``, or of another model, for given training images.
+    """Build the recipe of a ``vit`` or ``diffvit``, by a preset for the image size, or of a model that is as it comes.
 
-    The sizes of a key of ``antiphase.registry.VITS`` come from the preset for the image size, overridden by
-    ``model_fields``, its normalisation from :func:`pixel_statistics`. Any other model is as it comes.
+    ``model_fields`` override the preset; the normalisation is from :func:`pixel_statistics`.
     """
     if isinstance(kind, StartingModel):
         model: VitConfig | StartingModel = kind
@@ -83,9 +80,8 @@ def make_recipe(
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        raise UserError(
-            f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
-        )
+        fix = "lower it or train longer"
+        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; {fix}")
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -122,17 +118,18 @@ Kind = Literal["clip", "siglip", "slip_exact"]
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(Fields):
+class ClipRecipe(_Stored):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
-    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
-    a cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
+    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
+    cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
     """
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
     data: str
     data_fingerprint: str
+    start: str | None = None  # SHA-256 of the weights of another run that it starts from
     seed: Seed = 0
     epochs: Count = 40
     batch_size: int = Field(default=4096, ge=2)

@@ -1,7 +1,7 @@
 """Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +24,7 @@ from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.loop import Tracker
 from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
-from antiphase.vlm.model import IGNORED, IMAGE, VisionLanguageModel
+from antiphase.vlm.model import IGNORED, IMAGE, Ids, Images, Mask, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time
@@ -58,31 +58,40 @@ def train_vlm(
         trackers: experiment trackers, by name or as accelerate's objects.
     """
 
+    def sample(row: int) -> Sample:
+        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
+
     def begin(accelerator: Accelerator) -> loop.Task:
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
             raise UserError(
-                "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
+                "checkpointing: the model has no known blocks; leave out --checkpointing and --shard"
             )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
-        prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
+        sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)
         model = SummedLoss(vlm)
         if not sharded:
             model.to(accelerator.device)
         if recipe.projector_start == "captions":
-            _start_at_captions(vlm, conversations, recipe)
+            _start_at_captions(vlm, [*range(min(_FITTED, len(conversations)))], sample)
         if sharded:
             loop.shard(model, blocks, accelerator)
             trained = trained_parameters(vlm, recipe)  # others have taken their places
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            for samples in _shares(recipe, vlm, conversations, accelerator, epoch, first):
+            size, count = recipe.batch_size, accelerator.num_processes
+            order = drawn_order(recipe, conversations, epoch)
+            starts = range(first * size, len(order) - size + 1, size)
+            rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
+            samples = in_threads(sample, rows, ahead=2 * size)
+            for _ in starts:
+                share = list(islice(samples, size // count))
                 with _recomputed(blocks):
-                    loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
+                    loss = accumulate(model, share, accelerator, precision=recipe.precision, part=part)
                 torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
-                yield loss, recipe.batch_size
+                yield loss, size
 
         steps = len(conversations) // recipe.batch_size
         rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
@@ -102,8 +111,7 @@ def train_vlm(
 
 def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
     size, projector = recipe.batch_size, recipe.model.projector
-    if size % processes:
-        raise UserError(f"batch size {size}: expected a multiple of {processes}, the number of processes")
+    loop.check_divisible(size, processes)
     if conversations < size:
         raise UserError(f"batch size {size}: expected 1 to {conversations}, the number of conversations")
     if sharded and processes == 1:
@@ -112,6 +120,14 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
         raise UserError(f"projector {projector}: --projector-start captions expects a linear one")
+
+
+def drawn_order(recipe: VlmRecipe, conversations: Conversations, epoch: int) -> list[int]:
+    """Return the order of an epoch's conversations."""
+    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
+    if recipe.text_first and epoch == 0:
+        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
+    return order
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
@@ -136,10 +152,7 @@ def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
-    """Return what a stage trains by name; all other parameters no longer require a gradient.
-
-    Stage 1 trains the projector; stage 2 also the adapters, or else the whole language model.
-    """
+    """Return what a stage trains, the projector and in stage 2 adapters or language model; freeze all else."""
     for name, parameter in vlm.named_parameters():
         language = recipe.stage == 2 and name.startswith("language.")
         tuned = language and (recipe.model.lora is None or is_lora(name))
@@ -147,10 +160,9 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
     return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
 
 
-def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
-    """Let the projector begin with the least squares fit to the words of the first captions."""
+def _start_at_captions(vlm: VisionLanguageModel, rows: list[int], sample: Callable[[int], "Sample"]) -> None:
+    """Let the projector begin with the least squares fit to the words of some captions."""
     embeddings = vlm.language.get_input_embeddings().weight.detach()
-    rows, sample = range(min(_FITTED, len(conversations))), partial(_sample, recipe, vlm, conversations)
     labels = (sample(row).labels.to(embeddings.device) for row in rows)
     captions = [embeddings[ids[ids != IGNORED]].float() for ids in labels]
     words = torch.cat(captions)
@@ -176,10 +188,9 @@ class Sample(NamedTuple):
 
 
 def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, max_length: int) -> Sample:
-    """Tokenise a conversation by the stage's format and bring its image to the model's size.
+    """Tokenise a conversation by the stage's format, cut to ``max_length`` positions, and resize its image.
 
-    The sample has no targets if the conversation is cut before its first answer, and no image if it is cut before the
-    image; ``max_length`` counts the positions of the image too.
+    The sample has no targets if it is cut before its first answer, and no image if it is cut before the image.
     """
     image, turns = conversation.image, conversation.turns
     if stage == 1:
@@ -200,31 +211,6 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     return Sample(ids, labels, image)
 
 
-def _sample(recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, row: int) -> Sample:
-    return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-
-
-def _shares(
-    recipe: VlmRecipe,
-    vlm: VisionLanguageModel,
-    conversations: Conversations,
-    accelerator: Accelerator,
-    epoch: int,
-    first: int,
-) -> Iterator[list[Sample]]:
-    """Iterate over this process's share of each step of an epoch, from ``first`` on."""
-    size, count = recipe.batch_size, accelerator.num_processes
-    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
-    if recipe.text_first and epoch == 0:
-        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
-    starts = range(first * size, len(order) - size + 1, size)
-    rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
-    ready = partial(_sample, recipe, vlm, conversations)
-    samples = in_threads(ready, rows, ahead=2 * size)
-    for _ in starts:
-        yield list(islice(samples, size // count))
-
-
 class SummedLoss(nn.Module):
     """Compute the cross-entropy of a vision-language model, summed over all targets of some conversations."""
 
@@ -232,13 +218,7 @@ class SummedLoss(nn.Module):
         super().__init__()
         self.vlm = vlm
 
-    def forward(
-        self,
-        images: Float[Tensor, "batch 3 height width"] | None,
-        ids: Int64[Tensor, "batch length"],
-        labels: Int64[Tensor, "batch length"],
-        mask: Bool[Tensor, "batch length"],
-    ) -> Float[Tensor, ""]:
+    def forward(self, images: Images | None, ids: Ids, labels: Ids, mask: Mask) -> Float[Tensor, ""]:
         """Return the sum; for the arguments see :meth:`~antiphase.vlm.VisionLanguageModel.embed`."""
         vlm = self.vlm
         embedded, expanded, used = vlm.embed(images, ids, labels, mask)
@@ -267,9 +247,9 @@ def accumulate(
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the trained parameters, and return this process's part of it.
 
-    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts. What is returned
-    is the sum over this process's targets, divided by the batch's mean number of targets in a process. ``part`` samples
-    of like length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
+    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts; a process's
+    part is the sum over its targets, divided by the mean number of targets in a process. ``part`` samples of like
+    length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
     """
     device = accelerator.device
     mine = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
@@ -280,29 +260,20 @@ def accumulate(
     samples = sorted(samples, key=lambda sample: len(sample.ids))  # so that little is padded
     sharded = any(map(loop.is_sharded, model.parameters()))
     scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)  # on the right
+    blank = torch.zeros(model.vlm.image_shape)
     for start in range(0, len(samples), size):
         chosen = samples[start : start + size]
+        ids = pad([one.ids for one in chosen])
+        labels = pad([one.labels for one in chosen], padding_value=IGNORED)
+        mask = pad([torch.ones_like(one.ids, dtype=torch.bool) for one in chosen])
+        some = any(one.image is not None for one in chosen)
+        stacked = torch.stack([blank if one.image is None else one.image for one in chosen]).to(device)
         # cached copies would keep the whole of a sharded model in memory
         with autocast(device, precision, cache=not sharded):
-            summed = model(*_together(chosen, model.vlm.image_shape, device))
+            summed = model(stacked if some else None, ids.to(device), labels.to(device), mask.to(device))
         (summed * scale / total).backward()
         loss += summed.detach() / total
     if not sharded:
         sum_gradients(model.parameters(), accelerator)
     return loss * accelerator.num_processes
-
-
-def _together(
-    samples: Sequence[Sample], shape: tuple[int, ...], device: torch.device
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Return images (None: there are none), ids, labels and mask of some samples, padded on the right."""
-    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-    ids = pad([sample.ids for sample in samples])
-    labels = pad([sample.labels for sample in samples], padding_value=IGNORED)
-    mask = pad([torch.ones_like(sample.ids, dtype=torch.bool) for sample in samples])
-    images = None
-    if any(sample.image is not None for sample in samples):
-        blank = torch.zeros(shape)
-        several = [blank if sample.image is None else sample.image for sample in samples]
-        images = torch.stack(several).to(device)
-    return images, ids.to(device), labels.to(device), mask.to(device)

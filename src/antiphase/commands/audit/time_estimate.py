@@ -33,8 +33,14 @@ def say_time(
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():
         classes = card_of(model).classes or len(data.class_names)
-        passes = None if options.quiet else passes_left(name, model, data, options, out, classes)
+        if options.quiet:
+            return
+        passes = passes_left(name, model, data, options, out, classes)
         if passes is None:
+            say(
+                f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own",
+                err=True,
+            )
             return
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:

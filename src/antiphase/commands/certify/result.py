@@ -173,10 +173,15 @@ def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
         frame = (
             _frame(ratios).rename({"metric": "quantity"}).select("layer", "quantity", "value", "low", "high")
         )
-        frame = frame.with_columns(layer=pl.format("layer {}", pl.col("layer") + 1))
-        title = " / ".join(model["name"] for model in models)
-        title += ", geometric means" + "; R is predicted by equation (6)" * ("printed" in frame["quantity"])
-        tables.append(tabulate("ratios", title, frame, ["layer"], "quantity", _estimate, _RATIOS))
+        title, down = " / ".join(model["name"] for model in models) + ", geometric means", "ratio of"
+        frame = frame.with_columns(pl.lit("whole models").alias(down))
+        if "printed" in frame["quantity"]:  # every layer predicts the R of the whole model
+            title, down = (
+                f"{title}; equation (6) predicts R from the maps of one block",
+                "(6) for the block at",
+            )
+            frame = frame.with_columns(pl.format("depth {}", pl.col("layer") + 1).alias(down))
+        tables.append(tabulate("ratios", title, frame, [down], "quantity", _estimate, _RATIOS))
     return tables
 
 

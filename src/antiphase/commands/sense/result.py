@@ -65,6 +65,7 @@ _EXPLANATION = {
 }
 _PLANE = {"rho": "λρ", "cosine": "cosθ", "critical": "cosθ*", "gamma": "γ", "relative": "‖J_DA‖ / ‖J_base‖"}
 _DEPTH = {"gain": "gain", "lipschitz": "L(d)", "alpha": "gain / L(d)", "cancellation": "cancellation"}
+_COMPARED = ("alignment", "lipschitz", "depth")  # parts
 _CONSOLE = {"model", "layer", "cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", *_TERMS.values()}
 
 
@@ -82,12 +83,17 @@ class SenseResult(Result):
         return sensitivity_sections(self, pairs, families(self.summary["models"]))
 
     def differences(self, other: Result) -> pl.DataFrame:
-        for result in (self, other):
-            if "alignment" not in result.tables:
-                raise UserError(
-                    "compare: the alignment was not measured; expected parts that include alignment"
-                )
-        return sensitivity.layer_differences(*combined_rows(self, other, "alignment"))
+        compared, faults = [], []
+        for part in [part for part in _COMPARED if part in self.tables and part in other.tables]:
+            try:
+                found = differences_of(part, *combined_rows(self, other, part))
+                compared.append(found.with_columns(part=pl.lit(part)))
+            except UserError as error:  # at other ε, or of other layers
+                faults.append(error)
+        if not compared:
+            why = f"compare: expected both to have measured one of {', '.join(_COMPARED)}; see --parts"
+            raise faults[0] if faults else UserError(why)
+        return pl.concat(compared, how="diagonal")
 
     def console(self) -> list[Any]:
         columns = _CONSOLE | {estimator.name for estimator in all_estimators() if estimator.console}
@@ -96,6 +102,35 @@ class SenseResult(Result):
             for table in self.all_tables()
             if table.name.startswith(("alignment-", "lipschitz-", "terms"))
         ]
+
+
+def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """Estimate how much larger each number of a part is, by layer; the interval is over the samples."""
+    if part == "alignment":
+        return sensitivity.layer_differences(rows, pairs)
+    if part == "lipschitz":
+        layer, site = pl.col("layer").fill_null(-1), pl.format("Lipschitz constant of the {}", "of")
+        values = rows.select("model", "sample", "value", layer=layer, site=site, metric="estimator")
+    else:
+        where = pl.format(
+            "depth, {}, ε = {}", "perturbation", pl.col("eps").map_elements(eps_label, pl.String)
+        )
+        values = rows.select(
+            "model", "sample", "gain", "lipschitz", "alpha", layer=pl.col("stage") - 1, site=where
+        )
+        values = values.unpivot(["gain", "lipschitz", "alpha"], index=["model", "sample", "layer", "site"])
+        values = values.rename({"variable": "metric"})
+    keys, parts = ["site", "layer", "metric"], []
+    for pair in pairs:
+        mine, theirs = (values.filter(model=name) for name in pair)
+        both = mine.join(theirs, on=[*keys, "sample"], maintain_order="left")
+        apart = both.with_columns(pl.col("value") - pl.col("value_right"))
+        found = sensitivity.means(
+            apart.rename({"metric": "of"}), ["site", "layer", "of"], ["value"], bounded=False
+        )
+        model, against = map(pl.lit, pair)
+        parts.append(found.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))
+    return pl.concat(parts).rename({"value": "difference"})
 
 
 def sensitivity_sections(

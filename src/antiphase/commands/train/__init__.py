@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from antiphase.commands.command import Command
 from antiphase.commands.options import (
     MOST_AT_ONCE,
+    Directory,
     ImageSize,
     OptionalNumber,
     Options,
@@ -233,6 +234,8 @@ class TrainClipOptions(PresetOptions):
     docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
+    from_run: Annotated[Directory | None, Typed(flags=("--from",), metavar="RUN")] = None
+    """Run directory of a CLIP of this kind to start from: its weights and sizes. If not given: random weights."""
     skip_bad: SkipBad = False
     held_out: Words = ()
     """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
@@ -267,6 +270,9 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
+        sizes = ("variant", "lambda_init", "dim", "depth", "image_size")
+        if self.from_run is not None and (given := list(self.chosen(*sizes))):
+            raise UserError(f"{given[0]}: is that of {self.from_run}, which --from names; leave it out")
         if self.variant is not None or self.lambda_init is not None:
             from antiphase.models.clip import find_clip
 

@@ -33,9 +33,16 @@ from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
 from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
-from antiphase.models.checkpoints import WEIGHTS_FILE, load_into, read_weights
+from antiphase.models.checkpoints import (
+    WEIGHTS_FILE,
+    as_config,
+    load_into,
+    read_recipe,
+    read_weights,
+    weights_digest,
+)
 from antiphase.models.class_names import in_model_order
-from antiphase.models.clip import clip_sizes
+from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
 from antiphase.modules import device_of
@@ -175,10 +182,23 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
         model_fields=options.chosen("init", "lambda_init", "variant") | sizes,
         **_of_recipe(options, ClipRecipe),
     )
+    weights = None
+    if options.from_run is not None:
+        source, weights = read_recipe(options.from_run), read_weights(options.from_run / WEIGHTS_FILE)
+        if source.get("kind") != "clip":
+            raise UserError(f"from {options.from_run}: holds no CLIP; expected a run of antiphase train-clip")
+        model, built = as_config(ClipConfig, source["model"]), recipe.model
+        kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
+        if kinds[0] != kinds[1]:
+            raise UserError(
+                f"from {options.from_run}: is no {options.model}; give the --model that it was trained as"
+            )
+        recipe = recipe.model_copy(update={"model": model, "start": weights_digest(weights)})
     return train_clip(
         recipe,
         pairs,
         options.out,
+        weights=weights,
         evaluate=lambda model: _evaluate(model, held_out),
         part=options.part,
         compiled=options.compile,
@@ -291,11 +311,21 @@ class TrainingResult(Result):
         table = Table("metrics", "By epoch, the last one first", columns, cells, csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
 
-    def differences(self, other: Result) -> pl.DataFrame:
-        raise UserError(
-            "compare: a training has no rows for single images; save both models and give them to antiphase.audit or "
-            "evaluate"
-        )
+    def differences(self, other: Any) -> pl.DataFrame:
+        """Return the differences of the metrics after the last epoch of both; one training each has no interval."""
+        last = min(self.summary["epoch"], other.summary["epoch"])
+        mine, theirs = (next(row for row in each.epochs if row["epoch"] == last) for each in (self, other))
+        names = [name for name in self._drawn() if name in theirs]
+        if not names:
+            raise UserError("compare: the trainings have no metric in common; expected two of one kind")
+        names_of = [each.directory.name if each.directory else "training" for each in (self, other)]
+        about = dict(zip(("model", "against"), names_of, strict=True)) | {"low": None, "high": None, "n": 1}
+        rows = [
+            about
+            | {"metric": f"{name.replace('_', ' ')}, epoch {last}", "difference": mine[name] - theirs[name]}
+            for name in names
+        ]
+        return pl.DataFrame(rows, schema_overrides={"low": pl.Float64, "high": pl.Float64})
 
     def console(self) -> list[Any]:
         return [Text(self.line())]
