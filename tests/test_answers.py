@@ -310,7 +310,8 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     assert found["data"]["openmoji"]["ok"] == found["extras"]["openmoji"]["ok"]
     assert not any((tmp_path / "data").glob("*"))  # nothing was downloaded, no empty folder is left
 
-    monkeypatch.setattr("antiphase.commands.doctor.run._required", lambda _extra: ["no-such-package"])
+    missing = ["no-such-package", "no-such-package; extra == 'slurm'"]
+    monkeypatch.setattr("antiphase.commands.doctor.run.requires", lambda _: missing)
     code, out, _ = run_cli("doctor")
     assert code == 0
     assert "no-such-package" in out

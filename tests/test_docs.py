@@ -23,7 +23,7 @@ from antiphase.models.checkpoints import save
 from antiphase.models.zoo import fingerprint
 from antiphase.registry import CLIPS, ESTIMATORS
 from antiphase.sensitivity import attention_adapters as adapters
-from antiphase.studies.register import entries
+from antiphase.studies.paper_settings import entries
 from tests import needs
 
 ATTACKS = tuple(registry.ATTACKS)  # the package's own; other tests of the process register more

@@ -232,13 +232,12 @@ def _kind(hint: Any) -> _Kind:
     if origin is Annotated:
         kind = _NUMBER if ANY_NUMBER in parts else _kind(parts[0])
         musts = [part for part in parts[1:] if isinstance(part, Must) and part.words]
-        return replace(
-            kind,
-            words=f"{kind.words} {' and '.join(must.words for must in musts)}".strip(),
-            holds=lambda value: (
-                kind.holds(value) and (value is None or all(must.holds(value) for must in musts))
-            ),
-        )
+        words = f"{kind.words} {' and '.join(must.words for must in musts)}".strip()
+
+        def holds(value: Any) -> bool:
+            return kind.holds(value) and (value is None or all(must.holds(value) for must in musts))
+
+        return replace(kind, words=words, holds=holds)
     if origin in (Union, types.UnionType):
         kinds = [_kind(part) for part in parts]
         return _Kind(

@@ -94,16 +94,11 @@ def room(root: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the Parquet and safetensors writers raise their own exceptions
-        words = str(error)
-        full = [
-            code for code in _FULL if code == getattr(error, "errno", None) or f"(os error {code})" in words
-        ]
-        if not full:
-            raise
-        raise UserError(
-            f"{root}: the disk is full ({os.strerror(full[0])}); finished work is kept: free some space, then "
-            "resume with the same command"
-        ) from None
+        for code in _FULL:
+            if code == getattr(error, "errno", None) or f"(os error {code})" in str(error):
+                fix = "finished work is kept: free some space, then resume with the same command"
+                raise UserError(f"{root}: the disk is full ({os.strerror(code)}); {fix}") from None
+        raise
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -33,9 +33,7 @@ def rank_and_count() -> tuple[int, int]:
     if count > 1:
         for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
-                raise UserError(
-                    f"WORLD_SIZE {count} without {name}: start with torchrun, or unset WORLD_SIZE"
-                )
+                raise UserError(f"WORLD_SIZE {count} without {name}: start with torchrun, or unset it")
         _number("MASTER_PORT", 1, 65_535)
         _end_with_torchrun()
     return rank, count
@@ -46,9 +44,8 @@ def _number(name: str, low: int, high: int, usual: int = 0) -> int:
     number = int(text) if text.isdecimal() and len(text) <= _LONGEST else -1
     if str(number) != text or not low <= number <= high:
         bounds = f"an integer from {low} to {high}" if low < high else f"{low}"
-        raise UserError(
-            f"{name} {shown(text)} in the environment: expected {bounds}, as torchrun sets it; correct or unset it"
-        )
+        fix = "as torchrun sets it; correct or unset it"
+        raise UserError(f"{name} {shown(text)} in the environment: expected {bounds}, {fix}")
     return number
 
 
@@ -62,16 +59,16 @@ def _end_with_torchrun() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
+        last_words = (
+            b"antiphase: torchrun has ended, and this process with it; resume with the same command\n"
+        )
         with contextlib.suppress(OSError):
-            os.write(
-                2, b"antiphase: torchrun has ended, and this process with it; resume with the same command\n"
-            )
+            os.write(2, last_words)
         os._exit(1)
 
     threading.Thread(target=watch, name="torchrun", daemon=True).start()
-    if (
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    ):  # torchrun listens before it starts any process
+    # torchrun listens before it starts any process
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             socket.create_connection((host, port), timeout=60).close()

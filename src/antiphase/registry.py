@@ -37,11 +37,8 @@ TASKS: Table = {
     "caption": "antiphase.vlm.answers:TASK",
 }
 
-QUESTIONS: Table = {
-    "pope": "antiphase.commands.audit.answers:QUESTIONS",
-    "emoji-pope": "antiphase.commands.audit.answers:QUESTIONS",
-}
-"""Data that are questions about images: what attacks the answers of models, and the class of the result."""
+QUESTIONS: Table = dict.fromkeys(("pope", "emoji-pope"), "antiphase.commands.audit.answers:attack")
+"""Data that are questions about images: what attacks the answers of models."""
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {

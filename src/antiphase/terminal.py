@@ -109,12 +109,8 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
         def show(completed: float, note: str) -> None:
             bar.set_postfix_str(safe(note), refresh=False)
             bar.update(min(completed, total) - bar.n)  # tqdm knows no total beyond its end
-            if (
-                shown
-                and hidden
-                and completed < total
-                and time.monotonic() > _last_line["time"] + _LINE_SECONDS
-            ):
+            due = time.monotonic() > _last_line["time"] + _LINE_SECONDS
+            if shown and hidden and completed < total and due:
                 _last_line["time"] = time.monotonic()
                 words = [f"{title}: {completed:,.0f} of {total:,}", note]
                 if completed - done > total / 10:  # before that the guess is far off

@@ -10,7 +10,7 @@ import pytest
 import antiphase as ap
 from antiphase.errors import UserError
 from antiphase.report.page import TITLE
-from antiphase.studies.run_result import StudyResult
+from antiphase.studies.report.site import StudyResult
 from tests.commands.conftest import EPS
 
 MODEL = ("vit-0", "softmax", 0, 1.0)

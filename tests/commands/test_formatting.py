@@ -99,7 +99,7 @@ EXAMPLES = [
         in_latex("ε = 4/255: −3.1 % of a_b, m / (√2·L)"),
         r"$\varepsilon$ = 4/255: $-$3.1 \% of a\_b, m / ($\surd$2$\cdot$L)",
     ),
-    (_escaped("<b>|[a](b)|\n# _c_ d_e"), r"&lt;b>\|\[a\](b)\| # \_c\_ d_e"),
+    (_escaped("<b>|[a](b)|\n# _c_ d_e"), r"\<b>\|[a\](b)\| # \_c\_ d_e"),
     (_quoted('a "ε" 🙂\x1b'), r'"a \"ε\" 🙂\\x1b"'),
 ]
 

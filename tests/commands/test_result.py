@@ -263,7 +263,7 @@ def test_a_module_without_a_card_is_left_as_it_was():
         ),
         (nn.Flatten(0), {"data": "digits"}, "model Flatten: returns (64,) for one image; expected logits"),
         (3, {}, "model: got a int; expected a specification or a torch.nn.Module"),
-        ("specimen:vit-0", {"epsilon": 1}, "option 'epsilon': expected one of model, against, seeds, data"),
+        ("specimen:vit-0", {"epsilon": 1}, "option 'epsilon': expected one of model, data, split"),
         ("given:Net", {"data": "digits"}, "given:Net: was an object of another Python session"),
     ],
 )

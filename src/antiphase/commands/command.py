@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,6 @@ class Command:
     result: str = ""
     in_folder: bool = True
 
-    def function(self) -> Callable[..., Any]:
-        return imported(self.run)
-
     def result_type(self) -> "type[Result]":
         return imported(self.result)
 
@@ -49,8 +46,12 @@ class Command:
     def has_report(self) -> bool:
         return bool(self.result) and self.in_folder
 
-    def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
-        return run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def work(self, options: Any) -> Iterator[Callable[..., Any]]:
+        """Yield the function that does the work, in the directory of a run, if there is one."""
+        folder = run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
+        with folder:
+            yield imported(self.run)
 
     def told(
         self, answer: Answer, options: Any, began: float, form: str | None = None
@@ -76,18 +77,12 @@ class Command:
         say(f"antiphase: {'; '.join(unmet)}", err=True)
         return Refusal(content | {"unmet": unmet}), tables
 
-    def answer(self, options: Any, typed: str) -> Answer:
-        """Do the work in the directory of a run, print what the result says, and return its summary."""
-        began = time.monotonic()
-        with self.folder(options):
-            return self.told(self.function()(options, typed), options, began)[0]
-
     def measure(self, options: Any, typed: str, *, stored: bool) -> "Result":
         """Do the work in the directory of a run and return the result; its page is written if the directory stays."""
         from antiphase.commands.result import read_result
 
         with run_folder(Path(options.out), self.name, options):
-            self.function()(options, typed)
+            imported(self.run)(options, typed)
             process = this_process()
             process.wait()
             result = read_result(Path(options.out), self.name, stored=stored)

@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from antiphase.errors import UserError, invalid, shown
-from antiphase.precision import SearchPrecision as AttackPrecision
 from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
@@ -92,9 +91,8 @@ class Options(BaseModel):
             raise UserError(f"{info.field_name} {shown(value)}: expected an integer of at most {_MOST}")
         for marker in markers:
             if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
-                raise UserError(
-                    f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}"
-                )
+                choices = ", ".join(marker.choices)
+                raise UserError(f"{info.field_name} {shown(value)}: expected one of {choices}")
         return value
 
     def chosen(self, *names: str) -> dict[str, Any]:
@@ -112,14 +110,11 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str):
         return value
     above, slash, below = (word.strip() for word in value.partition("/"))
-    try:
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
         if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
             return float(Fraction(above) / Fraction(below if slash else 1))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        pass
-    raise UserError(
-        f"{info.field_name} {shown(value.strip())}: expected a finite number or a fraction such as 1/255"
-    )
+    expected = "expected a finite number or a fraction such as 1/255"
+    raise UserError(f"{info.field_name} {shown(value.strip())}: {expected}")
 
 
 def read_words(value: Any) -> Any:
@@ -136,9 +131,8 @@ def read_numbers(value: Any) -> Any:
     if isinstance(value, int | float):
         return (value,)
     with suppress(TypeError):  # a tensor without axes
-        return (
-            tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
-        )
+        listed = isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
+        return tuple(value) if listed else value
     return value
 
 
@@ -283,22 +277,8 @@ RandomWeights = Annotated[
         description="Build timm:, torchvision:, hf: and open_clip: models with random weights, without a download."
     ),
 ]
-Prompt = Annotated[
-    Unicode | None,
-    Field(
-        description="Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own "
-        "prompts, or 'a photo of {}'."
-    ),
-]
 
 # images
-Data = Annotated[
-    str | None,
-    Field(
-        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in "
-        "docs/data.md. If not given: the test images of the model's own data."
-    ),
-]
 Classes = Annotated[
     Path | None,
     Field(
@@ -357,18 +337,22 @@ Track = Annotated[
     ),
 ]
 
-# attacks
-Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
-SearchPrecision = Annotated[
-    AttackPrecision,
-    Field(
-        description="Precision of the search; auto: the faster one, measured once for each architecture and machine. "
-        "Every success is confirmed in float32."
-    ),
-]
-Compile = Annotated[
-    bool,
-    Field(
-        description="Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."
-    ),
-]
+
+class Measurement(Options):
+    """What every measurement of models on images has."""
+
+    model: Model
+    data: str | None = None
+    """Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in docs/data.md. If not given:
+    the test images of the model's own data."""
+    split: Split = "test"
+    image_size: ImageSize = None
+    resize: Resize = None
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    prompt: Unicode | None = None
+    """Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own prompts, or 'a photo
+    of {}'."""
+    seed: Seed = 0
+    device: Device = "auto"
+    quiet: Quiet = False

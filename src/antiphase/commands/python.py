@@ -81,8 +81,8 @@ def study(names: Any, **options: Any) -> Result:
 
     Without ``store`` nothing is written, and a killed run cannot be resumed.
     """
+    from antiphase.studies.report.site import studied
     from antiphase.studies.run import run
-    from antiphase.studies.run_result import studied
 
     kind, named = find_command("study run").options, (names,) if isinstance(names, str) else names
     with _place("store", options.get("store")) as store:

@@ -1,5 +1,6 @@
 """``antiphase rerun``: a run repeated with the options that it stored, and compared with its repetition."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,6 @@ _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
 _FINISHED = "expected the directory of a finished run"
-_GONE = ("write_adapter",)  # options of before
 
 
 class RerunOptions(Options):
@@ -31,7 +31,6 @@ class RerunOptions(Options):
     **Examples**
 
     antiphase rerun antiphase-audit
-
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
 
@@ -49,11 +48,8 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     run = f"run {shown(str(options.run))}"
     name, stored = recorded(options.run)
     name = "audit" if name == "quickstart" else name  # it stores the options of its audit
-    repeatable = [
-        each
-        for each in COMMANDS
-        if each not in ("quickstart", "look", "compare", "study") and find_command(each).result
-    ]
+    others = ("quickstart", "look", "compare", "study")
+    repeatable = [each for each in COMMANDS if each not in others and find_command(each).result]
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
     out = options.out or options.run.with_name(f"{options.run.name}-again")
@@ -63,9 +59,11 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
     command = find_command(name)
-    repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
+    repeated = command.options.from_file(stored)
     check_code(repeated, options.run_code, run)
-    command.answer(repeated, typed)
+    began = time.monotonic()
+    with command.work(repeated) as work:
+        command.told(work(repeated, typed), repeated, began)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())

@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 _MOST_ROWS = 24  # of a table in a notebook
-_RECORDED = (
+_RECORDED = [
     "command",
     "settings",
     "data",
@@ -39,14 +39,7 @@ _RECORDED = (
     "hardware",
     "versions",
     "warnings",
-)
-_READERS = {".parquet": as_rows, ".jsonl": lambda content, name: _frame(as_json_lines(content, name))}
-
-
-def _frame(rows: Any) -> "pl.DataFrame":
-    import polars as pl  # takes time to import
-
-    return pl.DataFrame(rows)
+]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -132,16 +125,19 @@ class Result(ABC):
     @property
     def tables(self) -> list[str]:
         """The names of the tables that :meth:`frame` returns."""
-        return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
+        return [Path(name).stem for name in self.files if Path(name).suffix in (".parquet", ".jsonl")]
 
     def frame(self, table: str | None = None) -> "pl.DataFrame":
         """Return the stored rows, one per image, layer, epoch and so on, of one of ``tables``, or the main one."""
+        import polars as pl  # takes time to import
+
         names = self.tables
         stem = table or (self.main_table if self.main_table in names else names[0])
         if stem not in names:
             raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
-        suffix = next(suffix for suffix in _READERS if stem + suffix in self.files)
-        return _READERS[suffix](self.files[stem + suffix], stem + suffix)
+        if (rows := self.files.get(file := f"{stem}.parquet")) is not None:
+            return as_rows(rows, file)
+        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], f"{stem}.jsonl"))
 
     def plot(self) -> "Figure":
         """Draw the first figure of the report."""
@@ -177,10 +173,12 @@ class Result(ABC):
         blocks = []
         for _, block in frame.group_by(compared_together(frame), maintain_order=True):
             rows = block.rows(named=True)
-            signs = decide(
-                [estimate_of(row, "difference") for row in rows], [row.get("p_value") for row in rows]
+            estimates, p_values = (
+                [estimate_of(row, "difference") for row in rows],
+                [row.get("p_value") for row in rows],
             )
-            blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
+            signs = pl.Series(decide(estimates, p_values), dtype=pl.Int64)
+            blocks.append(block.with_columns(decided=signs))
         return pl.concat(blocks).sort("place").drop("place")
 
     def save(self, directory: str | Path) -> Path:
@@ -207,17 +205,10 @@ class Result(ABC):
         from antiphase.report.figure import as_svg
         from antiphase.report.page import environment
 
-        return (
-            environment()
-            .get_template("notebook.html")
-            .render(
-                line=repr(self)[1:-1],
-                warnings=self.warnings,
-                picture=base64.b64encode(as_svg(self.figure()).encode()).decode(),
-                tables=self.all_tables(),
-                most=_MOST_ROWS,
-            )
-        )
+        picture = base64.b64encode(as_svg(self.figure()).encode()).decode()
+        values = {"warnings": self.warnings, "tables": self.all_tables(), "most": _MOST_ROWS}
+        template = environment().get_template("notebook.html")
+        return template.render(values, line=repr(self)[1:-1], picture=picture)
 
     def all_tables(self) -> "list[Table]":
         """Return the tables of the page, or the main ones of them."""
@@ -246,14 +237,11 @@ class Result(ABC):
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return the content of a JSON file of the run, which has to have some keys."""
         if name not in self.files:
-            raise UserError(
-                f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
-            )
+            raise UserError(f"antiphase {self.kind} has no {name}; it has {', '.join(self.files)}")
         content = as_json(self.files[name], name)
-        if missing := [key for key in keys if key not in content]:
-            raise UserError(
-                f"{name} has no {missing[0]!r}: expected the file of a finished run; run it again"
-            )
+        for key in keys:
+            if key not in content:
+                raise UserError(f"{name} has no {key!r}: expected the file of a finished run; run it again")
         return content
 
     @contextmanager
@@ -274,10 +262,11 @@ def read_result(directory: Path, command: str, *, stored: bool = True) -> Result
         if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
     }
     kind = find_command(command).result_type().of_files(files)
-    if missing := [name for name in kind.needs if name not in files]:
-        raise UserError(
-            f"{directory}: has no {missing[0]}; the run is not finished: repeat its command to resume"
-        )
+    for name in kind.needs:
+        if name not in files:
+            raise UserError(
+                f"{directory}: has no {name}; the run is not finished: repeat its command to resume"
+            )
     return kind(command, files, directory.resolve() if stored else None)
 
 
@@ -295,9 +284,8 @@ def open_result(directory: str | Path) -> Result:
     command = "study run" if packed else held_by(folder)
     known = [name for name in COMMANDS if name != "study" and find_command(name).result]
     if command not in (*known, "study run"):
-        raise UserError(
-            f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(known)}"
-        )
+        expected = f"expected a directory written by antiphase {', '.join(known)}"
+        raise UserError(f"{folder}: holds no run that is known; {expected}")
     return find_command(command).result_type().open(folder, command)
 
 
@@ -328,16 +316,13 @@ def compared_together(frame: "pl.DataFrame") -> list[str]:
 def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     """Return the models of both, paired by name, then in their order; without those that have no partner."""
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
-    left, right = (
-        [name for name in names if name not in others] for names, others in ((mine, theirs), (theirs, mine))
-    )
+    left, right = [name for name in mine if name not in theirs], [name for name in theirs if name not in mine]
     partners = {name: name for name in mine if name in theirs}
     if len(left) == len(right):
         partners |= dict(zip(left, right, strict=True))
     if not partners:
-        raise UserError(
-            f"compare: {len(mine)} models and {len(theirs)}, none of the same name; expected as many in both results"
-        )
+        counts = f"{len(mine)} models and {len(theirs)}"
+        raise UserError(f"compare: {counts}, none of the same name; expected as many in both results")
     return [(name, partners[name]) for name in mine if name in partners]
 
 
@@ -368,14 +353,10 @@ def combined_rows(
         for part in rows.select("model", *cell).unique().partition_by("model", include_key=False):
             kept = [each.join(part, on=cell, how="semi", nulls_equal=True) for each in kept]
     if kept[0].is_empty():
-        has = [
-            ", ".join(f"{name} {_values(rows[name])}" for name in ("norm", "eps") if name in cell)
-            or "other rows"
-            for rows in frames
-        ]
-        raise UserError(
-            f"compare: nothing in common: {' and '.join(has)}; expected the same norm and an ε in both"
-        )
+        told = [name for name in ("norm", "eps") if name in cell]
+        has = [", ".join(f"{name} {_values(rows[name])}" for name in told) or "other rows" for rows in frames]
+        expected = "expected the same norm and an ε in both"
+        raise UserError(f"compare: nothing in common: {' and '.join(has)}; {expected}")
     taken = {mine for mine, _ in pairs}
     renamed = {theirs: f"{theirs} (other)" if theirs in taken else theirs for _, theirs in pairs}
     kept[1] = kept[1].with_columns(pl.col("model").replace(renamed))

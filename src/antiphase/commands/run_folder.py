@@ -107,32 +107,25 @@ def _locked(out: Path) -> Iterator[None]:
 
 def check_holder(out: Path, command: str) -> None:
     """Refuse a directory that holds the run of another command."""
-    holder = held_by(out)
-    if holder not in (None, command):
-        raise UserError(
-            f"out {shown(str(out))}: holds a run of antiphase {holder}; give antiphase {command} another directory"
-        )
+    if (holder := held_by(out)) not in (None, command):
+        place = f"out {shown(str(out))}: holds a run of antiphase {holder}"
+        raise UserError(f"{place}; give antiphase {command} another directory")
 
 
 def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none that is known."""
     if (out / MARKER).exists():
         return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
-    # runs of before there were markers
-    if (out / "log.jsonl").exists() and (out / "cells").exists():
+    if (out / "log.jsonl").exists() and (out / "cells").exists():  # of before there were markers
         return "study run"
-    if (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists():
-        kind = str(_read(out / "recipe.json").get("kind"))
-        return {"clip": "train-clip", "vlm": "train-vlm"}.get(kind, "train")
-    words = str(_read(out / "run.json").get("command", "")).split()
+    trained = (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists()
+    about: dict[str, object] = {}
+    with contextlib.suppress(UserError):
+        about = read_json(out / ("recipe.json" if trained else "run.json"))
+    if trained:
+        return {"clip": "train-clip", "vlm": "train-vlm"}.get(str(about.get("kind")), "train")
+    words = str(about.get("command", "")).split()
     return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        return read_json(path)
-    except UserError:
-        return {}
 
 
 def _remove(folders: Sequence[Path]) -> None:

@@ -99,9 +99,20 @@ def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequenc
             lines = frame.with_columns(pl.col("value", "low", "high") * 100)
             ends = pl.col("low", "high").fill_null(pl.col("value")).clip(0, 100)
             add_legend(axes, draw_families(axes, lines.with_columns(ends), "eps", groups), fontsize=8.5)
-            _dress(axes, lines["eps"].unique().sort().to_list())
             axes.set_title(title, loc="left", fontsize=9.5, parse_math=False)
             axes.set_ylabel(f"{rate} (%)")
+            axes.set_ylim(0, 100)
+            eps = lines["eps"].unique().sort().to_list()
+            if eps[0] > 0:
+                axes.set_xscale("log", base=2)
+            if len(eps) == 1 and eps[0] > 0:
+                axes.set_xlim(eps[0] / 2, eps[0] * 2)
+            fractions = list(map(eps_label, eps))
+            of_255 = all(one == "0" or one.endswith("/255") for one in fractions)
+            axes.set_xticks(eps, [one.removesuffix("/255") if of_255 else one for one in fractions])
+            axes.minorticks_off()
+            axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
+            dress(axes)
     return figure
 
 
@@ -302,9 +313,7 @@ def draw_families(
 
 def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG document, the same bytes for the same figure."""
-    with matplotlib.rc_context(STYLE):
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        return _saved(figure, format="svg", metadata=no_metadata).decode()
+    return _saved(figure, "svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
@@ -312,26 +321,26 @@ def inline_svg(svg: str, name: str, description: str) -> str:
     body = svg[svg.index("<svg") :]
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
-    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    for size in ("width", "height"):
+        body = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", body, count=1)
     body = body.replace("fill: #ffffff", "fill: none")
     return body.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
 
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as PNG at 200 dots per inch, on white."""
-    return _saved(figure, format="png", dpi=200)
+    return _saved(figure, "png", dpi=200)
 
 
 def as_pdf(figure: Figure) -> bytes:
     """Return the figure as PDF, without a date."""
-    with matplotlib.rc_context(STYLE):
-        return _saved(figure, format="pdf", metadata={"CreationDate": None})
+    return _saved(figure, "pdf", metadata={"CreationDate": None})
 
 
-def _saved(figure: Figure, **how: Any) -> bytes:
+def _saved(figure: Figure, form: str, **how: Any) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, **how)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format=form, **how)
     return buffer.getvalue()
 
 
@@ -345,21 +354,6 @@ def shortened(text: str, length: int = 36) -> str:
     """Leave the middle of a long name out, such as a path's: its end tells more than its beginning."""
     head = (length - 1) * 3 // 10
     return text if len(text) <= length else f"{text[:head]}…{text[head + 1 - length :]}"
-
-
-def _dress(axes: Axes, eps: Sequence[float]) -> None:
-    if eps[0] > 0:
-        axes.set_xscale("log", base=2)
-        if len(eps) == 1:
-            axes.set_xlim(eps[0] / 2, eps[0] * 2)
-    fractions = [eps_label(e) for e in eps]
-    of_255 = all(e == 0 or fraction.endswith("/255") for e, fraction in zip(eps, fractions, strict=True))
-    labels = [fraction.removesuffix("/255") if of_255 else fraction for fraction in fractions]
-    axes.set_xticks(eps, labels)
-    axes.minorticks_off()
-    axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
-    axes.set_ylim(0, 100)
-    dress(axes)
 
 
 _GRID = "#d8d7d2"

@@ -98,14 +98,9 @@ def write_page(
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
         run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
     run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
-    values = {
-        "run": run,
-        "headlines": list(zip(headlines, answers, strict=True)),
-        "sections": sections,
-        "drawn": drawn,
-    }
-    page = environment().get_template("page.html")
-    write_text(path, page.render(values, settings_title=settings, reading=Markup(reading)))
+    values = {"headlines": list(zip(headlines, answers, strict=True)), "sections": sections, "drawn": drawn}
+    values |= {"run": run, "settings_title": settings, "reading": Markup(reading)}
+    write_text(path, environment().get_template("page.html").render(values))
 
 
 def in_one_line(value: Any) -> Any:
@@ -124,14 +119,9 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    templates.filters |= {
-        "breakable": _breakable,
-        "in_one_line": in_one_line,
-        "eps": eps_label,
-        "table_files": table_files,
-    }
-    templates.filters |= {"attack": words.attack_label, "lambda_range": words.lambda_range}
-    formats = ("percent", "percent_range", "points", "points_interval", "p_text")
+    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line, "table_files": table_files}
+    templates.filters |= {"eps": eps_label, "attack": words.attack_label}
+    formats = ("percent", "percent_range", "points", "points_interval", "p_text", "lambda_range")
     templates.filters |= {name: getattr(words, name) for name in formats}
     return templates
 
@@ -145,9 +135,8 @@ def text(template: str, part: str, **values: Any) -> str:
 def quoted_place(decided: Sequence[int]) -> int:
     """Return which of several differences a title quotes: the decided one nearest to the middle, else the middle."""
     middle = (len(decided) - 1) // 2
-    return min(
-        (place for place, sign in enumerate(decided) if sign), key=lambda p: abs(p - middle), default=middle
-    )
+    places = [place for place, sign in enumerate(decided) if sign]
+    return min(places, key=lambda place: abs(place - middle), default=middle)
 
 
 def answer(template: str, part: str, names: Mapping[str, str], **values: Any) -> str:
@@ -163,13 +152,11 @@ def answer(template: str, part: str, names: Mapping[str, str], **values: Any) ->
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
-    svg = as_svg(figure)
+    svg, downloads = as_svg(figure), {}
     files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    downloads = {
-        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
-        for ending, content in files.items()
-    }
+    for ending, content in files.items():
+        downloads[ending] = f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
     shown = Markup(inline_svg(svg, name, description))
     return {"name": name, "svg": shown, "files": files, "downloads": downloads}
 

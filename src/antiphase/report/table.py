@@ -1,5 +1,6 @@
 """Tables: one object that is HTML on a page, a table on the console, and text in Markdown, LaTeX or CSV."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,12 +154,12 @@ def table_text(table: Any, form: str) -> str:
 
 def table_files(table: Any) -> list[tuple[str, str, str]]:
     """Return what a page offers of a table: for each format its label, a file name and a data URI."""
-    files = []
-    for form, (label, ending) in TABLE_FORMATS.items():
-        if content := table_text(table, form):
-            uri = f"data:text/{form};charset=utf-8,{quote(content)}"
-            files.append((label, f"{table.name}.{ending}", uri))
-    return files
+    contents = {form: table_text(table, form) for form in TABLE_FORMATS}
+    return [
+        (label, f"{table.name}.{ending}", f"data:text/{form};charset=utf-8,{quote(contents[form])}")
+        for form, (label, ending) in TABLE_FORMATS.items()
+        if contents[form]
+    ]
 
 
 def markdown(table: Any) -> str:
@@ -183,33 +184,23 @@ def escaped(text: str) -> str:
 
 def latex(table: Any) -> str:
     """Return a table environment of LaTeX with the rules of booktabs."""
-    words = [_is_words(table, place) for place in range(len(table.columns))]
-    lines = []
+    sides = "".join("l" if _is_words(table, place) else "r" for place in range(len(table.columns)))
+    label, lines = re.sub(r"[^a-z0-9]+", "-", table.name.lower()), []
     for row in table.rows:
         texts = [in_latex(field.text) for field in row]
         if row[0].kind == "mean":
             texts = [f"\\textbf{{{text}}}" for text in texts]
-        depth = max(len(field.notes) for field in row)
-        notes = [
-            [in_latex(note) for note in field.notes] + [""] * (depth - len(field.notes)) for field in row
-        ]
         lines.append(" & ".join(texts).replace("[", "{[}", texts[0].startswith("[")))
-        for line in zip(*notes, strict=True):
-            lines.append(" & ".join(f"\\scriptsize {note}" if note else "" for note in line))
+        for notes in itertools.zip_longest(*(field.notes for field in row), fillvalue=""):
+            lines.append(" & ".join(f"\\scriptsize {in_latex(note)}" if note else "" for note in notes))
     return "\n".join(
         [
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{in_latex(table.title)}}}",
-            f"\\label{{tab:{re.sub(r'[^a-z0-9]+', '-', table.name.lower())}}}",
-            f"\\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
-            "\\toprule",
+            f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}",
+            f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule",
             " & ".join(map(in_latex, table.columns)) + r" \\",
             "\\midrule",
             *(line.strip() + r" \\" for line in lines),
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
+            "\\bottomrule\n\\end{tabular}\n\\end{table}",
         ]
     )
 

@@ -8,12 +8,12 @@ from antiphase.registry import ATTACKS, find
 from antiphase.statistics.intervals import Estimate, is_interval
 
 NO_INTERVAL = "no interval"
-_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
+NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
 
 
 def attack_label(attack: str, norm: str) -> str:
     """Name an attack with its norm, as ``PGD (L∞)``."""
-    return f"{attack_name(attack)} ({_NORMS.get(norm.lower(), norm)})"
+    return f"{attack_name(attack)} ({NORMS.get(norm.lower(), norm)})"
 
 
 def attack_name(attack: str) -> str:
@@ -76,7 +76,7 @@ def points_interval(difference: float, low: float | None, high: float | None) ->
 
 def attack_condition(attack: str, norm: str, steps: int | None) -> str:
     """Name an attack with its norm and number of steps, as ``L∞ PGD-20``."""
-    return f"{_NORMS.get(norm.lower(), norm)} {attack_name(attack)}{'' if steps is None else f'-{steps}'}"
+    return f"{NORMS.get(norm.lower(), norm)} {attack_name(attack)}{'' if steps is None else f'-{steps}'}"
 
 
 def p_text(p_value: float) -> str:

@@ -10,7 +10,7 @@ first, and report POPE on clean images only.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.commands.audit.cells import KeptImages, measure, with_worst_case
+from antiphase.commands.audit.cells import KeptImages, measure
 from antiphase.commands.audit.gallery import draw_gallery, keep_some, with_images
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_settings, attacks_of
+from antiphase.commands.audit.run import attack_settings, attacks_of, combined
 from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
@@ -53,7 +53,13 @@ _words = partial(text, "answers.txt")
 
 def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
     """Attack every question of every model and write the run directory, as an audit's; return the summary."""
-    lineup = lineup or _load(options)
+    if lineup is None:
+        check_twins(options.model, options.against)
+        loaded = load_models([*options.model, *options.against], find_device(options.device), answering=True)
+        how = (options.split, options.limit, None, False, False, not options.quiet)
+        asked_of: Any = load_source(str(options.data), *how).test
+        count = len(options.model)
+        lineup = Lineup(loaded[:count], loaded[count:], asked_of.followed_by(options.suffix))
     pope: PopeSet = lineup.data
     began, out = time.monotonic(), options.out
     for model in lineup.everyone:
@@ -62,7 +68,6 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
-    parts, warnings = [], []
     models: dict[str, Any] = dict(lineup.by_name)
     asked = {name: asked_images(pope, model.square) for name, model in models.items()}
     first = asked[lineup.names[0]]
@@ -73,13 +78,11 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         for name, _, attacks in attacks_of(lineup, options)
     )
     say_time(works, out, context=lambda data: data.which)
-    for name, model, attacks in attacks_of(lineup, options):
-        part, told = attack_answers(name, model, pope, attacks, out, kept)
-        parts.append(part)
-        warnings += [f"{name}: {note}" for note in told]
-    rows = pl.concat(parts)
-    if options.worst_case:
-        rows = with_worst_case(rows, options.worst_case)
+    measured = [
+        (name, *attack_answers(name, model, pope, attacks, out, kept))
+        for name, model, attacks in attacks_of(lineup, options)
+    ]
+    rows, warnings = combined(measured, options)
     if files := getattr(pope.pictures, "files", None):
         named = pl.DataFrame({"image": pope.pictures.ids.numpy(), "file": list(map(printable, files))})
         rows = rows.join(named, on="image", maintain_order="left")
@@ -99,19 +102,9 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     }
     warnings = doubts_about(lineup.models, lineup.twins) + warnings
     stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
-    count = len(pope.names)
-    write_run(lineup, stored, summary, {"rows": rows}, settings, warnings, command, began, n=count)
+    frames, count = {"rows": rows}, len(pope.names)
+    write_run(lineup, stored, summary, frames, settings, warnings, command, began, n=count)
     return summary
-
-
-def _load(options: AuditOptions) -> Lineup:
-    check_twins(options.model, options.against)
-    specs = [*options.model, *options.against]
-    loaded = load_models(specs, find_device(options.device), answering=True)
-    data = load_source(str(options.data), options.split, options.limit, None, False, False, not options.quiet)
-    pope: Any = data.test
-    count = len(options.model)
-    return Lineup(loaded[:count], loaded[count:], pope.followed_by(options.suffix))
 
 
 def attack_answers(
@@ -183,15 +176,13 @@ class AnswersResult(Result):
     def sections(self) -> list[Section]:
         groups = families(self.summary["models"])
         colors = colors_of(groups)
+        pope = self.summary["pope"]
         results, differences = (
-            pl.DataFrame(self.summary["pope"][part], infer_schema_length=None)
-            for part in ("results", "differences")
+            pl.DataFrame(pope[part], infer_schema_length=None) for part in ("results", "differences")
         )
         shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
-        panels = [
-            (attack_name(str(attack)), str(metric), rows.rename({"family": "name"}))
-            for (attack, metric), rows in shown.group_by(["attack", "metric"], maintain_order=True)
-        ]
+        blocks = shown.rename({"family": "name"}).group_by(["attack", "metric"], maintain_order=True)
+        panels = [(attack_name(str(attack)), str(metric), rows) for (attack, metric), rows in blocks]
         plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
         results = results.with_columns(color=pl.col("family").replace_strict(colors))
         rates = _tables(results, ["metric", "attack"], rate_field)
@@ -205,8 +196,7 @@ class AnswersResult(Result):
             tables = _tables(differences, ["metric", "what", "attack"], difference_field)
             sections.append(Section("differences", "Differences", _words("differences"), tables=tables))
         if "questions.json" in self.files and "gallery.safetensors" in self.files:
-            with self.unpacked() as folder:
-                gallery = read_gallery(folder / "gallery.safetensors")
+            gallery = read_gallery(self.files["gallery.safetensors"])
             words = self.read_json("questions.json", ("questions", "answers"))
             markup = gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
             sections.append(Section("gallery", "Ten questions", markup=markup, in_navigation="Questions"))
@@ -242,8 +232,7 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
     row = moves[0]
     (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
-    names = {side: row[side] for side in ("model", "twin")}
-    title = answer("answers.txt", "title", names, **values)
+    title = answer("answers.txt", "title", {side: row[side] for side in ("model", "twin")}, **values)
     return Headline(title, _words("lead", **values), _words("condition", **values))
 
 
@@ -256,15 +245,11 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
     rows = [row for row in rows if (row["model"], row["twin"]) == sides]
     shown = rows or _only(answers["results"], first | {"metric": "false yes", "family": sides[0]})
     quoted = min(row["eps"] for row in shown if row["eps"])
-    lines = [
-        (
-            f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack",
-            [estimate_of(row)],
-            decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1,
-            row["eps"] == quoted,
-        )
-        for row in shown
-    ]
+    lines = []
+    for row in shown:
+        sign = decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1
+        label = f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack"
+        lines.append((label, [estimate_of(row)], sign, row["eps"] == quoted))
     accuracies = [
         (row["family"], colors[row["family"]], [estimate_of(row)])
         for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
@@ -277,14 +262,3 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row.items() >= values.items()]
-
-
-@dataclass(frozen=True)
-class Questions:
-    """What an audit does where the data are questions; see ``antiphase.registry.QUESTIONS``."""
-
-    attack: Any
-    result: type[Result]
-
-
-QUESTIONS = Questions(attack, AnswersResult)

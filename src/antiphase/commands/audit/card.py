@@ -20,6 +20,7 @@ from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
 from antiphase.files import write_json, write_text
 from antiphase.report.page import environment
+from antiphase.report.table import escaped
 from antiphase.statistics.intervals import proportion
 from antiphase.terminal import safe
 
@@ -312,7 +313,6 @@ def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any
     }
 
 
-_MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word
 _PLAIN = re.compile(r"[\w:/.,#?=+@ -]+")
 _METRICS = dict(asr="ASR", asr_correct="ASR, correctly classified only", robust_accuracy="Robust accuracy")
 
@@ -355,9 +355,7 @@ def _linked(model: Model) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""Return text that Markdown shows as it is, in one line."""
-    text = _MARKS.sub(r"\\\g<0>", safe(" ".join(text.split())))
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return escaped(safe(text))
 
 
 def _quoted(text: str) -> str:

@@ -66,13 +66,14 @@ def measure(
     of ``data`` has to depend on it. The places of the images that are ``kept`` are added to it.
     """
     options.ensemble.check(model, data.images(range(1)), context)
+    kept = kept or KeptImages(0.0, frozenset())
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
     results = cells.sweep(cells.attack, options.nested)()
-    if kept is not None:
-        (at,) = (result for result in results if result.threat.eps == kept.eps)
+    for at in (result for result in results if result.threat.eps == kept.eps):
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
-            file = cells.places[int(number)] / f"{sample}.npy" if number >= 0 else None
-            if sample in kept.samples and file is not None and file.exists():
+            if number < 0 or sample not in kept.samples:
+                continue
+            if (file := cells.places[int(number)] / f"{sample}.npy").exists():
                 kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
@@ -84,12 +85,11 @@ def passes_left(
     name: str, model: nn.Module, data: ImageSet, options: AuditOptions, out: Path, classes: int
 ) -> tuple[int, int] | None:
     """Return how many forward and backward passes of single images are left at most; None if not known."""
-    cells = _Cells(name, model, data, options, out, Process(), None, None)
+    cells = _Cells(name, model, data, options, out, Process(), None, KeptImages(0.0, frozenset()))
     counts: list[tuple[int, int] | None] = []
 
-    def count(
-        stage: Stage, _: Any, images: Tensor, labels: Any, threat: Threat, *, ids: Tensor, **run: Any
-    ) -> AttackResult:
+    def count(stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
+        threat: Threat = given[-1]
         cache = cells.cache(stage, threat.eps, ids)
         each = most_passes(stage, classes)
         counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
@@ -143,7 +143,7 @@ class _Cells:
     out: Path
     process: Process
     context: Tensor | None
-    kept: KeptImages | None
+    kept: KeptImages
     places: list[Path] = field(default_factory=list)  # of the cells, in the order in which they are attacked
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
@@ -162,18 +162,13 @@ class _Cells:
     def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> Callable[[], list[AttackResult]]:
         """Return the sweep that calls ``attack`` with each stage and its samples in place of the stage's attack."""
         # settings are checked with the images that are attacked
-        stages = (
-            replace(stage, attack=functools.partial(attack, stage), settings={})
-            for stage in self.options.ensemble.stages
-        )
+        ensemble = self.options.ensemble
+        stages = [replace(one, attack=functools.partial(attack, one), settings={}) for one in ensemble.stages]
         # the stages load their images; in place of pixels, a sample has the number of the cell that has them
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
-        stored = Ensemble(self.options.ensemble.name, tuple(stages))
-        threat = Threat(self.options.norm)
+        given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, Threat(self.options.norm))
         how = {"nested": nested, "ids": self.data.ids}
-        return functools.partial(
-            unchecked(sweep), stored, self.model, unknown, None, threat, self.options.eps, **how
-        )
+        return functools.partial(unchecked(sweep), *given, self.options.eps, **how)
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
@@ -182,17 +177,8 @@ class _Cells:
         asked = [(stage.name, sample) for sample in ids.tolist()]
         return Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
 
-    def attack(
-        self,
-        stage: Stage,
-        _: nn.Module,
-        images: Tensor,
-        labels: Tensor | None,
-        threat: Threat,
-        *,
-        ids: Tensor,
-        **run: Any,
-    ) -> AttackResult:
+    def attack(self, stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
+        threat: Threat = given[-1]
         cache = self.cache(stage, threat.eps, ids)
         journal = cache.journals[stage.name]
         with cache.filling(slice_size(self.data.image_shape)) as parts:
@@ -211,9 +197,8 @@ class _Cells:
 
     def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
         found = found.unique("sample", keep="first")  # two runs at once may both write a sample
-        rows = pl.DataFrame({"sample": ids.numpy()}).join(
-            found, on="sample", how="left", maintain_order="left"
-        )
+        wanted = pl.DataFrame({"sample": ids.numpy()})
+        rows = wanted.join(found, on="sample", how="left", maintain_order="left")
         arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
         place = torch.full((len(ids), 1), len(self.places) - 1.0, dtype=torch.float64)
         about = {"label": arrays["clean_prediction"], "adversarial": place}
@@ -221,7 +206,7 @@ class _Cells:
 
     def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
         """Return how to attack some samples so that their rows are kept as they come."""
-        options, kept = self.options, self.kept or KeptImages(0.0, frozenset())
+        options, kept = self.options, self.kept
         last = stage.name == options.ensemble.stages[-1].name and eps in (kept.eps, math.inf)
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:

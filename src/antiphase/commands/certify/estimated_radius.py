@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, rows_of, sense
+from antiphase.commands.sense.run import ABOUT_SCHEMA, BATCH_SIZE, Part, Rows, entries, rows_of, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
@@ -25,17 +25,8 @@ from antiphase.statistics.intervals import as_size, jackknife
 from antiphase.store import write_frame
 
 STEPS = 20  # of power iteration
-RADIUS_SCHEMA = {
-    "model": pl.String,
-    "attention": pl.String,
-    "seed": pl.Int64,
-    "sample": pl.Int64,
-    "label": pl.Int64,
-    "prediction": pl.Int64,
-    "margin": pl.Float64,
-    "lipschitz": pl.Float64,
-    "slope": pl.Float64,
-}
+RADIUS_SCHEMA = ABOUT_SCHEMA | dict.fromkeys(("sample", "label", "prediction"), pl.Int64)
+RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
 """``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
 
 
@@ -61,14 +52,12 @@ def measure_radii(
     data: ImageSet,
     out: Path,
     *,
-    steps: int,
-    seed: int,
     process: Process,
-    batch_size: int,
     progress: bool,
     limit: int | None = None,
+    **how: int,
 ) -> pl.DataFrame:
-    """Measure margin and local Lipschitz constant of every image that is not on disk yet."""
+    """Measure margin and local Lipschitz constant of each image not on disk yet; ``how``: steps, seed, batch_size."""
     labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
 
     def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -78,7 +67,6 @@ def measure_radii(
         yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
 
     part = Part("radius", RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, rows)
-    how = {"steps": steps, "seed": seed, "batch_size": batch_size}
     options = SenseOptions.from_file(how, model=("radius",), quiet=not progress)
     return sense(name, model, data, options, out, limit=limit, process=process, parts=[part])["radius"]
 
@@ -89,11 +77,10 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
     Nothing is certified: the constants are lower bounds. A ``note`` says why equation (6) does not apply.
     """
     out, limit, seed, process = options.out, options.estimated, options.seed, this_process()
-    how: dict[str, Any] = {"process": process, "progress": not options.quiet, "batch_size": BATCH_SIZE}
-    rows = [
-        measure_radii(name, model, lineup.data, out, steps=STEPS, seed=seed, limit=limit, **how)
-        for name, model in lineup.by_name.items()
-    ]
+    how: dict[str, Any] = {"process": process, "progress": not options.quiet, "limit": limit}
+    how |= {"steps": STEPS, "seed": seed, "batch_size": BATCH_SIZE}
+    models = lineup.by_name.items()
+    rows = [measure_radii(*named, lineup.data, out, **how) for named in models]
     if process.first:
         write_frame(out / "estimated.parquet", pl.concat(rows))
     summary: dict[str, Any] = {
@@ -105,14 +92,10 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
     if [card_of(model).attention for model in lineup.everyone] != ["differential", "softmax"]:
         note = "equation (6) is about a differential model against standard attention"
         return summary | {"ratios": _ratios(None, *rows), "note": note}
-    how = {"parts": ("alignment",), "probes": 16, "seed": seed, "quiet": options.quiet}
+    asked = {"parts": ("alignment",), "probes": 16, "seed": seed, "quiet": options.quiet}
+    sensing = SenseOptions(model=("certify",), **asked)
     try:
-        aligned = [
-            sense(name, model, lineup.data, SenseOptions(model=("certify",), **how), out, limit=limit)[
-                "alignment"
-            ]
-            for name, model in lineup.by_name.items()
-        ]
+        aligned = [sense(*named, lineup.data, sensing, out, limit=limit)["alignment"] for named in models]
         if len({own["layer"].n_unique() for own in aligned}) > 1:
             raise UserError("the models have different numbers of attention layers")
         return summary | {"ratios": _ratios(layer_parts(*aligned), *rows)}

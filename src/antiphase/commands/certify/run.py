@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL
 
 def run(options: CertifyOptions, command: str = "") -> None:
     """Load what the options name and certify it."""
-    names = ("sigma", "select", "samples", "alpha", "seed", "precision")
+    names = [field.name for field in fields(Smoothing)]
     smoothing = Smoothing(**{name: getattr(options, name) for name in names})
     pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
     certify(load_lineup(options.model_copy(update=pair)), smoothing, options, command)
@@ -58,11 +58,8 @@ def certify(
     data, warnings = in_model_order(list(cards.values()), lineup.data)
     lineup = replace(lineup, data=data)
     lineup.check_fit()
-    smoothed = [
-        smoothed_rows(name, model, data, smoothing, options, this_process())
-        for name, model in lineup.by_name.items()
-    ]
-    rows = pl.concat(smoothed)
+    how = (data, smoothing, options, this_process())
+    rows = pl.concat(smoothed_rows(*named, *how) for named in lineup.by_name.items())
     outputs = {name: card.classes for name, card in cards.items()}
     summary = summarise_certificates(rows, smoothing)
     summary |= {

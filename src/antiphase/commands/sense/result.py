@@ -15,22 +15,8 @@ from matplotlib.figure import Figure
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
 from antiphase.files import unreadable
-from antiphase.report.figure import (
-    LEVEL,
-    UNDECIDED,
-    Axis,
-    Family,
-    Forest,
-    colors_of,
-    families,
-    forest_figure,
-    layer_figure,
-    mean_line,
-    new_figure,
-    seed_counts,
-    shortened,
-    with_means,
-)
+from antiphase.report import figure as figures
+from antiphase.report.figure import Family, colors_of, families, seed_counts, shortened
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table, estimate_field, tabulate
 from antiphase.report.words import estimate_of, interval_text, number, with_interval
@@ -38,7 +24,7 @@ from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate, mean_over_seeds
+from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
@@ -265,14 +251,15 @@ _PARTS = {
 
 def _axis(
     title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
-) -> Axis:
+) -> figures.Axis:
     own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
-    return Axis(title, with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
+    means = figures.with_means(own, groups, ["layer"], sensitivity.within(metric))
+    return figures.Axis(title, means, *more, **how)
 
 
-def _layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:
+def _layer_figure(rows: Sequence[Sequence[figures.Axis]], groups: Sequence[Family]) -> Figure:
     shown = [[panel for panel in row if not panel.frame.is_empty()] for row in rows]
-    return layer_figure([row for row in shown if row], groups)
+    return figures.layer_figure([row for row in shown if row], groups)
 
 
 def _table(
@@ -292,11 +279,10 @@ def _table(
 
 
 def _field(row: Mapping[str, Any]) -> Field:
-    scale = 100.0 if row["metric"] in _PERCENT else 1.0
+    scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3)
 
     def text(end: float) -> str:
-        size = scale * end
-        return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
+        return number(scale * end, 0 if abs(scale * end) >= 100 else digits)
 
     return estimate_field(row["value"], row["low"], row["high"], text)
 
@@ -311,41 +297,38 @@ def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
     columns = min(2, len(layers))
     rows = -(-len(layers) // columns)
-    with new_figure(5.0, 0.6 + 2.2 * rows) as figure:
+    with figures.new_figure(5.0, 0.6 + 2.2 * rows) as figure:
         for place, layer in enumerate(layers, start=1):
             axes = figure.add_subplot(rows, columns, place)
-            _draw_plane(axes, own.filter(layer=layer), family, reach)
+            _draw_plane(axes, own.filter(layer=layer), family.color, reach)
             axes.set_title(f"layer {layer + 1}", loc="left", fontsize=9.5)
         figure.supxlabel("λρ")
         figure.supylabel("cosθ")
     return figure
 
 
-def _draw_plane(axes: Axes, own: pl.DataFrame, family: Family, reach: float) -> None:
-    values = {metric: own.filter(metric=metric).sort("model") for metric in ("rho", "cosine", "gamma")}
-    gamma = float(np.exp(np.mean(np.log(values["gamma"]["value"].to_numpy()))))
-    rho, cosine = (float(np.mean(values[metric]["value"].to_numpy())) for metric in ("rho", "cosine"))
-    color = family.color
+def _draw_plane(axes: Axes, own: pl.DataFrame, color: str, reach: float) -> None:
+    rhos, cosines, gammas = (own.filter(metric=name).sort("model") for name in ("rho", "cosine", "gamma"))
+    rho, cosine = (float(np.mean(frame["value"].to_numpy())) for frame in (rhos, cosines))
+    gamma = float(np.exp(np.mean(np.log(gammas["value"].to_numpy()))))
     if np.isfinite(gamma):
         across = np.linspace(1e-3, reach, 201)
         edge = np.clip(critical_cosine(gamma, 1.0, across), -1.0, 1.0)
         axes.fill_between(across, -1.0, edge, color="#f1d9c9", lw=0, zorder=0)
         axes.plot(across, edge, color="#b08a70", lw=0.9, zorder=1)
-        critical = critical_cosine(gamma, 1.0, rho)
-        text = f"γ = {number(gamma, 2)}, cosθ* = {number(float(critical), 2)}"
+        critical = float(critical_cosine(gamma, 1.0, rho))
+        text = f"γ = {number(gamma, 2)}, cosθ* = {number(critical, 2)}"
         axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5)
-    if len(family.models) > 1:
-        across, down = (values[metric]["value"] for metric in ("rho", "cosine"))
-        axes.plot(across, down, "o", ms=3.0, mew=0, color=color, alpha=0.5)
-        axes.plot([rho], [cosine], "D", ms=5.5, color=color)
+    if len(rhos) > 1:
+        axes.plot(rhos["value"], cosines["value"], "o", ms=3.0, mew=0, color=color, alpha=0.5)
     else:
         across, down = (
             [(frame["value"] - frame["low"]).clip(0), (frame["high"] - frame["value"]).clip(0)]
-            for frame in (values["rho"], values["cosine"])
+            for frame in (rhos, cosines)
         )
-        bars: Any = {"elinewidth": 1.1, "capsize": 2.0}
-        axes.errorbar([rho], [cosine], down, across, fmt="D", ms=5.0, color=color, **bars)
-    axes.axhline(0.0, **LEVEL)
+        axes.errorbar([rho], [cosine], down, across, color=color, elinewidth=1.1, capsize=2.0)
+    axes.plot([rho], [cosine], "D", ms=5.5, color=color)
+    axes.axhline(0.0, **figures.LEVEL)
     axes.set_xlim(0.0, reach)
     axes.set_ylim(-1.0, 1.0)
     axes.spines[["top", "right"]].set_visible(False)
@@ -369,7 +352,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
         of_models.setdefault((row["layer"], row["metric"]), []).append(estimate_of(row))
     cosines = {layer: of_models[layer, "cosine"] for layer in sorted(layers)}
     first_layer = {
-        metric: _over_seeds(metric, several)
+        metric: figures.mean_line("", several, sensitivity.within(metric)).estimate
         for (layer, metric), several in of_models.items()
         if layer == first
     }
@@ -384,7 +367,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     if (ratio := first_layer.get("relative")) is not None:
         most = max(("gamma", "rho", "cosine"), key=lambda part: abs(first_layer[f"by_{part}"].value))
         lead += words["twin"].format(ratio=_interval(ratio, 2, math.exp), most=words[most])
-    cosine = Forest("", (), scale=1.0, digits=2).number(first_layer["cosine"])
+    cosine = figures.Forest("", (), scale=1.0, digits=2).number(first_layer["cosine"])
     title = words[("undecided", "similar", "opposed")[sign]].format(which=which, cosine=cosine)
     return Headline(title, lead, plot=lambda: _cosine_plot(family, cosines))
 
@@ -392,17 +375,11 @@ def headline(summary: Mapping[str, Any]) -> Headline:
 def _cosine_plot(family: Family, cosines: Mapping[int, list[Estimate]]) -> Plot:
     within, lines = sensitivity.within("cosine"), []
     for layer, several in cosines.items():
-        line = mean_line(f"layer {layer + 1}", several, within, marked=not lines)
+        line = figures.mean_line(f"layer {layer + 1}", several, within, marked=not lines)
         (sign,) = decide([line.estimate], seeds=len(several))
-        lines.append(replace(line, color=family.color if sign else UNDECIDED))
-    forest = Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
-    return Plot("answer", forest_figure([forest]), _WORDS["headline"]["answer"])
-
-
-def _over_seeds(metric: str, estimates: Sequence[Estimate]) -> Estimate:
-    if len(estimates) == 1:
-        return estimates[0]
-    return sensitivity.within(metric)(mean_over_seeds([one.value for one in estimates]))
+        lines.append(replace(line, color=family.color if sign else figures.UNDECIDED))
+    forest = figures.Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
+    return Plot("answer", figures.forest_figure([forest]), _WORDS["headline"]["answer"])
 
 
 def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:

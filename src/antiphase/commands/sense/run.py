@@ -32,13 +32,6 @@ from antiphase.sensitivity.alignment import (
     token_grams,
 )
 from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
-from antiphase.sensitivity.layer_estimates import (
-    ALIGNMENT_SCHEMA,
-    BRANCHES_SCHEMA,
-    DEPTH_SCHEMA,
-    LIPSCHITZ_SCHEMA,
-    TERMS_SCHEMA,
-)
 from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.lipschitz import (
     Neighbourhood,
@@ -52,6 +45,7 @@ from antiphase.streams import key, sample_keys
 from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
+ABOUT_SCHEMA: Any = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}  # of rows of any part
 
 Rows = Iterator[pl.DataFrame]
 
@@ -76,9 +70,7 @@ class Part:
     @property
     def stored(self) -> dict[str, Any]:
         """The schema of the rows on disk, which do not name the model."""
-        return {
-            name: kind for name, kind in self.schema.items() if name not in ("model", "attention", "seed")
-        }
+        return {name: kind for name, kind in self.schema.items() if name not in ABOUT_SCHEMA}
 
 
 def run(options: SenseOptions, command: str = "") -> None:
@@ -92,15 +84,18 @@ def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[st
     It then holds a Parquet file of rows for each part, ``summary.json``, ``run.json`` and ``cells/``, from which a
     killed run resumes. Under torchrun the processes share the images.
     """
-    began, out = time.monotonic(), options.out
-    known = [part.name for part in PARTS]
+    began, known = time.monotonic(), [part.name for part in PARTS]
     if not set(options.parts) <= set(known):
         raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")
     lineup.check_fit()
-    measured = [sense(name, model, lineup.data, options, out) for name, model in lineup.by_name.items()]
+    measured = [sense(*named, lineup.data, options, options.out) for named in lineup.by_name.items()]
     rows = {part: pl.concat([frames[part] for frames in measured]) for part in measured[0]}
     if "alignment" in rows:
-        _check_depths(rows["alignment"], lineup.pairs)
+        depth = dict(rows["alignment"].group_by("model").agg(pl.col("layer").n_unique()).iter_rows())
+        for one, two in lineup.pairs:
+            if depth[one] != depth[two]:
+                counts = f"{one} has {depth[one]} attention layers, {two} {depth[two]}"
+                raise UserError(f"{counts}: expected as many in a twin")
     summary = {"models": lineup.about(), "pairs": [list(pair) for pair in lineup.pairs]}
     summary |= summarise(rows, lineup.pairs)
     doubts = lineup.doubts()
@@ -115,15 +110,6 @@ def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[st
 
 
 _SETTINGS = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
-
-
-def _check_depths(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
-    depth = dict(rows.group_by("model").agg(pl.col("layer").n_unique()).iter_rows())
-    for model, against in pairs:
-        if depth[model] != depth[against]:
-            raise UserError(
-                f"{model} has {depth[model]} attention layers, {against} {depth[against]}: expected as many in a twin"
-            )
 
 
 def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -177,15 +163,10 @@ def sense(
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
-        cache = Cache(
-            out, {part.name: what}, part.stored, [(part.name, sample) for sample in wanted], process
-        )
-        with (
-            progress_bar(
-                f"{name} {part.name}", len(cache.mine), not options.quiet and process.first
-            ) as advance,
-            cache.filling(size) as batches,
-        ):
+        asked = [(part.name, sample) for sample in wanted]
+        cache = Cache(out, {part.name: what}, part.stored, asked, process)
+        bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
+        with bar as advance, cache.filling(size) as batches:
             for positions in batches:
                 images, ids = data.images(positions).to(device), data.ids[positions]
                 columns = [pl.col(column).cast(kind) for column, kind in part.stored.items()]
@@ -305,18 +286,13 @@ def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOpti
         path = propagate(model, images, moved)
         one_layer_a_block = len(path.layers) == len(path.names) - 1
         for stage, name in enumerate(path.names):  # stage 0 is the embedding
-            gain, norm = path.gain[:, stage], norms[:, stage]
-            values: dict[str, Tensor | None] = {
-                "length": path.length[:, stage + 1],
-                "gain": gain,
-                "lipschitz": norm,
-                "alpha": gain / norm,
-            }
+            gain, norm = path.gain[:, stage, None], norms[:, stage, None]
+            length = path.length[:, stage + 1, None]
+            values: Any = {"length": length, "gain": gain, "lipschitz": norm, "alpha": gain / norm}
             known = stage > 0 and one_layer_a_block
             for part in ("positive", "negative", "moved"):
-                values[part] = getattr(path, part)[:, stage - 1] if known else None
-            columns = {part: None if value is None else value[:, None] for part, value in values.items()}
-            yield rows_of(ids, columns, stage=stage, name=name, **about)
+                values[part] = getattr(path, part)[:, stage - 1, None] if known else None
+            yield rows_of(ids, values, stage=stage, name=name, **about)
 
 
 def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -339,25 +315,25 @@ def _perturbed(
         keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
         noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
         yield {"perturbation": "noise", "eps": eps}, noise
-        result = pgd(
-            model, images, None, Threat(eps=eps), seed=seed, ids=ids, early_stop=False, progress=False
-        )
+        how: Any = {"seed": seed, "ids": ids, "early_stop": False, "progress": False}
+        result = pgd(model, images, None, Threat(eps=eps), **how)
         yield {"perturbation": "pgd", "eps": eps}, result.adversarial.to(images)
 
 
+_PROBED = {"probes": "probes", "seed": "seed"}
 _BALL = {"eps": "radius", "samples": "samples", "steps": "steps", "points": "points", "seed": "seed"}
 PARTS = (
-    Part("alignment", ALIGNMENT_SCHEMA, {"probes": "probes", "seed": "seed"}, alignment_rows, version=2),
-    Part("lipschitz", LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, heavy=True, registered=_added_estimators),
-    Part("terms", TERMS_SCHEMA, {"probes": "probes", "seed": "seed"}, term_rows),
-    Part("depth", DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
+    Part("alignment", sensitivity.ALIGNMENT_SCHEMA, _PROBED, alignment_rows, version=2),
+    Part("lipschitz", sensitivity.LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, 1, True, _added_estimators),
+    Part("terms", sensitivity.TERMS_SCHEMA, _PROBED, term_rows),
+    Part("depth", sensitivity.DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
 )
 STUDY_PARTS = (
-    Part("branches", BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
+    Part("branches", sensitivity.BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
     Part(
         "alignment-perturbed",
-        ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
-        {"eps": "radius", "probes": "probes", "seed": "seed"},
+        sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
+        _PROBED | {"eps": "radius"},
         perturbed_alignment_rows,
     ),
 )

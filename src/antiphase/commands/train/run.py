@@ -25,7 +25,13 @@ from antiphase.commands.loading import (
 )
 from antiphase.commands.result import Result
 from antiphase.commands.run_folder import finished
-from antiphase.commands.train import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
+from antiphase.commands.train import (
+    PresetOptions,
+    TrainClipOptions,
+    TrainingOptions,
+    TrainOptions,
+    TrainVlmOptions,
+)
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
@@ -64,15 +70,8 @@ def run(options: TrainingOptions, command: str = "") -> Metrics:
     """Train what the options say into ``options.out`` and write ``run.json``; return the metrics of each epoch."""
     began = time.monotonic()
     check_trackers(options.track)
-    match options:
-        case TrainOptions():
-            metrics = _train_classifier(options)
-        case TrainClipOptions():
-            metrics = _train_clip(options)
-        case TrainVlmOptions():
-            metrics = _train_vlm(options)
-        case _:
-            raise TypeError(type(options).__name__)
+    kinds: Any = {TrainOptions: _train_classifier, TrainClipOptions: _train_clip, TrainVlmOptions: _train_vlm}
+    metrics = kinds[type(options)](options)
     if this_process().first:
         about = {"command": command, "options": options.record()}
         about |= finished(options.out, began) | environment_record(find_device("auto"))
@@ -92,7 +91,12 @@ def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, A
 def _train_classifier(options: TrainOptions) -> Metrics:
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
     stored = options.chosen(RESIZE)
-    model = None if options.model in VITS else _loaded(options)
+    model, module = None, live_object(named_spec(options.model).spec)
+    if options.model not in VITS:
+        (loaded,) = load_models([options.model], device_of(module), options.random_weights, seed=options.seed)
+        if not card_of(loaded).num_classes:
+            raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
+        model = copy.deepcopy(loaded)
     images = _images(options, options.data, "train", model)
     in_memory = live_object(options.data) is not None  # and has no other split
     held_out = options.held_out or ("none" if in_memory else options.data)
@@ -109,18 +113,10 @@ def _train_classifier(options: TrainOptions) -> Metrics:
         how["model"] = model
         stored |= {FOLDER: str(Path.cwd())}
     metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
-    if (module := live_object(named_spec(options.model).spec)) is not None:
+    if module is not None:
         path = options.out / WEIGHTS_FILE
         load_into(module, read_weights(path), str(path))
     return metrics
-
-
-def _loaded(options: TrainOptions) -> nn.Module:
-    place = device_of(live_object(named_spec(options.model).spec))
-    model = load_models([options.model], place, options.random_weights, seed=options.seed)[0]
-    if not card_of(model).num_classes:
-        raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
-    return copy.deepcopy(model)
 
 
 def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
@@ -174,38 +170,27 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
     preset = TRAINING_PRESETS[options.preset]["size"]
-    sizes: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
-    recipe = make_clip_recipe(
-        options.model,
-        options.preset,
-        fingerprint=pairs.fingerprint(),
-        model_fields=options.chosen("init", "lambda_init", "variant") | sizes,
-        **_of_recipe(options, ClipRecipe),
-    )
-    weights = None
-    if options.from_run is not None:
-        source, weights = read_recipe(options.from_run), read_weights(options.from_run / WEIGHTS_FILE)
+    fields: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
+    fields = options.chosen("init", "lambda_init", "variant") | fields
+    about = {"fingerprint": pairs.fingerprint(), "model_fields": fields} | _of_recipe(options, ClipRecipe)
+    recipe = make_clip_recipe(options.model, options.preset, **about)
+    how = _how(options) | {"evaluate": lambda model: _evaluate(model, held_out), "compiled": options.compile}
+    if (start := options.from_run) is not None:
+        source, how["weights"] = read_recipe(start), read_weights(start / WEIGHTS_FILE)
         if source.get("kind") != "clip":
-            raise UserError(f"from {options.from_run}: holds no CLIP; expected a run of antiphase train-clip")
+            raise UserError(f"from {start}: holds no CLIP; expected a run of antiphase train-clip")
         model, built = as_config(ClipConfig, source["model"]), recipe.model
         kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
         if kinds[0] != kinds[1]:
-            raise UserError(
-                f"from {options.from_run}: is no {options.model}; give the --model that it was trained as"
-            )
-        recipe = recipe.model_copy(update={"model": model, "start": weights_digest(weights)})
-    return train_clip(
-        recipe,
-        pairs,
-        options.out,
-        weights=weights,
-        evaluate=lambda model: _evaluate(model, held_out),
-        part=options.part,
-        compiled=options.compile,
-        checkpointing=options.checkpointing,
-        trackers=options.track,
-        progress=not options.quiet,
-    )
+            raise UserError(f"from {start}: is no {options.model}; give the --model that it was trained as")
+        recipe = recipe.model_copy(update={"model": model, "start": weights_digest(how["weights"])})
+    return train_clip(recipe, pairs, options.out, **how)
+
+
+def _how(options: PresetOptions) -> dict[str, Any]:
+    """Return how to train by a preset; none of it affects the weights."""
+    how = {"part": options.part, "checkpointing": options.checkpointing}
+    return how | {"trackers": options.track, "progress": not options.quiet}
 
 
 def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
@@ -244,37 +229,17 @@ def _train_vlm(options: TrainVlmOptions) -> Metrics:
         config, vlm, source = aligned(options.pretrained)
     else:
         assert options.tower is not None
-        config, vlm = assemble(
-            load_model(options.tower),
-            options.tower,
-            options.language or "smollm2",
-            style=options.prompt,
-            kind=options.projector or "linear",
-            merge=options.merge or MERGE[options.preset],
-            seed=options.seed,
-        )
+        tower, merge = load_model(options.tower), options.merge or MERGE[options.preset]
+        how = {"style": options.prompt, "kind": options.projector or "linear", "seed": options.seed}
+        config, vlm = assemble(tower, options.tower, options.language or "smollm2", merge=merge, **how)
     if options.lora is not None:
         add_lora(vlm.language, options.lora, options.seed)
     tuned = stage == 2 and options.lora is None
-    recipe = make_vlm_recipe(
-        stage,
-        options.preset,
-        config.model_copy(update={"tuned": tuned, "lora": options.lora}),
-        pretrained_sha256=source,
-        data_fingerprint=data.fingerprint(),
-        **_of_recipe(options, VlmRecipe),
-    )
-    return train_vlm(
-        recipe,
-        vlm,
-        data,
-        options.out,
-        part=options.part,
-        checkpointing=options.checkpointing,
-        sharded=options.shard,
-        trackers=options.track,
-        progress=not options.quiet,
-    )
+    config = config.model_copy(update={"tuned": tuned, "lora": options.lora})
+    fields = {"pretrained_sha256": source, "data_fingerprint": data.fingerprint()}
+    fields |= _of_recipe(options, VlmRecipe)
+    recipe = make_vlm_recipe(stage, options.preset, config, **fields)
+    return train_vlm(recipe, vlm, data, options.out, sharded=options.shard, **_how(options))
 
 
 _METRICS = "metrics.jsonl"
@@ -302,13 +267,11 @@ class TrainingResult(Result):
 
     def sections(self) -> list[Section]:
         rows = [_numbers(epoch) for epoch in self.epochs]
-        columns = tuple(rows[-1])
-        cells = tuple(
-            tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns)
-            for row in reversed(rows)
-        )
+        columns, cells = tuple(rows[-1]), []
+        for row in reversed(rows):
+            cells.append(tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns))
         csv = pl.DataFrame(rows, infer_schema_length=None).write_csv()
-        table = Table("metrics", "By epoch, the last one first", columns, cells, csv)
+        table = Table("metrics", "By epoch, the last one first", columns, tuple(cells), csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
 
     def differences(self, other: Any) -> pl.DataFrame:

@@ -1,11 +1,10 @@
 """A robustness card checked: the audit that it describes is done again and compared."""
 
-import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphase.arguments import validated
 from antiphase.commands import find_command
@@ -24,8 +23,7 @@ _RATES = ("value", "low", "high", "difference")  # in shares, so that a toleranc
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Disagreement:
+class Disagreement(NamedTuple):
     """One field in which two cards differ: its place, such as ``models[0].rates[1].asr.value``, and both values."""
 
     field: str
@@ -69,45 +67,40 @@ def verify(card: str | Path, **options: Any) -> Verification:
 
 def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
-    verification = _verified(options)
-    differences = [asdict(difference) for difference in verification.differences]
-    if differences:
+    found = _verified(options)
+    if found.differences:
         rows = tuple(
-            tuple(Field(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row.values())
-            for row in differences
+            tuple(Field(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row)
+            for row in found.differences
         )
-        console().print(Table("differences", "", ("field", "card", "measured"), rows, "").console())
-    for note in verification.notes if not verification.confirmed else ():
+        console().print(Table("differences", "", Disagreement._fields, rows, "").console())
+    for note in found.notes if not found.confirmed else ():
         say(f"note: {note}")
-    say(repr(verification))
+    say(repr(found))
     content = {
         "card": str(options.card),
-        "name": verification.card.name,
-        "confirmed": verification.confirmed,
-        "reason": verification.reason,
-        "numbers": verification.numbers,
-        "differences": differences,
-        "notes": list(verification.notes),
+        "name": found.card.name,
+        "confirmed": found.confirmed,
+        "reason": found.reason,
+        "numbers": found.numbers,
+        "differences": [difference._asdict() for difference in found.differences],
+        "notes": list(found.notes),
         "out": None if options.out is None else str(options.out),
     }
-    return content if verification.confirmed else Refusal(content)
+    return content if found.confirmed else Refusal(content)
 
 
 def _verified(options: VerifyOptions) -> Verification:
     from antiphase.commands.audit.run import fingerprints
 
     card = read_card(options.card)
-    kind = "attack" if card.command == "attack" else "audit"
-    with contextlib.ExitStack() as stack:
-        out = options.out or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphase-")), "run"
-        )
-        repeated = _repeated(card, options, out)
+    kind, stored = "attack" if card.command == "attack" else "audit", options.out is not None
+    with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
+        repeated = _repeated(card, options, options.out or Path(temporary, "run"))
         if reason := _other_inputs(card, *fingerprints(repeated)):
             return Verification(card, reason)
         typed = f"antiphase verify {options.card}"
-        result: Any = find_command(kind).measure(repeated, typed, stored=options.out is not None)
-        again = card_of_run(result)
+        again = card_of_run(find_command(kind).measure(repeated, typed, stored=stored))
     assert again is not None
     one, two = (dict(_numbers(made.content())) for made in (card, again))
     differences = tuple(
@@ -143,11 +136,11 @@ def _other_inputs(card: RobustnessCard, weights: dict[str, str], data: str) -> s
     expected = {model.name: model for model in card.models}
     if set(weights) != set(expected):
         return f"the card is of {', '.join(expected)}, its options name {', '.join(weights)}"
-    prints = [
-        (f"weights of {name}: {expected[name].spec}", here, expected[name].weights)
-        for name, here in weights.items()
-    ]
-    for what, here, there in (*prints, (f"data: {card.data.dataset}", data, card.data.fingerprint)):
+    prints = {
+        f"weights of {name}: {one.spec}": (weights[name], one.weights) for name, one in expected.items()
+    }
+    prints[f"data: {card.data.dataset}"] = data, card.data.fingerprint
+    for what, (here, there) in prints.items():
         if here != there:
             return f"{what} has SHA-256 {here[:12]}…, the card says {there[:12]}…"
     return ""
