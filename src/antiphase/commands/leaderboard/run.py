@@ -6,10 +6,13 @@ the ranking.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
+
+import polars as pl
 
 from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
 from antiphase.commands.command import Answer
@@ -110,8 +113,36 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
             **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
             "lines": _ranked([_line(same, control, folder) for (*_, control), same in models.items()]),
         }
-        for (data, norm, eps), models in sorted(boards.items())
-    ]
+        drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
+    return drawn
+
+
+def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a ranking as a table, for LaTeX, Markdown and CSV."""
+    rows, numbers = [], []
+    for line in lines:
+        rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
+        about = {
+            "rank": line["rank"],
+            "model": line["model"].name,
+            "attack": line["attack"],
+            "images": line["n"],
+        }
+        fields = [rate_field(rate.model_dump()) for rate in rates.values()]
+        rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
+        words = Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images)
+        rows.append((*words, Field(line["date"] or "–")))
+        ends = {
+            f"{name}_{end}": getattr(rate, end)
+            for name, rate in rates.items()
+            for end in ("value", "low", "high")
+        }
+        numbers.append(about | ends | {"date": line["date"]})
+    name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
+    return Table(
+        name, title, columns, tuple(rows), pl.DataFrame(numbers, infer_schema_length=None).write_csv()
+    )
 
 
 def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:
