@@ -21,8 +21,9 @@ from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
+from antiphase.report.table import Field, Table, rate_field
 from antiphase.report.words import NORMS, attack_label
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 
 class Row(NamedTuple):
@@ -108,10 +109,15 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
         place = (f"{data.dataset} ({data.split})", NORMS[row.rates.norm], row.rates.eps)
         same = (row.model.weights, data.fingerprint, control)
         boards.setdefault(place, {}).setdefault(same, []).append(row)
-    return [
-        {
-            **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
-            "lines": _ranked([_line(same, control, folder) for (*_, control), same in models.items()]),
+    drawn = []
+    for (data, norm, eps), models in sorted(boards.items()):
+        lines = _ranked([_line(same, control, folder) for (*_, control), same in models.items()])
+        board = {
+            "data": data,
+            "norm": norm,
+            "eps": eps,
+            "means": _mean_differences(models, eps),
+            "lines": lines,
         }
         drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
     return drawn
@@ -122,21 +128,14 @@ def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     rows, numbers = [], []
     for line in lines:
         rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
-        about = {
-            "rank": line["rank"],
-            "model": line["model"].name,
-            "attack": line["attack"],
-            "images": line["n"],
-        }
+        about = {"rank": line["rank"], "model": line["model"].name}
+        about |= {"attack": line["attack"], "images": line["n"]}
         fields = [rate_field(rate.model_dump()) for rate in rates.values()]
         rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
         words = Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images)
         rows.append((*words, Field(line["date"] or "–")))
-        ends = {
-            f"{name}_{end}": getattr(rate, end)
-            for name, rate in rates.items()
-            for end in ("value", "low", "high")
-        }
+        pairs = [(name, end) for name in rates for end in ("value", "low", "high")]
+        ends = {f"{name}_{end}": getattr(rates[name], end) for name, end in pairs}
         numbers.append(about | ends | {"date": line["date"]})
     name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
