@@ -21,8 +21,9 @@ from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
+from antiphase.report.table import Field, Table, rate_field
 from antiphase.report.words import NORMS, attack_label
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 
 class Row(NamedTuple):
@@ -108,11 +109,11 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
         place = (f"{data.dataset} ({data.split})", NORMS[row.rates.norm], row.rates.eps)
         same = (row.model.weights, data.fingerprint, control)
         boards.setdefault(place, {}).setdefault(same, []).append(row)
-    return [
-        {
-            **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
-            "lines": _ranked([_line(same, control, folder) for (*_, control), same in models.items()]),
-        }
+    drawn = []
+    for (data, norm, eps), models in sorted(boards.items()):
+        lines = _ranked([_line(same, control, folder) for (*_, control), same in models.items()])
+        board = {"data": data, "norm": norm, "eps": eps, "lines": lines}
+        board["means"] = _mean_differences(models, eps)
         drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
     return drawn
 
