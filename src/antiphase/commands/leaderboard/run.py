@@ -112,8 +112,13 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
     drawn = []
     for (data, norm, eps), models in sorted(boards.items()):
         lines = _ranked([_line(same, control, folder) for (*_, control), same in models.items()])
-        board = {"data": data, "norm": norm, "eps": eps, "lines": lines}
-        board["means"] = _mean_differences(models, eps)
+        board = {
+            "data": data,
+            "norm": norm,
+            "eps": eps,
+            "means": _mean_differences(models, eps),
+            "lines": lines,
+        }
         drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
     return drawn
 
@@ -123,21 +128,14 @@ def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     rows, numbers = [], []
     for line in lines:
         rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
-        about = {
-            "rank": line["rank"],
-            "model": line["model"].name,
-            "attack": line["attack"],
-            "images": line["n"],
-        }
+        about = {"rank": line["rank"], "model": line["model"].name}
+        about |= {"attack": line["attack"], "images": line["n"]}
         fields = [rate_field(rate.model_dump()) for rate in rates.values()]
         rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
         words = Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images)
         rows.append((*words, Field(line["date"] or "–")))
-        ends = {
-            f"{name}_{end}": getattr(rate, end)
-            for name, rate in rates.items()
-            for end in ("value", "low", "high")
-        }
+        pairs = [(name, end) for name in rates for end in ("value", "low", "high")]
+        ends = {f"{name}_{end}": getattr(rates[name], end) for name, end in pairs}
         numbers.append(about | ends | {"date": line["date"]})
     name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
