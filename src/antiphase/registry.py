@@ -105,6 +105,8 @@ DEFENCES: Table = {
     "input-gradient": "antiphase.training.defences.input_gradient:INPUT_GRADIENT",
     "trades": "antiphase.training.defences.trades:TRADES",
     "mart": "antiphase.training.defences.trades:MART",
+    "ema": "antiphase.training.defences.weights:EMA",
+    "awp": "antiphase.training.defences.weights:AWP",
 }
 """What ``--defend`` adds to the training of a classifier: a ``Defence`` each."""
 

@@ -28,16 +28,17 @@ class Defence:
     """A defence, as registered in :data:`antiphase.registry.DEFENCES`.
 
     Attributes:
-        term: what is added to the loss, times the strength; or, if ``replaces``, takes the place of the cross-entropy.
+        term: what the strength times is added to the loss; of a defence that is the whole loss, also a function of the
+            strength; None: it acts on the weights.
+        acts_on: what it changes.
         needs: ``"maps"``: a model with attention of this package; ``"two maps"``: a differential one; ``"adversary"``:
             adversarial training. None: nothing.
-        replaces: whether ``term``, which is then called with the strength too, is the whole loss.
         below: what the strength must be less than.
     """
 
-    term: Callable[..., Tensor]
+    term: Callable[..., Tensor] | None = None
+    acts_on: Literal["loss", "whole loss", "weights", "average"] = "loss"
     needs: Literal["maps", "two maps", "adversary"] | None = None
-    replaces: bool = False
     below: float = math.inf
 
 
@@ -117,21 +118,29 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
 def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Tensor:
     """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
-    whole = next((name for name, one in chosen.items() if one.replaces), None)
-    if whole is None:
-        loss = F.cross_entropy(step.output, step.labels)
-    else:
-        loss = chosen[whole].term(step, warm * strengths[whole])
+    whole = [warm * strengths[name] for name, one in chosen.items() if one.acts_on == "whole loss"]
+    (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [_cross_entropy]
+    loss = term(step, *whole)
     for name, one in chosen.items():
         times = EVERY if one.needs in _OF_MAPS else 1
-        if not one.replaces and strengths[name] and step.number % times == 0:
+        if one.acts_on == "loss" and strengths[name] and step.number % times == 0:
             loss = loss + times * warm * strengths[name] * one.term(step)
     return loss
 
 
+def values(step: Step, strengths: Mapping[str, float]) -> dict[str, float]:
+    """Return the value of each term that is added to the loss, at one step, by the defence's name."""
+    chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
+    return {name: float(one.term(step).detach()) for name, one in chosen.items() if one.acts_on == "loss"}
+
+
+def _cross_entropy(step: Step) -> Tensor:
+    return F.cross_entropy(step.output, step.labels)
+
+
 def check_defences(strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool) -> None:
     """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have."""
-    whole = [name for name in strengths if find(DEFENCES, name, "defence").replaces]
+    whole = [name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"]
     if len(whole) > 1:
         raise UserError(f"defend {', '.join(whole)}: each is a whole loss; expected one of them")
     for name, strength in strengths.items():

@@ -35,5 +35,5 @@ def _divergence(clean: Tensor, perturbed: Tensor) -> Tensor:
     return F.kl_div(*logs, reduction="none", log_target=True).sum(1)
 
 
-TRADES = Defence(trades, needs="adversary", replaces=True)
-MART = Defence(mart, needs="adversary", replaces=True)
+TRADES = Defence(trades, "whole loss", "adversary")
+MART = Defence(mart, "whole loss", "adversary")
