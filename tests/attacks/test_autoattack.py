@@ -22,6 +22,7 @@ QUICK = {"steps": 5, "queries": 15, "targets": 3}
         ("2020", ["apgd-ce", "apgd-dlr", "fab", "square"]),
         ("plus", ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"]),
         ("rand", ["apgd-ce", "apgd-dlr"]),
+        ("malt", ["apgd-ce", "apgd-t", "fab-t", "square"]),
     ],
 )
 def test_versions(version, stages):
@@ -63,7 +64,9 @@ def test_finished_samples_are_told_of_once():
 
 
 def test_unknown_version():
-    with pytest.raises(UserError, match="version '2019': expected 'standard', '2020', 'plus' or 'rand'"):
+    with pytest.raises(
+        UserError, match="version '2019': expected 'standard', '2020', 'plus', 'rand' or 'malt'"
+    ):
         autoattack(toys.network(), toys.images(2), None, THREAT, version="2019")
 
 

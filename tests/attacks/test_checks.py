@@ -82,9 +82,9 @@ def test_one_image_is_enough_to_see_that_the_batch_matters():
     assert any("depend on the other images" in warning for warning in result.warnings)
 
 
-@pytest.mark.parametrize("attack", [pgd, apgd, square])
-def test_a_sound_model_is_not_accused(attack):
-    assert attack(Wrapped(), toys.images(37), None, THREAT).warnings == ()
+@pytest.mark.parametrize(("attack", "settings"), [(pgd, {}), (apgd, {}), (square, {"queries": 200})])
+def test_a_sound_model_is_not_accused(attack, settings):
+    assert attack(Wrapped(), toys.images(37), None, THREAT, **settings).warnings == ()
 
 
 def test_square_shows_what_masked_gradients_hide():

@@ -48,6 +48,7 @@ ATTACKS = {
     "apgd-ce": lambda *a: apgd(*a, steps=20, restarts=8),
     "apgd-dlr": lambda *a: apgd(*a, steps=20, restarts=8, objective="dlr"),
     "apgd-t": lambda *a: apgd(*a, steps=30, targets=9),
+    "apgd-malt": lambda *a: apgd(*a, steps=30, targets="malt"),
     "fab": lambda *a: fab(*a, steps=20),
     "fab-t": lambda *a: fab(*a, steps=20, targets=9),
     "square": lambda *a: square(*a, queries=300),
@@ -59,7 +60,7 @@ CLIMBS = (
     "square",
     "rand",
 )  # of three classes, sometimes towards the further one
-for version in ("standard", "2020", "plus", "rand"):
+for version in ("standard", "malt", "2020", "plus", "rand"):
     ATTACKS[version] = lambda *a, v=version: autoattack(*a, version=v, steps=15, queries=60)
 
 

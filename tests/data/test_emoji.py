@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from antiphase.data import load_data
-from antiphase.data.emoji import GROUPS, ICON_SETS, concept_of, emoji_pairs, held_out
-from antiphase.data.emoji_concepts import concepts_of, without_tone
+from antiphase.data.emoji import (
+    GROUPS,
+    ICON_SETS,
+    concept_of,
+    concepts_of,
+    emoji_pairs,
+    held_out,
+    without_tone,
+)
 from antiphase.data.folders import data_root
 from antiphase.errors import UserError
 from tests import needs

@@ -8,7 +8,7 @@ import pytest
 from antiphase.data import load_pairs
 from antiphase.data.decoding import decode_whole
 from antiphase.data.folders import data_root
-from antiphase.data.mmvp import emoji_mmvp, load_mmvp
+from antiphase.evaluation.mmvp import emoji_mmvp, load_mmvp
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from antiphase.data import load_data
-from antiphase.data.decoding import decode
+from antiphase.data.decoding import Square, decode
 from antiphase.errors import UserError
 
 
@@ -32,7 +32,7 @@ def test_a_folder_has_a_class_for_each_sub_folder_in_sorted_order(unsplit):
     assert made.labels.tolist() == [0, 0, 1, 1]
     assert made.ids.tolist() == [0, 1, 2, 3]
     for row, file in enumerate(made.files):
-        assert np.array_equal(made.images([row])[0] * 255, decode(unsplit / file, 7, 3))
+        assert np.array_equal(made.images([row])[0] * 255, decode(unsplit / file, Square(7), 3))
 
 
 def test_folders_default_to_224_and_rgb_and_take_other_shapes(unsplit):

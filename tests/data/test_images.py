@@ -216,7 +216,7 @@ def test_files_are_decoded_only_when_asked_for_and_in_several_threads(file_image
         meet.wait()  # passes only if two decodings are under way at once
         decoded.append(path.name)
         threads.add(threading.get_ident())
-        return torch.zeros(channels, square, square, dtype=torch.uint8)
+        return torch.zeros(channels, square.size, square.size, dtype=torch.uint8)
 
     monkeypatch.setattr(images, "decode", decode)
     part = file_images.subset(8, seed=3)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from antiphase.data.decoding import decode_whole
-from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 from antiphase.errors import UserError
+from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 
 TYPES = (
     "Orientation",

@@ -10,7 +10,7 @@ import torchvision.datasets as theirs
 from scipy.io import savemat
 
 from antiphase.data import load_data, sources
-from antiphase.data.decoding import decode
+from antiphase.data.decoding import Square, decode
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* were published")
@@ -173,7 +173,7 @@ def test_a_split_is_that_of_the_published_list(layouts, name, split):
     assert made.ids.tolist() == list(range(len(files)))
     assert made.class_names == NAMES.get(name, made.class_names)
     for row, file in enumerate(files):
-        assert np.array_equal(made.images([row])[0] * 255, decode(made.root / file, 17, 3))
+        assert np.array_equal(made.images([row])[0] * 255, decode(made.root / file, Square(17), 3))
 
 
 def test_flowers_have_names_for_a_prompt(layouts):

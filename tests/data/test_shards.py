@@ -8,7 +8,6 @@ import signal
 import tarfile
 import threading
 import time
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -593,16 +592,6 @@ def test_a_stream_that_is_left_half_way_leaves_no_thread_and_no_open_file(six):
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)
     assert threading.active_count() == before
-
-
-def test_a_long_way_to_the_first_step_can_be_stopped(six):
-    stream = ShardStream("x", find_shards(six), samples=10**9, lanes=1, buffer=5)
-    stop = threading.Event()
-    timer = threading.Timer(0.1, stop.set)
-    timer.start()
-    with pytest.raises(InterruptedError):
-        deque(stream._lane(0, 0, 0, [], stop), maxlen=0)
-    timer.join()
 
 
 def test_a_run_that_is_interrupted_on_its_way_to_the_first_step_ends_soon(six):

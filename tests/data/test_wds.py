@@ -11,7 +11,7 @@ from PIL import Image
 
 from antiphase.data import FileImages, load_data, load_pairs
 from antiphase.data.archives import read_index
-from antiphase.data.decoding import decode, decode_whole
+from antiphase.data.decoding import Square, decode, decode_whole
 from antiphase.data.hub import has_captions
 from antiphase.errors import UserError
 
@@ -65,7 +65,7 @@ def test_labels_and_images_are_read_from_the_tar_files_in_order(classified, tmp_
     assert [file.partition("/")[0] for file in made.files] == ["0.tar"] * 3 + ["1.tar"] * 3 + ["2.tar"]
     for row in range(7):
         (tmp_path / "one.webp").write_bytes(picture(row))
-        assert np.array_equal(made.images([row])[0] * 255, decode(tmp_path / "one.webp", 7, 3))
+        assert np.array_equal(made.images([row])[0] * 255, decode(tmp_path / "one.webp", Square(7), 3))
     assert made.prompts is None
     assert load_data(f"wds:{classified}", split="train").files == ("0.tar/s0000000.png",)
     assert load_data(f"wds:{classified}").image_shape == (3, 224, 224)

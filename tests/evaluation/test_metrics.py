@@ -6,10 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
-from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
 from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, Metric, difference, estimate, task_metrics
-from antiphase.evaluation.mmvp import answer_rows
+from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, answer_rows
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import Estimate, mean_over_groups, paired_difference, proportion
 from antiphase.vlm.pope import NO, YES

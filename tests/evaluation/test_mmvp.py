@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import summarise_tasks
-from antiphase.evaluation.mmvp import answer_rows, right_pairs
+from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, answer_rows, load_mmvp, right_pairs
 from antiphase.statistics.decisions import mcnemar_exact
 
 

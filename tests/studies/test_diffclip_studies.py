@@ -4,9 +4,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
 from antiphase.data.shards import CC3M, CC12M
 from antiphase.data.sources import PROBE_SETS
+from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import jackknife, mean_over_groups
 from antiphase.studies.cells import FACTORS

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.training import make_recipe, train_classifier
-from antiphase.training.together import train_together
+from antiphase.training.classifier import train_together
 
 CPU = torch.device("cpu")
 

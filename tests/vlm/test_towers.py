@@ -6,7 +6,7 @@ import torch
 from antiphase.models import load_model
 from antiphase.vlm import image_tokens
 from antiphase.vlm.checkpoint import named_weights
-from antiphase.vlm.towers import build_tower
+from antiphase.vlm.model import build_tower
 from tests.models import tiny_open_clip  # noqa: F401
 
 CLIP_PARTS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}

@@ -9,14 +9,15 @@ from torch import Tensor
 from antiphase.arguments import Count, Probability, Share, validated
 from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
+from antiphase.attacks.engine.checks import Targets
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, steepest
 
-_SHORT = {"cross_entropy": "ce", "dlr": "dlr", "margin": "margin", "cosine": "cosine"}
+_SHORT = {"cross_entropy": "ce", "probability_margin": "pm"}
 
 
 @validated
@@ -28,10 +29,11 @@ def apgd(
     *,
     steps: Count = 100,
     objective: str | Objective | TargetedObjective | None = None,
-    targets: Count | None = None,
+    targets: Targets = None,
     restarts: Count = 1,
     rho: Probability = 0.75,
     momentum: Share = 0.75,
+    eot: Count = 1,
     budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -53,18 +55,21 @@ def apgd(
     Args:
         steps: gradient steps, at least 1.
         objective: loss to maximise: ``"cross_entropy"`` (default), ``"dlr"`` (default with ``targets``), ``"margin"``,
-            or a callable of (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number
-            per sample.
+            ``"probability_margin"``, or a callable of (logits, labels), with ``targets`` of (logits, labels, targets),
+            that returns one number per sample.
         targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
+            ``"malt"``: the 9 of the 100 most likely other classes i with the smallest (z_y − z_i) / ‖∇(z_y − z_i)‖₂ at
+            the clean image, in this order (O. Melamed et al., *MALT Powers Up Adversarial Attacks*, NeurIPS 2024).
         restarts: random restarts per sample (and target class), at least 1.
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
+        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
     threat.refuse_infinite("APGD")
     loss = objective or ("dlr" if targets else "cross_entropy")
     search = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
-    return run_search(model, images, labels, threat, search, run, budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -96,15 +101,16 @@ class _Apgd:
     threat: Threat
     steps: int
     objective: str | Objective | TargetedObjective
-    targets: int | None
+    targets: Targets
     restarts: int
     rho: float
     momentum: float
 
     def __post_init__(self) -> None:
-        self.loss = objectives.resolve(self.objective, self.targets)
-        short = _SHORT[self.objective] if isinstance(self.objective, str) else "custom"
-        self.name = f"apgd-t-{short}".removesuffix("-dlr") if self.targets else f"apgd-{short}"
+        self.loss = objectives.resolve(self.objective, bool(self.targets))
+        short = _SHORT.get(self.objective, self.objective) if isinstance(self.objective, str) else "custom"
+        kind = "apgd-malt" if self.targets == "malt" else "apgd-t"
+        self.name = f"{kind}-{short}".removesuffix("-dlr") if self.targets else f"apgd-{short}"
         after = checkpoints(self.steps)
         self.interval = torch.zeros(self.steps + 1, dtype=torch.int64)  # steps before a checkpoint; else 0
         self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))

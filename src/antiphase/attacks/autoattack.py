@@ -15,7 +15,7 @@ from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-Version = Literal["standard", "2020", "plus", "rand"]
+Version = Literal["standard", "2020", "plus", "rand", "malt"]
 _MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB takes a backward pass for each
 _PASSES = 20  # of a randomised model, averaged
 
@@ -38,6 +38,7 @@ def autoattack(
     - ``"standard"``: APGD-CE, APGD-T, FAB-T, Square: "AutoAttack" since August 2020;
     - ``"2020"``: APGD-CE, APGD-DLR, FAB, Square: the ensemble of the robustness paper;
     - ``"plus"``: APGD-CE, APGD-DLR and FAB with five restarts each, Square, APGD-T, FAB-T;
+    - ``"malt"``: the standard attacks, APGD-T with the targets of MALT: for many classes;
     - ``"rand"``: APGD-CE and APGD-DLR on the mean logits of 20 passes, for randomised models.
 
     The result's ``stages`` holds the result of each attack, ``settings["felled"]`` how many samples each broke.
@@ -65,6 +66,7 @@ def autoattack_ensemble(
     gradient = unchecked(apgd)  # this function's caller has checked the settings
     ce, dlr = Stage("apgd-ce", gradient, first), Stage("apgd-dlr", gradient, first | {"objective": "dlr"})
     apgd_t = Stage("apgd-t", gradient, {"steps": steps, "targets": targets})
+    malt = Stage("apgd-t", gradient, {"steps": steps, "targets": "malt"})
     # as in the official ensemble; not among the settings, which name stored rows
     boundary = partial(unchecked(fab), final_search=False)
     blind = Stage(
@@ -77,6 +79,7 @@ def autoattack_ensemble(
         "standard": (ce, apgd_t, fab_t, blind),
         "2020": (ce, dlr, plain_fab, blind),
         "plus": (ce, dlr, plain_fab, blind, apgd_t, fab_t),
+        "malt": (ce, malt, fab_t, blind),
         "rand": (ce, dlr),
     }[version]
     name = "autoattack" if version == "standard" else f"autoattack-{version}"

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from antiphase.arguments import check_argument, unchecked
+from antiphase.attacks.engine.checks import ALL_TARGETS, LIKELY
 from antiphase.attacks.sweep import AttackFunction, Ensemble, Stage
 from antiphase.errors import UserError, shown
 from antiphase.registry import ATTACKS, find
@@ -117,12 +118,14 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
     settings = keywords(stage.attack) | stage.settings
     count = math.prod(
         settings.get(name) or 1
-        for name in ("steps", "search_steps", "queries", "draws", "restarts", "passes")
+        for name in ("steps", "search_steps", "queries", "draws", "restarts", "passes", "eot")
     )
     targets = settings.get("targets")
-    count *= min(targets, classes - 1) if targets else 1
+    malt = targets == "malt"
+    count *= min(ALL_TARGETS if malt else targets, classes - 1) if targets else 1
     each = classes - 1 if stage.name == "fab" else 1  # untargeted, FAB needs the gradient of every class
-    return count, 0 if stage.black_box else count * each
+    choice = min(LIKELY, classes - 1) * malt
+    return count + choice, 0 if stage.black_box else count * each + choice
 
 
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:

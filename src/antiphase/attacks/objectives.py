@@ -53,6 +53,15 @@ def dlr(logits: Logits, labels: Classes, targets: Classes | None = None) -> Valu
     return margin(logits, labels, targets) / (top[:, 0] - lower + _TINY)
 
 
+def probability_margin(logits: Logits, labels: Classes, targets: Classes | None = None) -> Values:
+    """Return the margin of the probabilities softmax(z), in float64: in float32 a confident model has no gradient.
+
+    Source: Y. Xie et al., *Towards Million-Scale Adversarial Robustness Evaluation With Stronger Individual Attacks*,
+    CVPR 2025, Section 3 (the loss of PMA).
+    """
+    return margin(logits.double().softmax(1), labels, targets).to(logits.dtype)
+
+
 def own_prompt(logits: Logits, labels: Classes) -> Values:
     """Return −z_label: for a CLIP with logits z_k = s·cos(image, prompt k), −s·cos(image, prompt of the label).
 
@@ -64,9 +73,10 @@ def own_prompt(logits: Logits, labels: Classes) -> Values:
 
 
 _TARGETED: dict[str, Any] = {"cross_entropy": cross_entropy, "margin": margin, "dlr": dlr}
+_TARGETED["probability_margin"] = probability_margin
 
 
-def resolve(objective: Any, targets: int | None = None) -> TargetedObjective:
+def resolve(objective: Any, targets: Any = None) -> TargetedObjective:
     """Return an objective, by name or itself, of (logits, labels, targets); it ignores targets if there are none."""
     known = _TARGETED if targets else _TARGETED | {"cosine": own_prompt}
     if isinstance(objective, str) and objective not in known:

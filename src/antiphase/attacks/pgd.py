@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, row_norm, steepest
@@ -41,6 +41,7 @@ def pgd(
     random_start: bool = True,
     momentum: NonNegative = 0.0,
     objective: str | Objective = "cross_entropy",
+    eot: Count = 1,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Maximise the loss by projected gradient ascent.
@@ -65,8 +66,9 @@ def pgd(
         random_start: draw x₀ at random; otherwise start at the clean image.
         momentum: μ, at least 0; with μ > 0, d_t uses g_t = μ·g_{t−1} + ∇loss/‖∇loss‖₁ in place of the gradient
             (Y. Dong et al., *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
-        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"cosine"`` or a callable of
-            (logits, labels) that returns one number per sample.
+        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"probability_margin"``,
+            ``"cosine"`` or a callable of (logits, labels) that returns one number per sample.
+        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
     """
     threat.refuse_infinite("PGD")
@@ -74,7 +76,7 @@ def pgd(
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
     alpha = threat.eps / 4 if step_size is None else step_size
     search = PgdSearch(threat, steps, alpha, schedule, restarts, random_start, momentum, objective)
-    return run_search(model, images, labels, threat, search, run)
+    return run_search(model, images, labels, threat, search, expected(run, eot))
 
 
 @validated

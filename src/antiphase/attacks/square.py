@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Bounds, Keys, Norm, Numbers, Threat, per_row
@@ -51,6 +51,7 @@ def square(
     targets: Count | None = None,
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool | None = None,
+    eot: Count = 1,
     budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -85,6 +86,7 @@ def square(
         rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``. None does so for fewer than
             5,000 queries (AutoAttack's default number): otherwise a search of 1,000 queries ends before its windows are
             small, and breaks fewer samples. :func:`autoattack` never does so.
+        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
     threat.refuse_infinite("Square")
@@ -92,7 +94,7 @@ def square(
     if run.get("precision") in ("auto", "bf16"):
         run["precision"] = "float32"
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
-    return run_search(model, images, labels, threat, search, run, budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Files that lie within another file: in an uncompressed tar file, or in the rows of a Parquet file.
-
-They are addressed by paths such as ``test/0.tar/s0000001.webp`` and ``test.parquet/17``.
-"""
+"""Files in an uncompressed tar file, such as ``test/0.tar/1.webp``, or in rows of a Parquet file, ``a.parquet/17``."""
 
 import errno
 import functools
@@ -10,10 +7,10 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tarfile import HeaderError, ReadError
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from webdataset.tariterators import base_plus_ext
 
@@ -118,11 +115,7 @@ def _index(path: str, size: int, changed: int) -> dict[str, Member]:
 
 
 def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the names of a tar file's members by key and suffix, as webdataset does, also for keys that have dots.
-
-    >>> members_by_key(["a/1.jpg", "a/1.txt", "b.v2.jpg", "b.v2.TXT"])
-    {'a/1': {'jpg': 'a/1.jpg', 'txt': 'a/1.txt'}, 'b.v2': {'jpg': 'b.v2.jpg', 'txt': 'b.v2.TXT'}}
-    """
+    """Return the names of a tar file's members by key and suffix, as webdataset does, also for keys that have dots."""
     groups: dict[str, dict[str, str]] = {}
     for name in names:
         key, suffix = base_plus_ext(name)
@@ -155,29 +148,23 @@ def read_samples(tar: Path, suffix: str) -> Iterator[tuple[str, dict[str, str], 
 @functools.lru_cache(maxsize=8)
 def _cells(path: str, changed: int, block: int) -> list[bytes | None]:
     """Read a block of rows; the time of modification only keys the cache."""
-    return _images(path, lambda image: image, block * _ROWS, _ROWS)
+    return _images(path).slice(block * _ROWS, _ROWS).collect().to_series().to_list()
 
 
 @functools.lru_cache(maxsize=256)
 def _cell_sizes(path: str, changed: int) -> list[int]:
-    return _images(path, lambda image: image.bin.size().fill_null(0))
-
-
-def _images(
-    path: str, function: "Callable[[pl.Expr], pl.Expr]", start: int = 0, count: int | None = None
-) -> list[Any]:
-    """Return a function of the encoded images of some rows."""
-    import polars as pl
-
-    rows = scan(path)
-    schema = rows.collect_schema()
-    column = next(name for name in IMAGE_COLUMNS if name in schema)
-    image = pl.col(column) if schema[column] == pl.Binary else pl.col(column).struct.field("bytes")
-    return rows.slice(start, count).select(function(image)).collect().to_series().to_list()
-
-
-def scan(path: str | Path) -> "pl.LazyFrame":
-    """Return a lazy frame of one Parquet file."""
     import polars as pl  # slow to import
 
-    return pl.scan_parquet(path, glob=False)
+    return _images(path).select(pl.all().bin.size().fill_null(0)).collect().to_series().to_list()
+
+
+def _images(path: str) -> "pl.LazyFrame":
+    """Return the encoded images of one Parquet file."""
+    import polars as pl
+
+    rows = pl.scan_parquet(path, glob=False)
+    schema = rows.collect_schema()
+    column = next(name for name in IMAGE_COLUMNS if name in schema)
+    return rows.select(
+        pl.col(column) if schema[column] == pl.Binary else pl.col(column).struct.field("bytes")
+    )

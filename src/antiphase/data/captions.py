@@ -79,9 +79,9 @@ def _layout(path: Path) -> Iterator[None]:
     """Turn what an unexpected structure of a JSON list raises into a UserError."""
     try:
         yield
-    except UserError:
-        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path}: expected the published layout ({error!r}): download it again") from error
 
 
@@ -122,12 +122,7 @@ def _coco(name: str, root: Path, split: str, kind: str) -> _Coco:
 
 
 def coco_captions(root: Path, split: str) -> FilePairs:
-    """List COCO's images with all their captions, about five each, sorted by image and caption id.
-
-    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000).
-
-    Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
-    """
+    """List COCO's images of 2014, else of 2017, with their captions, about five each, sorted by image and caption."""
     coco = _coco("coco", root, split, "captions")
     with _layout(coco.path):
         rows: list[Row] = [(file, captions, None) for file, captions in coco.captions().items()]
@@ -135,13 +130,11 @@ def coco_captions(root: Path, split: str) -> FilePairs:
 
 
 def coco_single_label(root: Path, split: str) -> FilePairs:
-    """List COCO's images, each labelled with the category of its largest object.
+    """List COCO's images, each labelled with the category of its largest object, for attacks on a zero-shot classifier.
 
     The label of image i is the category of argmax_j area(i, j) over its annotated objects j that are not crowds; ties
     go to the lower annotation id. Images without such an object are skipped. Without ``captions_*.json``, the captions
-    are the class names. With one label per image, a zero-shot classifier can be attacked on COCO.
-
-    Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014.
+    are the class names.
     """
     coco = _coco("coco-single-label", root, split, "instances")
     captions: dict[str, tuple[str, ...]] = {}
@@ -165,9 +158,8 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
 def coco_objects(root: Path, split: str) -> FilePairs:
     """List COCO's images that show at least two categories, with the two of the largest total area.
 
-    The captions of an image are the names of the two, and ``objects`` holds the masks of all their objects. The area of
-    a category is summed over its annotations that are not crowds; crowds belong to its mask. Ties go to the lower
-    category id.
+    The captions of an image are the names of the two, and ``objects`` holds the masks of all their objects. Crowds
+    belong to the mask of a category but not to its area. Ties go to the lower category id.
     """
     coco = _coco("coco-objects", root, split, "instances")
     rows: list[Row] = []
@@ -195,15 +187,10 @@ def coco_objects(root: Path, split: str) -> FilePairs:
 def karpathy(
     name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
 ) -> FilePairs:
-    """List the images and captions of one of Karpathy's splits, in the order of the file.
+    """List the images and captions of one of Karpathy's splits, in the order of the file ``place``.
 
-    In COCO, ``restval`` counts as train. Images are searched in the data folder and in that of the list, including
-    sub-folders with the usual names.
-
-    Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
-
-    Args:
-        place: the list, or nothing for ``dataset_FOLDER.json`` in a folder of the data folder.
+    With ``folder``, that is ``dataset_FOLDER.json`` in a folder of the data folder. In COCO, ``restval`` counts as
+    train. Images are searched in the data folder and in that of the list, including sub-folders with the usual names.
     """
     split = choose_split(name, split, SPLITS)
     if folder:
@@ -232,10 +219,9 @@ _CAPTION_COLUMNS = ("caption", "title", "text")
 def csv_pairs(place: Path, split: str) -> FilePairs:
     """List the image files and captions of a table with a header line; each row is one caption of one image.
 
-    Columns, in any order and case: ``image``, ``file``, ``filepath``, ``path`` or ``image_path`` (relative to the
-    table's folder); ``caption``, ``title`` or ``text``; optionally ``label`` (a class name) and ``split`` (without
-    it, the table is one split). Rows of the same image become one pair with several captions. Pairs are in the order
-    of their first rows; classes are sorted, over all splits.
+    Columns, in any order and case: one of ``_IMAGE_COLUMNS`` (relative to the table's folder), one of
+    ``_CAPTION_COLUMNS``, optionally ``label`` (a class name) and ``split`` (without it, the table is one split). Rows
+    of the same image become one pair. Pairs are in the order of their first rows; classes are sorted, over all splits.
     """
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
@@ -275,10 +261,9 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
 
 
 def table_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the rows of a table in UTF-8 that are not empty, with line numbers and stripped cells.
+    """Return the rows of a table in UTF-8 that are not empty, one a line, with line numbers and stripped cells.
 
-    A row is one line. Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps
-    in double quotes.
+    Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps in double quotes.
     """
     text = read_text(path, "give a table in UTF-8", most=2**40)
     lines = re.split("\r\n?|\n", text.removeprefix("\ufeff"))

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,11 +30,7 @@ ANSWERS = ("No", "Yes")
 
 
 def ask(thing: str) -> str:
-    """Return POPE's question whether a thing is in the image.
-
-    POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the
-    published files say.
-    """
+    """Return POPE's question whether a thing is in the image, in the words of its published files."""
     return f"Is there {with_article(thing)} in the image?"
 
 
@@ -51,11 +47,8 @@ _TEXTS = 0.2  # share that has the caption in place of the image
 class Conversation:
     """Questions and answers about one image, or about none.
 
-    Attributes:
-        id: name of the record.
-        image: pixels in [0, 1], RGB, at their own size; None for a conversation without an image.
-        turns: pairs of a question and an answer, without a placeholder for the image. In stage 1 there is one, whose
-            answer is the caption; its question is ignored.
+    ``image`` is RGB in [0, 1] at its own size, or None. ``turns`` are pairs of a question and an answer, without a
+    placeholder for the image; in stage 1 there is one, whose answer is the caption and whose question is ignored.
     """
 
     id: str
@@ -69,18 +62,12 @@ Turns = tuple[tuple[str, str], ...]
 @final
 @dataclass(frozen=True, eq=False)
 class Conversations:
-    """Conversations with random access.
-
-    Attributes:
-        look: returns what is known of a position without its pixels: what ``read`` makes them of, or None for a
-            conversation without an image, and the turns.
-        fingerprint: returns the SHA-256 of all that affects training.
-    """
+    """Conversations with random access; ``look`` returns what ``read`` makes pixels of, or None, and the turns."""
 
     ids: Sequence[str]
     look: Callable[[int], tuple[Any, Turns]]
     read: Callable[[Any], UInt8[Tensor, "3 height width"]]
-    fingerprint: Callable[[], str]
+    fingerprint: Callable[[], str]  # the SHA-256 of all that affects training
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -103,7 +90,7 @@ def load_conversations(
     seed: Seed = 0,
     root: str | os.PathLike[str] | None = None,
 ) -> Conversations:
-    """Load conversations from a named source.
+    """Load conversations from a named source; a ``UserError`` if it is unknown, or the data are missing or damaged.
 
     Args:
         name: one of ``CONVERSATION_SOURCES``, with a path in place of JSON or PATTERN.
@@ -111,9 +98,6 @@ def load_conversations(
         limit: keep only N of them, drawn with ``seed``, in their own order.
         seed: random seed of the limit, and of data that a source generates.
         root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
-
-    Raises:
-        UserError: for an unknown source or setting, or missing or damaged data.
     """
     if stage not in (1, 2):
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
@@ -137,11 +121,7 @@ def load_conversations(
 
 
 def query_settings(query: str) -> dict[str, str]:
-    """Return the settings behind the question mark of a name; values are taken as they are written.
-
-    >>> query_settings("images=a+b&only=coco/")
-    {'images': 'a+b', 'only': 'coco/'}
-    """
+    """Return the settings behind the question mark of a name; values are taken as they are written."""
     parts = (part.partition("=") for part in query.split("&") if part)
     return {name: value for name, _, value in parts}
 
@@ -152,8 +132,8 @@ def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
     def look(position: int) -> tuple[str | None, Turns]:
         image, messages = records[position].get("image"), _answered(records[position]["conversations"])
         mark = "" if image else _PLACE  # without an image it is a word like any other
-        texts = [message["value"].replace(_PLACE, mark).strip() for message in messages]
-        return image, tuple(zip(texts[::2], texts[1::2], strict=True))
+        texts = (message["value"].replace(_PLACE, mark).strip() for message in messages)
+        return image, tuple(zip(texts, texts, strict=True))
 
     return Conversations(
         [str(record["id"]) for record in records],
@@ -189,10 +169,7 @@ def llava_conversations(
 
 
 def _checked(records: Any, path: Path, *, literal: bool) -> list[dict[str, Any]]:
-    """Return the records of a file with at least one answer.
-
-    ``literal``: ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
-    """
+    """Return a file's records with an answer; unless ``literal``, ``<image>`` without an image is a mistake."""
     if not isinstance(records, list):
         raise UserError(f"{path}: expected a list of conversations; download it again")
     for number, record in enumerate(records):
@@ -223,46 +200,41 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shard_conversations(name: str, path: str, root: Path) -> Conversations:
-    """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
+    """List conversations in local, uncompressed tar files: KEY.json and, for an image, KEY.jpg, .png, .webp or .jpeg.
 
-    KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as in Megatron-LM. The image is the one
-    in the tar file, whatever the record calls it. The files have to be local and uncompressed.
-
-    Source: https://github.com/NVIDIA/Megatron-LM, ``examples/multimodal/convert_llava_pretrain_to_wds.py``.
+    KEY.json is a record of LLaVA's JSON layout, whose own path of the image is ignored, or its ``conversations``
+    alone, as in Megatron-LM (``examples/multimodal/convert_llava_pretrain_to_wds.py``).
     """
     shards = find_shards(path, root)
     if remote := [shard.place for shard in shards if not shard.local]:
         raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")
     paths = [Path(shard.place).resolve() for shard in shards]
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    told = (_checked(list(_members(tar, folder)), tar, literal=False) for tar in paths)
-    records = [record for several in told for record in several]
+    records: list[dict[str, Any]] = []
+    for tar in paths:
+        told: list[dict[str, Any]] = []
+        for name_of, kinds, content in read_samples(tar, "json"):
+            try:
+                record = parse_json(content or b"")
+            except ValueError as error:
+                raise UserError(
+                    f"{tar}: {name_of} has no valid JSON file ({error}); download it again"
+                ) from None
+            told.append({"id": name_of} | (record if isinstance(record, dict) else {"conversations": record}))
+            told[-1].pop("image", None)
+            if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):
+                told[-1]["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"
+        records += _checked(told, tar, literal=False)
     if not records:
         raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
     return _llava(records, folder)
 
 
-def _members(tar: Path, folder: Path) -> Iterator[Any]:
-    """Yield the records of a shard; the path of an image is relative to ``folder`` and leads into the shard."""
-    for name, kinds, content in read_samples(tar, "json"):
-        try:
-            told = parse_json(content or b"")
-        except ValueError as error:
-            raise UserError(f"{tar}: {name} has no valid JSON file ({error}); download it again") from None
-        record = {"id": name} | (told if isinstance(told, dict) else {"conversations": told})
-        record.pop("image", None)
-        if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):
-            record["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"
-        yield record
-
-
 def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
-    """Return one conversation about each training scene of ``emoji-objects``; drawings are cached in the data folder.
+    """Return one conversation about each training scene of ``emoji-objects``.
 
     Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
-    image, some five questions, of which half are answered yes. A fifth of all conversations have the caption in place
-    of the image, as LLaVA's instructions have conversations without one: a language model learns from words what the
-    answers depend on.
+    image, some five questions, of which half are answered yes. A fifth of all have the caption in place of the image.
 
     Neither an object's name nor the theme of the scene tells the answer. Of the scenes of a theme, let f be the share
     that show an object. One that shows it asks about it with probability min(1, (1 − f)/f), one that does not with

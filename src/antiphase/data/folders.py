@@ -15,11 +15,13 @@ from antiphase.files import printable
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
-_RARE = ".jfif .jpe .jp2 .j2k .jpx .jxl .avif .heic .heif .tga .pbm .pnm .pcx .dds .ico .psd .svg .exr .hdr .dng .cr2"
-_RARE_SUFFIXES = {*_RARE.split(), ".nef", ".arw", ".dcm", ".npy"}
+_RARE = (
+    "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm npy"
+)
+_RARE_SUFFIXES = {f".{suffix}" for suffix in _RARE.split()}
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
-_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-_SPLIT_WORDS |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
+_SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
+_SPLIT_WORDS |= {split: split for split in SPLITS}
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -28,11 +30,7 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def choose_split(name: str, split: str, available: Sequence[str]) -> str:
-    """Return ``split`` if available; ``test`` means ``val`` if a source has only that.
-
-    >>> choose_split("imagenet", "test", ("train", "val"))
-    'val'
-    """
+    """Return ``split`` if available; ``test`` means ``val`` if a source has only that."""
     if split in available:
         return split
     if split == "test" and "val" in available:
@@ -41,19 +39,15 @@ def choose_split(name: str, split: str, available: Sequence[str]) -> str:
 
 
 def split_named(word: str) -> str | None:
-    """Return the split that a folder's name stands for; None if it stands for none.
-
-    >>> split_named("Training"), split_named("valid"), split_named("bus")
-    ('train', 'val', None)
-    """
+    """Return the split that a folder's name stands for, such as ``valid``; None if it stands for none."""
     return _SPLIT_WORDS.get(word.casefold())
 
 
 def class_folder(name: str, place: Path, split: str) -> FileImages:
     """List the images of a folder, one sub-folder per class, with classes and files sorted.
 
-    Folders called train, val, test or a similar word are splits if they contain sub-folders; the classes are those of
-    all splits together. A folder without splits has only ``test``, so that a model is not tested on training images.
+    Folders called train, val, test or alike are splits if they contain sub-folders; the classes are those of all
+    splits. A folder without splits has only ``test``, so that a model is not tested on training images.
     """
     name = printable(name)
     if not place.is_dir():

@@ -16,7 +16,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, scan
+from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples
 from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
 from antiphase.data.images import FileImages, FilePairs
@@ -64,9 +64,9 @@ def _local_or_hub(path: Path) -> Path:
 def wds_images(place: Path, split: str) -> FileImages:
     """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
 
-    ``path`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. Images
-    are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
-    Templates in ``zeroshot_classification_templates.txt`` give the prompts, with ``{c}`` for the name.
+    ``place`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. Class
+    names are in ``classnames.txt``, templates of prompts, with ``{c}`` for the name, in
+    ``zeroshot_classification_templates.txt``.
 
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
     """
@@ -79,14 +79,12 @@ def wds_images(place: Path, split: str) -> FileImages:
             raise UserError(f"{name}: {key} has the label {shown(text)}; {expected}")
     labels = [int(text) for _, text in samples]
     names = names or list(map(str, range(max(labels) + 1)))
-    listed = path / "zeroshot_classification_templates.txt"
-    templates = _lines(listed)
+    templates = _lines(path / "zeroshot_classification_templates.txt")
     if odd := [template for template in templates if "{c}" not in template]:
-        raise UserError(f"{name}: template {odd[0]!r} of {listed} has no {{c}} for the class name")
+        raise UserError(f"{name}: template {odd[0]!r} of {path} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
-    files = tuple(file for file, _ in samples)
-    more = {"root": path / split, "files": files, "prompts": prompts if templates else None}
-    return FileImages.whole(name, split, names, labels, **more)
+    files, about = tuple(file for file, _ in samples), prompts if templates else None
+    return FileImages.whole(name, split, names, labels, root=path / split, files=files, prompts=about)
 
 
 def wds_pairs(place: Path, split: str) -> FilePairs:
@@ -102,7 +100,7 @@ def has_captions(path: Path) -> bool:
 
 
 def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list[tuple[str, str]]]:
-    """Return name, folder and split, and of each sample in order the image, such as ``0.tar/s1.webp``, and the text."""
+    """Return name, folder and split, and of each sample the image, such as ``0.tar/s1.webp``, and the text."""
     name, path = f"wds:{place}", _local_or_hub(place)
     splits = [part for part in SPLITS if (path / part / "nshards.txt").is_file()]
     if not splits:
@@ -138,9 +136,9 @@ def _lines(path: Path) -> list[str]:
 def parquet_images(path: str, split: str) -> FileImages:
     """List the images of Parquet files with a column ``image`` (or ``img``) of ``{bytes, path}`` and one ``label``.
 
-    The pattern is a file, a folder or a glob. The name of a file, or of its folders, tells its split. If no file names
-    one, all are ``test``; otherwise those that name none, such as ``extra``, are left out with a warning. Class names
-    come from the hub's metadata (``datasets``, feature ``ClassLabel``), or are the numbers.
+    ``path`` is a file, a folder or a glob. The name of a file, or of its folders, tells its split. If none does, all
+    are ``test``; otherwise the others, such as ``extra``, are left out with a warning. Class names come from the hub's
+    metadata (``datasets``, feature ``ClassLabel``), or are the numbers.
     """
     name, place = f"parquet:{path}", Path(path).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
@@ -170,7 +168,7 @@ def _labels(name: str, path: Path) -> list[int]:
     import polars as pl  # slow to import
 
     try:
-        rows = scan(path)
+        rows = pl.scan_parquet(path, glob=False)
         schema = rows.collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
         fault = f"{path} is no complete Parquet file ({first_line(error)})"
@@ -219,16 +217,9 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
 
 
 def _split_and_rest(path: Path) -> tuple[str | None, str]:
-    """Return the split that the words of a path name, and its other words but shards' numbers.
-
-    >>> _split_and_rest(Path("160px/train-00000-of-00001.parquet")), _split_and_rest(Path("svhn/extra/0000.parquet"))
-    (('train', '160px'), (None, 'svhn extra'))
-    >>> _split_and_rest(Path("dev/train.parquet"))
-    ('train', 'dev')
-    """
+    """Return the split that the words of a path name, and its other words but shards' numbers."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-", "", path.with_suffix("").as_posix().lower())  # of a UUID
-    words = re.split(r"[-_. /]+", text)
-    words = [word for word in words if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
+    words = [word for word in re.split(r"[-_. /]+", text) if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
     splits = [split_named(word.rstrip("0123456789")) for word in words]
     place = max((place for place, split in enumerate(splits) if split), default=-1)
     rest = (word for at, word in enumerate(words) if at != place)  # dev/train is no part of test/train

@@ -39,12 +39,7 @@ def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -
 
 
 def imagenet(split: str, root: Path) -> FileImages:
-    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``, with classes sorted by wnid.
-
-    Class names are open_clip's prompt names, or the wnid if there is none.
-
-    Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
-    """
+    """List ImageNet-1k in torchvision's layout, with classes sorted by wnid and named by open_clip's prompt names."""
     folder = root if any(sub_folders(root / part) for part in ("train", "val")) else root / "imagenet"
     if not sub_folders(folder / split):
         fix = f"sign up at https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG"
@@ -57,12 +52,8 @@ def imagenet(split: str, root: Path) -> FileImages:
 def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], page: str) -> FileImages:
     """List a test set of ImageNet's classes under distribution shift.
 
-    Its classes are the subset of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A
-    classifier bound to them chooses among these classes only, which is equivalent to masking the other logits.
-
-    Sources: "Do ImageNet Classifiers Generalize to ImageNet?", Recht et al., 2019 (V2); "Natural Adversarial
-    Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning
-    Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
+    Its classes are those of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A classifier
+    bound to them chooses among these only, which is equivalent to masking the other logits.
     """
     split = choose_split(name, "test" if split == "val" else split, ("test",))
     numbered = name == "imagenet-v2"  # its class folders are named by index in place of wnid
@@ -85,11 +76,7 @@ def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], 
 
 
 def tiny_imagenet(split: str, root: Path) -> FileImages:
-    """List Tiny ImageNet (200 classes, 64×64; 100,000 train, 10,000 val) from its unpacked archive.
-
-    Classes are sorted by wnid and named by their first synonym in ``words.txt``. The archive's ``test`` images have
-    no labels, so ``test`` means ``val``.
-    """
+    """List Tiny ImageNet from its archive, classes sorted by wnid and named by the first synonym in ``words.txt``."""
     folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
     try:
         wnids = sorted((folder / "wnids.txt").read_text().split())
@@ -110,11 +97,7 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
 
 
 def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:
-    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets.
-
-    >>> len(published_wnids("imagenet-r")), published_wnids("imagenet-a")[0]
-    (200, 'n01498041')
-    """
+    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets."""
     if name in ("imagenet-a", "imagenet-r"):
         synsets = files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt"
         return tuple(synsets.read_text().split())
@@ -123,21 +106,18 @@ def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return class names as words of a text: names for WordNet ids, ImageNet's where it has one; underscores as spaces.
-
-    Names that are numbers, or ids that are not known, give a warning.
+    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of what is no word.
 
     >>> class_words(["ice_cream", "hot-dog"])
     ('ice cream', 'hot-dog')
     """
     known: dict[str, str] = {}
-    if wnids := [name for name in class_names if WNID.fullmatch(name)]:
+    if wnids := list(filter(WNID.fullmatch, class_names)):
         from timm.data.imagenet_info import ImageNetInfo
 
-        synonyms = ImageNetInfo().label_name_to_description
         for wnid in wnids:
             with contextlib.suppress(KeyError):
-                known[wnid] = synonyms(wnid).partition(",")[0]
+                known[wnid] = ImageNetInfo().label_name_to_description(wnid).partition(",")[0]
         known |= prompt_names()
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word)]
@@ -167,29 +147,23 @@ _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Parti
 
 
 def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, archives: str) -> FileImages:
-    """List a set of the linear probe in the order of its published lists.
-
-    Sources: "Food-101", Bossard, Guillaumin, Van Gool, 2014; "SUN Database", Xiao et al., 2010;
-    "Fine-Grained Visual Classification of Aircraft", Maji et al., 2013 (its variants); "Describing Textures in
-    the Wild", Cimpoi et al., 2014 (partition 1); "Cats and Dogs", Parkhi et al., 2012 (``trainval`` is our
-    ``train``); "Automated Flower Classification over a Large Number of Classes", Nilsback and Zisserman, 2008.
-    """
-    place = root / folder
+    """List a set of the linear probe in the order of its published lists; ``trainval`` of the pets is our ``train``."""
+    place, sun = root / folder, name == "sun397"
     title, fix = f"{name} ({split})", f"unpack {archives} as {place}"
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
-    theirs = {"pets": {"split": {"train": "trainval"}.get(split, split)}, "sun397": {}}
-    data = downloaded(title, dataset, root, fix, **theirs.get(name, {"split": split}))
-    if name == "sun397":
+    theirs = "trainval" if (name, split) == ("pets", "train") else split
+    data = downloaded(title, dataset, root, fix, **({} if sun else {"split": theirs}))
+    if sun:
         files, labels = _sun397(place, split, data.classes)
     else:
         files, labels = data._images if name == "pets" else data._image_files, data._labels
-    files = [Path(file).relative_to(place).as_posix() for file in files]
+    files = tuple(Path(file).relative_to(place).as_posix() for file in files)
     if not files:
         raise UserError(f"{title}: its list in {place} is empty: {fix}")
     refuse_missing(title, place, files, fix)
-    spaces = str.maketrans("_/" if name == "sun397" else "_", "  " if name == "sun397" else " ", "?")
+    spaces = str.maketrans("_/" if sun else "_", "  " if sun else " ", "?")
     names = [" ".join(label.translate(spaces).split()) for label in data.classes]
-    return FileImages.whole(name, split, names, labels, root=place, files=tuple(files))
+    return FileImages.whole(name, split, names, labels, root=place, files=files)
 
 
 def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], list[int]]:
@@ -210,13 +184,10 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
 
 
 def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
-    """List Caltech-101 with its background class: 9,144 images of 102 classes, sorted by folder.
+    """List Caltech-101 with its background class, sorted by folder; ``names`` are those of classes not called like it.
 
-    In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``. This
-    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list. ``names`` are those
-    of classes that are not called like their folder.
-
-    Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
+    In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``: 3,060
+    and 6,084 images, as in tensorflow_datasets, whose split is not published as a list.
     """
     below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
     places = [root / folder / "101_ObjectCategories" for folder in below]
@@ -225,9 +196,7 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
         folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
         fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
         downloaded("caltech101", "Caltech101", root, fix)
-    for place in (folder, folder.parent):
-        if (split_file := place / "antiphase-split.csv").exists():
-            raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
+
     classes = sub_folders(folder)
     class_names = [names.get(name, name.replace("_", " ").strip()) for name in classes]
     images = list_classes("caltech101", split, folder, classes, class_names)
@@ -237,11 +206,7 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
 
 
 def split_by_digest(files: Sequence[str]) -> dict[str, str]:
-    """Return ``train`` or ``test`` for each ``class/file``, independent of their order.
-
-    >>> split_by_digest(["ant/image_0001.jpg"])
-    {'ant/image_0001.jpg': 'train'}
-    """
+    """Return ``train`` or ``test`` for each ``class/file``, independent of their order."""
     members: dict[str, list[str]] = {}
     for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest()):
         members.setdefault(file.partition("/")[0], []).append(file)
@@ -258,10 +223,7 @@ SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [..
 
 
 def digits(split: str) -> ArrayImages:
-    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, 0..16 scaled to [0, 1].
-
-    They are published without a split: a fixed fifth of each class is ``test``.
-    """
+    """Return scikit-learn's 1,797 digits, 8×8 pixels in [0, 1]; a fixed fifth of each class is ``test``."""
     from sklearn.datasets import load_digits  # seconds to import
 
     values, labels = load_digits(return_X_y=True)
@@ -271,16 +233,12 @@ def digits(split: str) -> ArrayImages:
     for label in range(10):
         members = generator.permutation(np.flatnonzero(labels == label))
         held_out[members[: round(len(members) / 5)]] = True
-    rows = np.flatnonzero(held_out == (split == "test"))
+    rows = held_out == (split == "test")
     return ArrayImages.whole("digits", split, map(str, range(10)), labels[rows], pixels=pixels[rows])
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
-    """Return Fashion-MNIST (28×28 grey; 60,000 train, 10,000 test) from Debian's package or a download.
-
-    Source: "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
-    Xiao, Rasul, Vollgraf, 2017. MIT licence.
-    """
+    """Return Fashion-MNIST from Debian's package or a download."""
     prefix = {"train": "train", "test": "t10k"}[split]
     names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")
     folder = root / "FashionMNIST" / "raw"
@@ -297,15 +255,13 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    about = ("fashion-mnist", split, FASHION_MNIST_CLASSES)
-    return ArrayImages.whole(*about, labels.copy(), pixels=images.copy())
+    return ArrayImages.whole(
+        "fashion-mnist", split, FASHION_MNIST_CLASSES, labels.copy(), pixels=images.copy()
+    )
 
 
 def specimens(file: Path | None = None) -> ArrayImages:
-    """Return the 1,000 Fashion-MNIST test images in the package, or those in a file like it.
-
-    They are 28×28 grey; ids are positions in the 10,000 of the test set.
-    """
+    """Return the 1,000 Fashion-MNIST test images in the package, or those in a file like it."""
     file = file or Path(str(files("antiphase") / "specimens" / SPECIMEN_FILE))
     try:
         with Image.open(file) as image:
@@ -319,10 +275,7 @@ def specimens(file: Path | None = None) -> ArrayImages:
 
 
 def cifar(name: str, split: str, root: Path) -> ArrayImages:
-    """Return CIFAR-10 or CIFAR-100 (32×32 RGB; 50,000 train, 10,000 test), downloaded by torchvision.
-
-    Source: "Learning Multiple Layers of Features from Tiny Images", Krizhevsky, 2009.
-    """
+    """Return CIFAR-10 or CIFAR-100, downloaded by torchvision."""
     archive = f"cifar-{name.removeprefix('cifar')}-python.tar.gz"
     fix = f"put {archive} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}"
     data = downloaded(name, name.upper(), root, fix, train=split == "train")
@@ -339,10 +292,7 @@ def random_images(
     limit: int | None,
     seed: int | None,
 ) -> ArrayImages:
-    """Return images of independent uniform 8-bit noise with uniform labels, for smoke tests.
-
-    The splits are different draws; a smaller ``limit`` (1,000 unless given) is a prefix of a larger one.
-    """
+    """Return uniform 8-bit noise with uniform labels: other draws for each split, of which ``limit`` takes a prefix."""
     if image_size is None or channels is None or num_classes is None:
         known = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         lacking = ", ".join(name for name, value in known.items() if value is None)

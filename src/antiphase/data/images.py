@@ -38,14 +38,10 @@ def still_there(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Samples(ABC):
-    """Samples with stable ids, of which some may be taken.
+    """Samples with stable ``ids``, their positions in the full split: subsets keep them, and they key random streams.
 
-    Attributes:
-        name: as given to ``load_data`` or ``load_pairs``.
-        split: the split's own name, such as ``"train"``.
-        ids: position of each sample in the full split; kept by subsets, and used as keys of random streams.
-        skipped: unreadable files that were left out.
-        prompts: prompts of each class for a dual encoder; None: made from its name.
+    ``skipped`` are unreadable files that were left out, ``prompts`` those of each class for a dual encoder (None: made
+    from its name).
     """
 
     name: str
@@ -79,21 +75,18 @@ class Samples(ABC):
     def without_unreadable(
         self, limit: int | None = None, seed: int | None = None, *, progress: bool = True
     ) -> Self:
-        """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them.
-
-        The unreadable ones are listed in ``skipped``.
-        """
-        files: Any = getattr(self, "files", None)
-        if files is None:
+        """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them; others are ``skipped``."""
+        if not isinstance(self, FileImages | FilePairs):
             raise UserError(f"{self.name}: --skip-bad leaves out files, and it has none; remove the option")
+        decode = self._decode if isinstance(self, FileImages) else self.pixels
         rows: list[int] = []
         bad: list[str] = []
         count = len(self) if limit is None else min(limit, len(self))
         order = subset_order(len(self), seed).tolist()
         with progress_bar(f"Checking {self.name}", count, progress) as advance:
-            for row, outcome in zip(order, in_threads(or_error(self._decode), order), strict=True):
+            for row, outcome in zip(order, in_threads(or_error(decode), order), strict=True):
                 if isinstance(outcome, UserError):
-                    bad.append(printable(files[row]))
+                    bad.append(printable(self.files[row]))
                     continue
                 rows.append(row)
                 advance(1)
@@ -103,10 +96,6 @@ class Samples(ABC):
             raise UserError(f"{self.name}: none of its {len(bad)} images can be read, the first is {bad[0]}")
         return self.take(sorted(rows)).altered(skipped=(*self.skipped, *bad))
 
-    def _decode(self, row: int) -> Tensor:
-        """Return the pixels of a sample that lies in a file."""
-        raise NotImplementedError
-
     @abstractmethod
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, ids and what belongs to them; equal on all machines."""
@@ -114,11 +103,7 @@ class Samples(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ImageSet(Samples):
-    """Labelled images with stable ids.
-
-    Attributes:
-        labels: indices into ``class_names``.
-    """
+    """Labelled images with stable ids; ``labels`` are indices into ``class_names``."""
 
     class_names: tuple[str, ...]
     labels: Int64[Tensor, " samples"]
@@ -207,14 +192,9 @@ class ArrayImages(ImageSet):
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
-    """Image files, decoded on demand, resized and cropped to squares of one size.
+    """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``).
 
-    Attributes:
-        root: folder of the files; not part of the fingerprint.
-        files: names relative to ``root``, with forward slashes.
-        image_size: height and width in pixels; ``load_data`` sets it, and the channels.
-        channels: 1 (grey) or 3 (RGB).
-        square: resizes and crops to ``image_size``; None: as ``Square(image_size)``.
+    ``files`` are names relative to ``root``, with forward slashes; ``channels`` are 1 (grey) or 3 (RGB).
     """
 
     root: Path
@@ -232,6 +212,10 @@ class FileImages(ImageSet):
     def image_shape(self) -> tuple[int, int, int]:
         return self.channels, self.image_size, self.image_size
 
+    @property
+    def resizing(self) -> Square:
+        return self.square or Square(self.image_size)
+
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
         """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1]."""
         rows = _index(positions, len(self)).tolist()
@@ -247,32 +231,27 @@ class FileImages(ImageSet):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
-        kind = f"files {describe_transform(self.square or Square(self.image_size), self.channels)}"
+        kind = f"files {describe_transform(self.resizing, self.channels)}"
         with still_there(self.name):
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         return digest(kind, *names, little_endian(self.labels), little_endian(self.ids))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
-        return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
+        return decode(self.root / self.files[row], self.resizing, self.channels)
 
 
 def resized_images(images: ImageSet, how: Literal["squash", "crop"]) -> FileImages:
-    """Return image files that become squares in one of two ways; refuse arrays, which are squares of their size."""
+    """Return image files that become squares in one of two ways; refuse arrays."""
     if not isinstance(images, FileImages):
         raise UserError(f"resize {how}: {images.name} has no image files to resize; leave it out")
-    return images.resized((images.square or Square(images.image_size)).resized(how))
+    return images.resized(images.resizing.resized(how))
 
 
 def described_pixels(images: ImageSet) -> str:
-    """Say what size images have and how files were resized and cropped.
-
-    >>> described_pixels(ArrayImages.whole("mine", "test", ["0"], [0], pixels=torch.zeros(1, 3, 5, 7)))
-    '5×7 pixels, 3 channels, not resized'
-    """
+    """Say what size images have and how files were resized and cropped: '5×7 pixels, 3 channels, not resized'."""
     channels, height, width = images.image_shape
-    how = "not resized"
-    if isinstance(images, FileImages):
-        how = describe_transform(images.square or Square(images.image_size), channels)
+    files = isinstance(images, FileImages)
+    how = describe_transform(images.resizing, channels) if files else "not resized"
     return f"{height}×{width} pixels, {channels} channel{'s' * (channels > 1)}, {how}"
 
 
@@ -314,10 +293,8 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
 class PairSet(Samples):
     """Images with captions and stable ids, with random access, like :class:`~antiphase.data.ImageSet`.
 
-    Attributes:
-        captions: at least one per image; tasks with one caption per image use the first.
-        labels: None if the source has no classes.
-        objects: what is seen where in each image; None if the source does not say.
+    An image has at least one caption; tasks with one caption per image use the first. ``labels`` and ``objects`` (what
+    is seen where) are None if the source does not say.
     """
 
     captions: tuple[tuple[str, ...], ...]
@@ -336,7 +313,7 @@ class PairSet(Samples):
         """Return one image as RGB at its own size."""
 
     def subset(self, limit: int | None, seed: int | None = None) -> Self:
-        """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
+        """Return at most ``limit`` samples in their own order: the first, or some that a seed draws."""
         if limit is None or limit >= len(self):
             return self
         if seed is None:
@@ -351,11 +328,7 @@ class PairSet(Samples):
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch of an epoch, from step ``first`` on.
-
-        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
-        processes form the batch that a single process would see.
-        """
+        """Yield this process's share of each batch from step ``first`` on; it depends on (seed, epoch, step) only."""
         steps = range(first, self.steps_per_epoch(batch_size))
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
@@ -408,9 +381,6 @@ class FilePairs(PairSet):
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
         return decode_whole(self.root / self.files[position])
 
-    def _decode(self, row: int) -> Tensor:
-        return self.pixels(row)
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of names and sizes of the files, captions, labels and ids."""
         named: list[str] = []
@@ -423,10 +393,7 @@ class FilePairs(PairSet):
 
 
 def content_key(data: ImageSet | PairSet) -> str:
-    """Return a key of the images for caches on this machine: the fingerprint, and modification times of files.
-
-    Names and sizes do not distinguish a folder of bitmaps from a corrupted copy.
-    """
+    """Return a key of the images for caches: the fingerprint, and the modification times of files."""
     if not isinstance(data, FileImages | FilePairs):
         return data.fingerprint()
     with still_there(data.name):

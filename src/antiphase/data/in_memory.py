@@ -43,10 +43,9 @@ def array_images(
 def dataset_images(
     data: Any, limit: int | None = None, seed: int | None = None, class_names: Sequence[str] | None = None
 ) -> ArrayImages:
-    """Read a data set or loader of torch into memory.
+    """Read a ``Dataset`` of items that begin with (image, label), or a ``DataLoader`` of such batches, into memory.
 
-    ``data`` is a map-style ``Dataset`` whose items begin with (image, label), or a ``DataLoader`` of such batches that
-    does not shuffle. Only ``limit`` images are read: the first, or those of ``ImageSet.subset`` with a ``seed``.
+    The loader must not shuffle. Only ``limit`` images are read: the first, or those of ``ImageSet.subset`` with a seed.
     """
     name = f"dataset:{type(data).__name__}"
     if isinstance(data, torch_data.DataLoader):
@@ -66,8 +65,7 @@ def dataset_images(
 
 
 def _from_loader(name: str, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    for batch in loader:
-        images, labels = _pair(name, batch)
+    for images, labels in (_pair(name, batch) for batch in loader):
         if not isinstance(labels, Sequence) and np.ndim(labels) == 0:  # batch_size=None: single items
             yield images, labels
         elif len(images) != len(labels):
@@ -90,10 +88,7 @@ def _image(image: Any) -> Tensor:
 
 
 def dataset_class_names(data: Any) -> tuple[str, ...] | None:
-    """Return the class names of a data set of torch, also of a subset, a concatenation or a loader of it.
-
-    None: they are not known, because the data set has none, changes its targets, or is a wrapper of another library.
-    """
+    """Return the class names of a data set of torch, also of a subset, concatenation or loader; None: not known."""
     if isinstance(data, torch_data.Subset | torch_data.DataLoader):
         return dataset_class_names(data.dataset)
     if isinstance(data, torch_data.ConcatDataset):
@@ -127,11 +122,10 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
-    """Return the images of a NumPy archive; without split names all images are ``test``.
+    """Return the images of a NumPy archive with ``images`` and ``labels`` (or ``x``, ``y``), or a pair for each split.
 
-    Its arrays are ``images`` and ``labels`` (also ``x`` and ``y``), or one pair for each split with its name before or
-    behind: ``train_images``, ``x_test``. Images may also be ``(images, height, width)``, or have their channels last.
-    ``class_names`` is optional. Nothing is unpickled.
+    The names of such pairs have the split's before or behind: ``train_images``, ``x_test``. Images may lack the
+    channels or have them last. ``class_names`` is optional. Nothing is unpickled.
     """
     name = f"npz:{printable(path)}"
     try:
@@ -173,13 +167,7 @@ def _by_split(name: str, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]:
-    """Return labels as numbers of classes from 0.
-
-    They may also be truth values, floating-point numbers that are whole, or in arrays of one element each.
-
-    >>> class_numbers("array", [np.array([1.0]), np.array([3.0])], 2)
-    tensor([1, 3])
-    """
+    """Return labels as class numbers from 0; they may be truth values, whole floats, or in arrays of one element."""
     if labels is None:
         raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
     try:

@@ -37,10 +37,9 @@ class ImageObjects:
 def polygon_mask(
     points: Float[np.ndarray, "corners 2"], height: int, width: int
 ) -> Bool[np.ndarray, "height width"]:
-    """Return the pixels whose centre lies in a polygon of corners (x, y), by the even–odd rule.
+    """Return the pixels whose centre (column + ½, row + ½) lies in a polygon of corners (x, y), by the even–odd rule.
 
-    A pixel (row i, column j) has its centre at x = j + ½, y = i + ½. COCO's own tools draw a polygon on a finer grid
-    and differ by pixels on its border.
+    COCO's own tools draw a polygon on a finer grid and differ by pixels on its border.
 
     >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
     [[0, 1, 1, 0], [0, 0, 0, 0]]
@@ -57,25 +56,14 @@ def polygon_mask(
 
 
 def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "height width"]:
-    """Return the mask of COCO's uncompressed run lengths: column by column, off and on in turn, beginning with off.
-
-    Raises:
-        ValueError: the lengths do not add up to the image.
-
-    >>> run_length_mask([1, 2, 3], 2, 3).astype(int).tolist()
-    [[0, 1, 0], [1, 0, 0]]
-    """
+    """Return the mask of COCO's uncompressed run lengths: column by column, off and on in turn, beginning with off."""
     if sum(counts) != height * width or min(counts, default=0) < 0:
         raise ValueError(f"run lengths of {sum(counts)} pixels: expected {height * width}")
     return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
 
 
 def run_lengths(mask: Bool[np.ndarray, "height width"]) -> tuple[int, ...]:
-    """Return the run lengths of a mask, as for :func:`run_length_mask`.
-
-    >>> run_lengths(np.array([[False, True], [True, True]]))
-    (1, 3)
-    """
+    """Return the run lengths of a mask, as for :func:`run_length_mask`."""
     flat = mask.T.ravel()
     ends = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff(np.r_[0, ends, flat.size]).tolist()

@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import tarfile
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,8 @@ TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
 
 # page of the links, columns of the file, which has no header line
 _LINKS = {
-    CC3M: ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),
-    CC12M: ("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", r"url\tcaption"),
+    "CC3M": ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),
+    "CC12M": ("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", r"url\tcaption"),
 }
 # The shorter side is resized to 224 pixels (DiffCLIP, Section 4.1); img2dataset's default adds a border instead.
 _HOW_TO_GET = (
@@ -51,20 +50,19 @@ _HOW_TO_GET = (
     "--thread_count 64"
 )
 BUFFER = 1000  # samples
-_READ_AHEAD = 4  # steps
 _READ_BYTES = 1 << 20  # large reads, since each one releases Python's lock
 
 
 class Shard(NamedTuple):
-    """One tar file."""
+    """One tar file: its base name, with the parent folders that make it unique, and its path (``local``) or URL."""
 
-    name: str  # its base name, with as many parent folders as needed to be unique
-    place: str  # its path, or a URL that webdataset opens
-    local: bool  # whether it is a path
+    name: str
+    place: str
+    local: bool
 
 
 class RawSample(NamedTuple):
-    """An encoded image with its caption: shard, common prefix of its members, suffix of the image, bytes, text."""
+    """An encoded image with its caption; ``key`` is the common prefix of its members, ``suffix`` the image's."""
 
     shard: str
     key: str
@@ -79,18 +77,13 @@ class RawSample(NamedTuple):
 class ShardStream:
     """Pairs from tar files in img2dataset's layout: KEY.jpg, .png, .webp or .jpeg, KEY.txt, optionally KEY.json.
 
-    The shards are distributed over ``lanes``. Every batch takes the same number of samples from each lane, and the
-    process of rank r reads the lanes r, r + world, …, so that a batch does not depend on the number of processes.
-    Within a lane the shards are permuted and samples pass through a shuffle buffer, both keyed by (seed, epoch, lane,
-    pass); a lane that ends before the epoch starts again. An epoch has ``samples // batch_size`` steps: if lanes have
-    different sizes, it omits a few samples of the longer ones and repeats some of the shorter ones.
+    The shards are distributed over ``lanes``. Every batch takes as many samples from each lane, and the process of
+    rank r reads the lanes r, r + world, …, so that a batch does not depend on the number of processes. Within a lane,
+    the shards are permuted and ``samples`` pass through a shuffle buffer of ``buffer`` samples, both keyed by (seed,
+    epoch, lane, pass); a lane that ends before the epoch starts again. An epoch has ``samples // batch_size`` steps:
+    lanes of different sizes omit a few samples of the longer ones and repeat some of the shorter ones.
 
     Sources: img2dataset (https://github.com/rom1504/img2dataset) for the layout; webdataset to open it.
-
-    Attributes:
-        samples: samples per epoch.
-        lanes: number of lanes, at most the number of shards; affects the batches.
-        buffer: size of each lane's shuffle buffer, in samples; affects the batches.
     """
 
     name: str
@@ -113,10 +106,9 @@ class ShardStream:
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch, see ``PairSet.batches``.
+        """Yield this process's share of each batch, see ``PairSet.batches``; earlier steps are read, not decoded.
 
-        Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
-        smaller by one, and unusable entries of the shards, which are replaced by the next sample.
+        ``bad`` lists broken images, which make the batch smaller, and unusable entries, which the next sample replaces.
         """
         steps = self.steps_per_epoch(batch_size)
         if self.lanes % world:
@@ -127,70 +119,54 @@ class ShardStream:
     def fingerprint(self) -> str:
         """Return the SHA-256 of the shards' names and sizes (or URLs), samples, lanes and buffer."""
         with still_there(self.name):
-            lines = [
-                f"{Path(shard.place).stat().st_size} {shard.name}" if shard.local else shard.place
-                for shard in self.shards
-            ]
+            sizes = [Path(shard.place).stat().st_size if shard.local else None for shard in self.shards]
+        shards = zip(sizes, self.shards, strict=True)
+        lines = [shard.place if size is None else f"{size} {shard.name}" for size, shard in shards]
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *lines)
 
     def _batches(
         self, numbers: range, batch_size: int, steps: range, seed: int, epoch: int
     ) -> Iterator[PairBatch]:
         size = batch_size // self.lanes
-        stop = threading.Event()
-        bad: list[str] = []  # since the step before
-        bad_of_steps: deque[list[str]] = deque()
-        lanes = [self._lane(number, seed, epoch, bad, stop) for number in numbers]
+        bad: list[str] = []  # lines about what was read since the step before
+        lanes = [self._lane(number, seed, epoch, bad) for number in numbers]
+        for lane in lanes:
+            deque(itertools.islice(lane, size * steps.start), maxlen=0)
+        bad.clear()
 
-        def read(step: int) -> tuple[list[RawSample], list[str]]:
-            if step == steps.start:
-                for lane in lanes:
-                    deque(itertools.islice(lane, size * step), maxlen=0)
-                bad.clear()
+        def read(step: int) -> Iterator[tuple[RawSample, list[str]]]:
             samples = [sample for lane in lanes for sample in itertools.islice(lane, size)]
-            lines = bad.copy()
+            lines = itertools.chain([bad.copy()], itertools.repeat([]))  # behind the first sample
             bad.clear()
-            return samples, lines
+            return zip(samples, lines, strict=False)
 
-        def read_ahead() -> Iterator[RawSample]:
-            try:
-                for samples, lines in in_threads(read, steps, _READ_AHEAD, workers=1):
-                    bad_of_steps.append(lines)
-                    yield from samples
-            finally:
-                stop.set()
+        @or_error
+        def decode(sample: RawSample) -> UInt8[Tensor, "3 height width"]:
+            name = f"{sample.shard}/{sample.key}.{sample.suffix}"
+            return decode_whole(sample.image, name, "repair it, or remove it from the shard")
 
-        decoded = in_threads(_decoded, read_ahead(), ahead=2 * size * len(numbers))
+        samples = itertools.chain.from_iterable(in_threads(read, steps, ahead=4, workers=1))
+        decoded = in_threads(lambda one: (*one, decode(one[0])), samples, ahead=2 * size * len(numbers))
         while outcomes := list(itertools.islice(decoded, size * len(numbers))):
-            good = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
+            good = [(sample, image) for sample, _, image in outcomes if isinstance(image, Tensor)]
             keys = [key("shard", sample.shard, sample.key) for sample, _ in good]
-            faults = (str(outcome) for outcome in outcomes if isinstance(outcome, UserError))
+            faults = (str(image) for *_, image in outcomes if isinstance(image, UserError))
             yield PairBatch(
                 ids=torch.tensor(keys, dtype=torch.int64),
-                images=[pixels for _, pixels in good],
+                images=[image for _, image in good],
                 captions=[(sample.caption,) for sample, _ in good],
                 size=batch_size,
-                bad=(*bad_of_steps.popleft(), *faults),
+                bad=(*outcomes[0][1], *faults),
             )
 
-    def _lane(
-        self, number: int, seed: int, epoch: int, bad: list[str], stop: threading.Event
-    ) -> Iterator[RawSample]:
-        """Yield the samples of repeated passes over a lane's shards, each in its own order, until ``stop`` is set."""
+    def _lane(self, number: int, seed: int, epoch: int, bad: list[str]) -> Iterator[RawSample]:
+        """Yield the samples of repeated passes over a lane's shards, each in its own order."""
         shards = self.shards[number :: self.lanes]
-
-        def raw(order: Sequence[int]) -> Iterator[RawSample]:
-            for row in order:
-                for sample in read_shard(shards[row], bad.append):
-                    if stop.is_set():
-                        raise InterruptedError  # the consumer has finished
-                    yield sample
-
         for turn in itertools.count():
-            keys = (number, epoch, turn)
+            keys, empty = (number, epoch, turn), True
             order = torch.randperm(len(shards), generator=generator(seed, "shards", *keys)).tolist()
-            empty = True
-            for sample in shuffled(raw(order), self.buffer, generator(seed, "shard buffer", *keys)):
+            samples = itertools.chain.from_iterable(read_shard(shards[row], bad.append) for row in order)
+            for sample in shuffled(samples, self.buffer, generator(seed, "shard buffer", *keys)):
                 empty = False
                 yield sample
             if empty:
@@ -222,8 +198,8 @@ def open_shards(
 ) -> ShardStream:
     """Open a stream of the shards of :func:`find_shards`, which have only training pairs.
 
-    If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` the largest of 1, 2, 4 and 8
-    that is at most the number of shards. ``progress`` shows a bar on stderr while samples are counted.
+    If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` are the largest of 1, 2, 4
+    and 8 up to the number of shards.
     """
     name = f"shards:{path}"
     choose_split(name, split, ("train",))
@@ -233,12 +209,6 @@ def open_shards(
     if lanes is None:
         lanes = next(count for count in (8, 4, 2, 1) if count <= len(shards))
     return ShardStream(name, shards, samples, lanes, buffer)
-
-
-@or_error
-def _decoded(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height width"]]:
-    fix = "repair it, or remove it from the shard"
-    return sample, decode_whole(sample.image, f"{sample.shard}/{sample.key}.{sample.suffix}", fix)
 
 
 def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSample]:
@@ -294,8 +264,8 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
 def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative
-    paths are searched for in the working directory; if it has none of them, in the data folder ``root``.
+    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative paths
+    are searched for in the working directory; if it has none of them, in the data folder ``root``.
     """
     try:
         places = expand_urls(pattern)
@@ -305,8 +275,8 @@ def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     if root is not None and not any(local for _, local in existing):
         existing, missing = _existing(places, root)
     fix = "correct the pattern, such as 'shards:/data/cc3m/{00000..00331}.tar', or download them"
-    if title := TITLES.get(source := f"shards:{pattern}"):
-        page, columns = _LINKS[source]
+    if title := TITLES.get(f"shards:{pattern}"):
+        page, columns = _LINKS[title]
         about = {"title": title, "name": title.lower(), "page": page, "columns": columns}
         fix = _HOW_TO_GET.format(root=root or Path(), **about)
     if not existing:
@@ -332,41 +302,27 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
         path = base / Path(place).expanduser()
         pattern = str(path / "*.tar" if path.is_dir() else path)
         files = [str(path)] if path.is_file() else filter(os.path.isfile, sorted(glob.glob(pattern)))
-        files = [(file, True) for file in files]
-        existing += files
-        missing += [] if files else [str(path)]
+        known = len(existing)
+        existing += ((file, True) for file in files)
+        missing += [str(path)] * (len(existing) == known)
     return existing, missing
 
 
 def _names(places: list[str], pattern: str) -> list[str]:
-    """Return the shortest unique suffixes of the paths."""
-    ends = [_tar_path(place).split("/") for place in places]
-    for depth in range(1, max(map(len, ends)) + 1):
-        names = ["/".join(end[-depth:]) for end in ends]
-        if len(set(names)) == len(names):
-            return names
+    """Return the shortest unique suffixes of the paths; of a URL or command, of the tar file's path in it."""
     if twice := [place for place in places if places.count(place) > 1]:
         raise UserError(f"shards of {pattern!r}: duplicate {twice[0]}: give each shard once")
-    return places
-
-
-def _tar_path(place: str) -> str:
-    """Return the path of the tar file in a URL or command.
-
-    >>> _tar_path("https://host/a/00003.tar?key=1"), _tar_path("pipe:aws s3 cp s3://b/00003.tar -")
-    ('/a/00003.tar', '/00003.tar')
-    """
-    if place.startswith("pipe:"):
-        place = next((word for word in reversed(place.split()) if ".tar" in word), place)
-    return urlparse(place).path if urlparse(place).scheme else place
+    ends: list[list[str]] = []
+    for place in places:
+        words = place.split() if place.startswith("pipe:") else [place]
+        tar = next((word for word in reversed(words) if ".tar" in word), place)
+        ends.append((urlparse(tar).path if urlparse(tar).scheme else tar).split("/"))
+    suffixes = (["/".join(end[-depth:]) for end in ends] for depth in range(1, max(map(len, ends)) + 1))
+    return next((names for names in suffixes if len(set(names)) == len(names)), places)
 
 
 def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: bool = True) -> int:
-    """Return the number of samples in local shards.
-
-    It is read from img2dataset's ``NNNNN_stats.json`` (``successes``), or the members are counted, and ``root/shards``
-    keeps the count.
-    """
+    """Count the samples in local shards by img2dataset's ``NNNNN_stats.json`` (``successes``), or by their members."""
     if remote := [shard.name for shard in shards if not shard.local]:
         raise UserError(f"{name}: {remote[0]} is remote: give the total of all shards with --samples")
     total = 0

@@ -1,7 +1,4 @@
-"""Sources of images, of image–caption pairs and of conversations by name, and the functions that load them.
-
-``sources.toml`` lists them.
-"""
+"""Sources of images, pairs and conversations by name, as listed in ``sources.toml``, and functions that load them."""
 
 import inspect
 import os
@@ -32,17 +29,11 @@ T = TypeVar("T")
 class Source:
     """A source of data, and what is known of it without reading it.
 
-    Attributes:
-        description: what it is, in one line.
-        read: the function that returns the data, or its module and name. Its parameters are any of ``name``, ``split``,
-            ``root`` (the data folder), ``path`` (what follows the colon of the name), ``place`` (that as a path), the
-            arguments of ``load_data``, ``load_pairs`` or ``load_conversations``, and ``more``.
-        splits: splits of images; None if the function decides.
-        image_size: height and width in pixels, of files the size that they are resized to by default.
-        channels: of the images.
-        classes: number of classes; None if only reading tells.
-        train_images: number of images in the train split; None if only reading tells.
-        more: further arguments of the function.
+    ``read`` is the function that returns the data, or its module and name. Its parameters are any of ``name``,
+    ``split``, ``root`` (the data folder), ``path`` (what follows the colon of the name), ``place`` (that as a path),
+    the arguments of ``load_data``, ``load_pairs`` or ``load_conversations``, and ``more``. ``splits`` of images are
+    None if the function decides, ``classes`` and ``train_images`` if only reading tells; files are resized to
+    ``image_size`` by default.
     """
 
     description: str
@@ -94,10 +85,8 @@ def listed_sources(kind: str) -> dict[str, Source]:
 _SOURCES, _PAIR_SOURCES = listed_sources("images"), listed_sources("pairs")
 
 SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
-"""Name of each source of images and what it is, in one line."""
-
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _PAIR_SOURCES.items()}
-"""One-line description of each source of pairs."""
+"""Name of each source of images or of pairs, and what it is in one line."""
 
 # of the DiffCLIP paper, see sources.toml
 _SUITES = {name: tuple(sets) for name, sets in _LISTED["suites"].items()}
@@ -119,8 +108,6 @@ def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) 
 def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
     """Return the source of a name: a key of ``sources`` with a path in place of what follows its colon.
 
-    >>> find_named("csv:pairs.csv", {"coco": 1, "csv:PATH": 2}, "source of pairs")
-    2
     >>> find_named("cocos", {"coco": 1, "wds:PATH": 2}, "source of pairs")
     Traceback (most recent call last):
     antiphase.errors.UserError: unknown source of pairs 'cocos': expected one of coco, wds:PATH
@@ -137,11 +124,7 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
 
 
 def source_of(name: str) -> Source:
-    """Return the source of images of a name, with its facts; nothing is read.
-
-    >>> source_of("cifar100").classes
-    100
-    """
+    """Return the source of images of a name, with its facts; nothing is read."""
     return find_named(name, _SOURCES, "data source")
 
 
@@ -161,7 +144,7 @@ def load_data(
     skip_bad: bool = False,
     progress: bool = True,
 ) -> ImageSet:
-    """Return the images of a named source, or images of your own.
+    """Return the images of a named source, or images of your own; a ``UserError`` if they are not as expected.
 
     Args:
         source: one of ``SOURCES``, with a path in the place of PATH; an array or tensor of images ``(images, channels,
@@ -170,18 +153,14 @@ def load_data(
         labels: class numbers from 0 of an array or tensor of images.
         class_names: of your own images; else the data set's ``classes``, or the numbers.
         split: ``train``, ``test`` or ``val``; ``test`` means ``val`` where that is what is held out.
-        image_size: height and width in pixels. Image files are resized to it (224, Tiny ImageNet 64, unless
-            given); arrays are not resized, so for them it must be their own.
-        channels: 1 or 3. Image files are converted to it (3 unless given); for arrays it must be their own.
+        image_size: height and width in pixels, to which image files are resized (224, Tiny ImageNet 64, unless given).
+        channels: 1 or 3, to which image files are converted (3 unless given).
         num_classes: must be the source's own; ``random`` draws its labels from it.
         root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
         limit: at most this many images, see ``ImageSet.subset``; with ``skip_bad`` as many readable ones.
         seed: which images ``limit`` takes, see ``ImageSet.subset``; for ``random`` the generator's seed.
         skip_bad: decode the files now and leave out those that fail, listed in the result's ``skipped``.
         progress: show a bar on stderr while files are checked.
-
-    Raises:
-        UserError: the source is unknown, missing or invalid, or the images are not as expected.
 
     >>> images = load_data("digits", limit=3)
     >>> images.image_shape, images.ids.tolist()
@@ -212,9 +191,9 @@ def load_data(
         raise UserError(f"{images.name} has images of {shape}, not {expected}, and arrays are not resized")
     if num_classes not in (None, len(images.class_names)):
         raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
-    return (
-        images.without_unreadable(limit, seed, progress=progress) if skip_bad else images.subset(limit, seed)
-    )
+    if skip_bad:
+        return images.without_unreadable(limit, seed, progress=progress)
+    return images.subset(limit, seed)
 
 
 def _own_images(
@@ -255,7 +234,7 @@ def load_pairs(
         split: ``train``, ``val`` or ``test``, which means ``val`` if a source has only that. Shards have ``train``.
         limit: load only the first ``limit`` pairs; not for shards.
         root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
-        samples: samples per epoch of shards; None: count them. Only for shards.
+        samples: samples per epoch of shards; None: count them.
         lanes: lanes of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
         skip_bad: decode the files now and leave out those that fail. Shards leave them out as they come.
         progress: show a progress bar on stderr while data are counted or prepared.

@@ -34,11 +34,7 @@ Compute = Callable[[Sequence[range]], Iterator[Tensor]]  # from the rows of part
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """A folder of features: one sub-folder for each model and data set, in files of 256 rows.
-
-    What is there is read, what is not is computed and written, each part by one of the processes: a killed
-    extraction resumes at the part where it was killed. Features are float32 on the CPU.
-    """
+    """A folder of float32 features by model and data set, in files of 256 rows; what is missing is computed."""
 
     folder: Path  # made if missing
     batch_size: int = 256  # images through the model at once; affects nothing but rounding

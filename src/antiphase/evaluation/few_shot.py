@@ -14,7 +14,15 @@ from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, can_learn, image_features, labelled
+from antiphase.evaluation.tasks import (
+    EvaluationTask,
+    Groups,
+    Protocol,
+    Source,
+    can_learn,
+    image_features,
+    labelled,
+)
 from antiphase.modules import device_of
 from antiphase.streams import generator
 
@@ -26,10 +34,7 @@ _OTHER_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Episodes:
-    """Small classification tasks: a few classes with a few training (support) and test (query) images each.
-
-    Queries of −1 are padding, for classes with fewer test images than requested.
-    """
+    """Small tasks: a few classes with some training (support) and test (query) images each; padded with −1."""
 
     classes: Int64[Tensor, "episodes ways"]
     support: Int64[Tensor, "episodes ways shots"]  # positions among the training images
@@ -49,9 +54,9 @@ def draw_episodes(
 ) -> Episodes:
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
-    The draw depends only on the labels, the seed and the sizes, so all models get the same episodes. The first k
-    episodes do not depend on the number of episodes. Of a class with fewer test images than ``queries``, all are drawn.
-    A UserError refuses too few classes, or a class of fewer training images than ``shots`` or without a test image.
+    The draw depends only on the labels, the seed and the sizes; the first k episodes do not depend on their number. Of
+    a class with fewer test images than ``queries``, all are drawn. A UserError refuses too few classes, or a class of
+    fewer training images than ``shots`` or without a test image.
 
     Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
@@ -96,8 +101,6 @@ def few_shot_accuracies(
 
     Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
     mean taken over the episode's support, as in El Banani et al., CVPR 2023.
-
-    The features are of the same type and on the same device; a UserError refuses episodes of other images.
     """
     for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
         if (last := int(used.max())) >= len(features):
@@ -122,10 +125,7 @@ def few_shot_accuracies(
 
 
 def _picks(draws: Tensor, sizes: Tensor) -> Int64[Tensor, "*rows picks"]:
-    """Draw numbers from 0 … size − 1 without replacement, one per uniform draw; −1 if none is left.
-
-    The j-th is number ⌊draw·(size − j)⌋ of the size − j that are left.
-    """
+    """Draw numbers below the sizes without replacement, the j-th as ⌊draw·(size − j)⌋ of those left; −1 if none is."""
     picks = torch.empty(draws.shape, dtype=torch.int64)
     for j in range(draws.shape[-1]):
         left = sizes - j
@@ -156,24 +156,26 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:
     """Return a row for each episode, with its accuracy."""
-    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies.tolist())
+    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies)
 
 
 def _episodes(source: Source, protocol: Protocol, count: int, seed: int) -> Episodes:
-    (_, train), (test, labels) = labelled(source.train), labelled(source.test)
+    (_, train), (_, labels) = labelled(source.train), labelled(source.test)
     sizes = {"ways": protocol.ways, "shots": protocol.shots, "queries": protocol.queries}
-    try:
-        return draw_episodes(train, labels, episodes=count, seed=seed, **sizes)
-    except UserError as error:
-        raise UserError(f"few-shot on {test.name}: {error}") from None
+    return draw_episodes(train, labels, episodes=count, seed=seed, **sizes)
 
 
 def _too_small(source: Source, protocol: Protocol) -> str | None:
     try:
         _episodes(source, protocol, 1, 0)
     except UserError as error:
-        return str(error)
+        return f"few-shot on {source.name}: {error}"
     return None
+
+
+def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
+    chance = 1 / int(setting.partition("-way")[0])
+    return [Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False, chance=chance)]
 
 
 TASK = EvaluationTask(
@@ -185,15 +187,7 @@ TASK = EvaluationTask(
     "episodes does is in the standard deviation over seeds.",
     serves=can_learn,
     measure=_measure,
-    metrics=lambda setting, rows, groups: [
-        Metric(
-            setting,
-            "accuracy",
-            observed(rows, pl.col("score")),
-            seeds_alike=False,
-            chance=1 / int(setting.partition("-way")[0]),
-        )
-    ],
+    metrics=_metrics,
     fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
     too_small=_too_small,
     learns=True,

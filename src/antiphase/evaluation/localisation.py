@@ -14,18 +14,13 @@ def localise(
 ) -> tuple[bool, float]:
     """Return pointing game and average precision of a map, enlarged to the size of its mask.
 
-    The *pointing game* is whether the largest value lies in the mask; ties go to the first pixel, row by row, and there
-    is no margin around the mask (the authors allow 15 pixels). *Average precision*, in (0, 1], is that of the values as
-    scores for the pixels of the object, Σ_n (R_n − R_{n−1})·P_n over the values in descending order, with P_n and R_n
-    the precision and recall of the pixels with at least the n-th value. A constant map has the object's share of the
-    image.
+    The *pointing game* is whether the largest value lies in the mask; ties go to the first pixel, row by row, and
+    there is no margin around the mask (the authors allow 15 pixels). *Average precision*, in (0, 1], is that of the
+    values as scores for the pixels of the object, Σ_n (R_n − R_{n−1})·P_n over the values in descending order, with
+    P_n and R_n the precision and recall of the pixels with at least the n-th value.
 
-    Sources: J. Zhang et al., *Top-down Neural Attention by Excitation Backprop*, ECCV 2016, Section 4.1; H. Chefer,
-    S. Gur, L. Wolf, *Transformer Interpretability Beyond Attention Visualization*, CVPR 2021, Section 4.
-
-    Raises:
-        UserError: The mask is empty.
-        ValueError: The map is not finite.
+    Sources: J. Zhang et al., *Top-down Neural Attention by Excitation Backprop*, ECCV 2016, Section 4.1; H. Chefer, S.
+    Gur, L. Wolf, *Transformer Interpretability Beyond Attention Visualization*, CVPR 2021, Section 4.
     """
     if not mask.any():
         raise UserError("empty mask: expected at least one pixel on the object")
@@ -36,10 +31,6 @@ def localise(
 
 
 def enlarge(values: Float[np.ndarray, "rows columns"], height: int, width: int) -> np.ndarray:
-    """Resize a map bilinearly, aligned at cell centres, with border values extended outwards.
-
-    >>> enlarge(np.array([[0.0, 1.0]]), 1, 4).tolist()
-    [[0.0, 0.25, 0.75, 1.0]]
-    """
+    """Resize a map bilinearly, aligned at cell centres, with border values extended outwards."""
     grid = torch.from_numpy(np.array(values, np.float64))[None, None]
     return F.interpolate(grid, (height, width), mode="bilinear", align_corners=False)[0, 0].numpy()

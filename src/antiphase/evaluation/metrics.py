@@ -39,7 +39,8 @@ CLASSES_ALIKE = MEAN_PER_CLASS.union(EMOJI_SETS)
 def outcome_rows(**columns: Any) -> pl.DataFrame:
     """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
     usual = dict.fromkeys(ROW_SCHEMA) | {"setting": "", "seed": 0, "group": -1}
-    lists = {name: values for name, values in columns.items() if not isinstance(values, int | str)}
+    plain = {name: one.tolist() if isinstance(one, Tensor) else one for name, one in columns.items()}
+    lists = {name: values for name, values in plain.items() if not isinstance(values, int | str)}
     single = {name: pl.lit(value) for name, value in (usual | columns).items() if name not in lists}
     frame = pl.DataFrame(lists).with_columns(**single)
     return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
@@ -52,21 +53,12 @@ def classification_rows(
     setting: str = "",
     seed: int = 0,
 ) -> pl.DataFrame:
-    """Return a row for each image: the class of the highest score, and the rank of the right one.
-
-    Of equal scores the lower class number stands first, for prediction and rank alike.
-    """
+    """Return a row for each image: the class of the highest score, and the rank of the right one; ties in order."""
     right = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
     before = (~(scores <= right)) | ((scores == right) & earlier)  # NaN stands before
-    return outcome_rows(
-        setting=setting,
-        seed=seed,
-        unit=ids.tolist(),
-        group=labels.tolist(),
-        prediction=scores.argmax(1).tolist(),
-        rank=before.sum(1).tolist(),
-    )
+    about = {"setting": setting, "seed": seed, "unit": ids, "group": labels}
+    return outcome_rows(**about, prediction=scores.argmax(1), rank=before.sum(1))
 
 
 @dataclass(frozen=True)
@@ -103,11 +95,7 @@ def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> 
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:
-    """Return whether an accuracy is the one that stands for a classifier on a data set.
-
-    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
-    (True, False)
-    """
+    """Return whether an accuracy is the one that stands for a classifier on a data set."""
     return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
 
 
@@ -132,7 +120,8 @@ def estimate(metric: Metric) -> MetricEstimate:
 
     Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
     over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
-    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives them.
+    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives
+    them.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
@@ -149,12 +138,12 @@ def estimate(metric: Metric) -> MetricEstimate:
 
 
 def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
-    """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval.
+    """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval and a p.
 
-    For hits of one seed the interval is Newcombe's for paired proportions, else Student's t over the differences. For
-    hits of one seed whose mean counts all units alike, groups of one size included, the second value is the exact
-    McNemar p. The captions of an image are one draw together, as are the questions about one: over the images by
-    Student's t, without a p, or if the metric is tested, with an exact one over the images.
+    For hits of one seed the interval is Newcombe's for paired proportions and, if the mean counts all units alike, p
+    is the exact McNemar p; else the interval is Student's t over the differences. The captions of an image are one
+    draw together, as are the questions about one: Student's t over the images, without a p, or if the metric is
+    tested, with an exact one.
     """
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):

@@ -4,6 +4,7 @@ Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations
 2023, and their code, which H. A. Hammoud and B. Ghanem, *DiffCLIP* (2025), follow.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def probe_loss(
                   …                                   + (1/C)·½·‖W‖₂²    ("squared")
 
     over all entries of W, with the cost C above 0. The authors' code uses the norm; its square is usual, and
-    scikit-learn's with ``C=cost/n``. Autograd returns 0 for the gradient of the norm at W = 0, where it is undefined.
+    scikit-learn's with ``C=cost/n``.
     """
     norm = torch.linalg.vector_norm(weight)
     penalty = norm if objective == "norm" else norm.square()
@@ -77,15 +78,12 @@ def fit_probe(
     objective: Objective = "norm",
     max_iter: Count = 1000,
 ) -> Probe:
-    """Minimise :func:`probe_loss` from W = 0, b = 0: torch's L-BFGS with a strong Wolfe line search.
+    """Minimise :func:`probe_loss` from W = 0, b = 0 by torch's L-BFGS with a strong Wolfe line search.
 
-    It runs in the precision of the features, on their device. With "norm" and cross-entropy H, W = 0 is optimal if
-    ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code, the search starts with a penalty gradient of 0 and stays
-    at W = 0, b = 0 if there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂²; unless the classes are balanced, such a probe lacks
-    the bias towards frequent classes.
-
-    The features are neither centred nor scaled, the labels in [0, num_classes); a larger cost means a weaker penalty;
-    ``max_iter`` bounds the steps of L-BFGS.
+    With "norm" and cross-entropy H, W = 0 is optimal if ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code,
+    the search starts with a penalty gradient of 0 and stays at W = 0, b = 0 if there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² +
+    ‖∂H/∂b‖₂²; unless the classes are balanced, such a probe lacks the bias towards frequent classes. The features are
+    neither centred nor scaled, and their precision is kept. ``max_iter`` bounds the steps.
     """
     _check_labels(labels, num_classes)
     weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
@@ -106,11 +104,7 @@ def fit_probe(
 def accuracy(
     predictions: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], *, mean_per_class: bool = False
 ) -> float:
-    """Return the accuracy, or its mean over the classes that occur among the labels, in [0, 1].
-
-    >>> accuracy(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 0, 1]), mean_per_class=True)
-    0.5
-    """
+    """Return the accuracy, or its mean over the classes that occur among the labels, in [0, 1]."""
     labels = labels.cpu()
     right = predictions.cpu() == labels
     if not mean_per_class:
@@ -180,8 +174,7 @@ def train_probe(
     fit, at most :data:`MOST_FITS` times. The others are as for :func:`fit_probe`.
     """
     if validation is None:
-        held = hold_out(train_labels, seed)
-        both = train, train_labels
+        held, both = hold_out(train_labels, seed), (train, train_labels)
         validation = train[held], train_labels[held]
         train, train_labels = train[~held], train_labels[~held]
     else:
@@ -218,24 +211,16 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     validation = None if source.validation is None else features(source.validation)
     tested, _ = features(source.test)
     test, labels = labelled(source.test)
-    blocks = []
-    for objective in protocol.objectives:
-        # the seed draws what is held out: with a validation split there is nothing to draw
-        for seed in range(protocol.seeds if validation is None else 1):
-            title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
-            with progress_bar(title, MOST_FITS, store.progress) as advance:
-                probe = train_probe(
-                    *train,
-                    validation,
-                    len(test.class_names),
-                    seed=seed,
-                    objective=objective,
-                    mean_per_class=test.name in CLASSES_ALIKE,
-                    max_iter=protocol.iterations,
-                    on_fit=lambda: advance(1),
-                )
-            rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
-            blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
+    blocks, seeds = [], range(protocol.seeds if validation is None else 1)  # a seed draws what is held out
+    data = (*train, validation, len(test.class_names))
+    about = {"mean_per_class": test.name in CLASSES_ALIKE, "max_iter": protocol.iterations}
+    for objective, seed in itertools.product(protocol.objectives, seeds):
+        title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
+        with progress_bar(title, MOST_FITS, store.progress) as advance:
+            how = {"objective": objective, "seed": seed, "on_fit": lambda: advance(1)}
+            probe = train_probe(*data, **how, **about)
+        rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
+        blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
     return pl.concat(blocks)
 
 

@@ -1,9 +1,8 @@
 """Rates, intervals and paired comparisons from one row per attacked image; averages over training seeds.
 
-A row holds ``model``, ``attention`` ("softmax", "differential", "none" or "unknown"), ``seed`` (of the
-training; may be null), ``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id),
-``label`` (the true one), ``clean_prediction``, ``prediction`` (of the adversarial image), ``success`` (the
-prediction differs from the attacked label, which is the clean prediction), ``felled_by`` (the attack of an
+A row holds ``model``, ``attention`` ("softmax", "differential", "none" or "unknown"), ``seed`` (of the training; may
+be null), ``attack``, ``norm``, ``eps`` (of the [0, 1] pixel), ``sample`` (its id), ``label``, ``clean_prediction``,
+``prediction`` (of the adversarial image), ``success`` (it differs from the clean one), ``felled_by`` (the attack of an
 ensemble that broke it, or null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
 """
 
@@ -43,9 +42,9 @@ COMPARISON_SCHEMA = _schema("model:s against:s attack:s norm:s eps:f difference:
 def rates(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate the three rates of each model, attack, norm and ε, with 95 % Wilson intervals.
 
-    ``asr`` is broken / all, ``asr_correct`` correctly classified and broken / correctly classified (omitted if there is
-    none), ``robust_accuracy`` correctly classified and not broken / all. Columns ``model, attack, norm, eps, metric,
-    value, low, high, n``; models and attacks in the order of the rows, ε ascending.
+    ``asr`` is broken / all, ``asr_correct`` correctly classified and broken / correctly classified (omitted if there
+    is none), ``robust_accuracy`` correctly classified and not broken / all. Columns ``model, attack, norm, eps,
+    metric, value, low, high, n``; models and attacks in the order of the rows, ε ascending.
     """
     _refuse_repeats(rows)
     correct, broken = pl.col("clean_prediction") == pl.col("label"), pl.col("success")
@@ -77,20 +76,20 @@ def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
     """Return a warning for each model whose :func:`clean_accuracy` is not above chance, 1 / number of classes."""
+    fix = "check that the model and the data have the same classes"
     return [
-        f"{row['model']}: clean accuracy {100 * row['value']:.1f} % [{100 * row['low']:.1f}, {100 * row['high']:.1f}] "
-        f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that the "
-        "model and the data have the same classes"
-        for row in accuracy.iter_rows(named=True)
-        if row["low"] <= 1 / num_classes[row["model"]]
+        f"{model}: clean accuracy {100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}] on {n} images is not above "
+        f"chance, {100 / num_classes[model]:.3g} %: {fix}"
+        for model, value, low, high, n in accuracy.iter_rows()
+        if low <= 1 / num_classes[model]
     ]
 
 
 def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     """Compare the ASR of two models on the same images: asr(model) − asr(against) for each attack, norm and ε.
 
-    Columns ``model, against, attack, norm, eps, difference, low, high, p_value, n``, with Newcombe's 95 % interval for
-    paired proportions and the exact McNemar p-value, not corrected for multiple comparisons.
+    Columns of ``COMPARISON_SCHEMA``, with Newcombe's 95 % interval for paired proportions and the exact McNemar
+    p-value, not corrected for multiple comparisons.
     """
     _refuse_repeats(rows)
     for name in (model, against):
@@ -111,10 +110,7 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
 
 
 def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
-    """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack.
-
-    They are those of :func:`compare`, or of :func:`family_comparisons`, whose n is the number of training seeds.
-    """
+    """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack."""
     single = "p_value" in comparisons.columns
     sides = ("model", "against") if single else ("family", "against_family")
     comparisons = comparisons.with_row_index("place")
@@ -140,11 +136,7 @@ def summarise_rates(
 
 
 def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the part ``models`` of ``summary.json``: the cards with each model's clean accuracy.
-
-    A card has ``name``, ``attention``, ``seed`` (or None) and ``lambda``, the λ of each layer (mean over heads), empty
-    without differential attention.
-    """
+    """Return the part ``models`` of ``summary.json``: the cards with each model's clean accuracy."""
     accuracy = dict(clean_accuracy(rows).select("model", "value").iter_rows())
     if missing := {card["name"] for card in cards} - accuracy.keys():
         raise UserError(f"no rows of model {min(missing)!r}: expected rows of every model that has a card")
@@ -157,11 +149,7 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
 
 
 def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Group the names of models by attention and by name without the seed at its end, under the family's name.
-
-    >>> by_seed([{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)])
-    {'vit': ['vit-0', 'vit-1']}
-    """
+    """Group the names of models by attention and by name without the seed at its end, under the family's name."""
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for model in models:
         name, seed = model["name"], model["seed"]
@@ -177,11 +165,7 @@ def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def over_seeds(
     frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
-    """Average a column over each group of at least two rows, one row per seed, with Student's t interval.
-
-    ``within`` restricts the interval to the range of the values. Columns ``*keys, value, low, high, n``, groups in the
-    order of the rows, without smaller groups.
-    """
+    """Average a column over each group of at least two rows, one per seed, with Student's t, cut by ``within``."""
     means = [
         (*key, *vars(within(mean_over_seeds(group[column].to_list()))).values())
         for key, group in frame.group_by(keys, maintain_order=True)
@@ -197,11 +181,7 @@ def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]])
 
 
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
-    """Average the paired differences of each two families over their pairs.
-
-    Pairs must be independent: there is no mean if two pairs share a model. Columns ``family, against_family, attack,
-    norm, eps, value, low, high, n``.
-    """
+    """Average the paired differences of each two families over their pairs, unless two pairs share a model."""
     keys = ["family", "against_family", *_CELL]
     named = {"family": _family("model", families), "against_family": _family("against", families)}
     pairs = comparisons.with_columns(**named)
@@ -212,8 +192,8 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
 
-    With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is
-    d̄ ± 1.96·s/√n over the n images, clipped to [−1, 1]. Columns ``attack, norm, eps, image_low, image_high``.
+    With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is d̄ ±
+    1.96·s/√n over the n images, clipped to [−1, 1]. Columns ``attack, norm, eps, image_low, image_high``.
     """
     signed = [
         rows.filter(model=name).select(*_CELL, "sample", signed=sign * pl.col("success").cast(pl.Float64))

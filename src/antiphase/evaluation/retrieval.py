@@ -34,9 +34,8 @@ def ranks(
 ) -> Int64[Tensor, " queries"]:
     """Return the rank of the best right candidate of each query, starting at 0.
 
-    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants, which
-    has at least one. Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing;
-    CLIP_benchmark counts ties as they come.
+    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants. Wrong
+    candidates of equal similarity rank first, so a model with constant outputs finds nothing.
     """
     if len(absent := wanted[~torch.isin(wanted, owners)]):
         raise UserError(f"wanted {int(absent[0])}: expected an owner of at least one candidate")
@@ -71,32 +70,16 @@ def retrieval_rows(
     owners: Int64[Tensor, " m"],
     ids: Int64[Tensor, " n"],
 ) -> pl.DataFrame:
-    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
-
-    ``images`` and ``texts`` are unit vectors, ``owners`` the position of each caption's image.
-    """
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
     places = torch.arange(len(images), device=owners.device)
-    by_caption = outcome_rows(
-        setting="image",
-        unit=list(range(len(texts))),
-        group=ids[owners.cpu()].tolist(),
-        rank=ranks(texts, images, places, owners).tolist(),
-    )
-    by_image = outcome_rows(
-        setting="text",
-        unit=ids.tolist(),
-        group=ids.tolist(),
-        rank=ranks(images, texts, owners, places).tolist(),
-    )
-    return pl.concat([by_caption, by_image])
+    of_texts, of_images = ranks(texts, images, places, owners), ranks(images, texts, owners, places)
+    by_caption = outcome_rows(setting="image", unit=range(len(texts)), group=ids[owners.cpu()], rank=of_texts)
+    return pl.concat([by_caption, outcome_rows(setting="text", unit=ids, group=ids, rank=of_images)])
 
 
 @torch.no_grad()
 def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all") -> dict[str, float]:
-    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs.
-
-    Zero-shot is by the set's own prompts, or ``'a photo of'`` and the name of the class.
-    """
+    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name: what a training logs."""
     encoder = as_dual_encoder(model)
     device = encoder.logit_scale.device
     texts, owners = chosen_captions(pairs, captions)

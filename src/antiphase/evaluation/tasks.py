@@ -19,11 +19,7 @@ Groups = Sequence[str]
 
 
 class Protocol(SimpleNamespace):
-    """How the tasks are measured: the options of ``antiphase evaluate`` that they name in ``fields`` and ``resolves``.
-
-    The defaults are DiffCLIP's (Section 4.1, Appendix B). A new setting is a field in ``commands/evaluate/options.py``
-    and a name in ``fields`` of the task that reads it.
-    """
+    """The options of ``antiphase evaluate`` that tasks name in ``fields`` and ``resolves``: how they are measured."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTask:
-    """One evaluation of a model on a data set.
-
-    ``measure`` returns rows of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`; ``metrics`` makes the metrics that
-    they hold of a setting, its rows and the names of their groups, if they have some.
-    """
+    """One evaluation of a model on a data set: its rows, of ``metrics.ROW_SCHEMA``, and their metrics."""
 
     name: str  # as in TASKS, --tasks and the stored rows
     title: str  # heading of its section on the page

@@ -31,11 +31,11 @@ def class_prompts(
 ) -> tuple[tuple[str, ...], ...]:
     """Return every text of each class.
 
-    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
-    Section 3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
-
     ``ensemble``: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates, into which the
     names go as words (:func:`~antiphase.data.image_sets.class_words`). ``own``: texts of the data set for each class.
+
+    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021, Section
+    3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
 
     >>> class_prompts("an emoji of {}", ["mug"], None)
     (('an emoji of mug',),)
@@ -110,11 +110,7 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
 
 
 def _heading(setting: str, metric: str) -> str:
-    """Name a number by its prompts, of which several templates are named by the first.
-
-    >>> _heading("80", "top-1"), _heading("an emoji of {}", "top-1")
-    ('80 prompts, top-1', '“an emoji of {}” prompts, top-1')
-    """
+    """Name a number by its prompts, of which several templates are named by the first."""
     first, _, rest = setting.partition("\n")
     short = f"“{first}”" + (" and others" if rest else "") if "{}" in setting else setting
     return f"{short} prompts, {metric}"

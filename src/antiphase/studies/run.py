@@ -30,7 +30,7 @@ from antiphase.studies.results import training_seeds
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import Store, identity, source_commit
 from antiphase.terminal import duration, say
-from antiphase.training.together import train_together
+from antiphase.training.classifier import train_together
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 _GRACE_SECONDS = 20.0

@@ -1,12 +1,9 @@
 """Adversarial training: train a classifier on perturbed images.
 
-min_θ E_(x,y) max_δ CE(f_θ(x + δ), y) subject to ‖δ‖∞ ≤ ε and x + δ in [0, 1]. The three variants differ in the
-search for the inner maximum and its cost. The robustness paper (Appendix D.2, Table 3) trains DiffViT with PGD at
-ε = 0.25/255, 0.5/255 and 1/255, but gives neither steps, step size nor warm-up. Defaults are ours unless a docstring
-names a source.
-
-No state is carried between minibatches: the random start of a perturbation depends on the recipe's seed, the sample's
-id and the pass over the data, so a resumed run is identical to an uninterrupted one.
+min_θ E_(x,y) max_δ CE(f_θ(x + δ), y) subject to ‖δ‖∞ ≤ ε and x + δ in [0, 1]. The robustness paper (Appendix D.2,
+Table 3) trains DiffViT with PGD at ε = 0.25/255, 0.5/255 and 1/255, but gives neither steps, step size nor warm-up:
+defaults are ours unless a docstring names a source. No state is carried between minibatches, so that a resumed run
+equals an uninterrupted one.
 """
 
 from collections.abc import Callable
@@ -46,19 +43,12 @@ class Adversary(Fields):
       the gradient of the weights and δ's step of ε, so a parameter update costs one pass each way. (A. Shafahi et
       al., *Adversarial Training for Free!*, NeurIPS 2019, Algorithm 1.) A run of E epochs has as many updates as
       natural training, hence E / ``replays`` passes over the data. Unlike the authors, who pass δ on from one
-      minibatch to the next, each minibatch starts from its own random point: δ would be hidden state that has to be
-      saved per process, and would make a sample's perturbation depend on its neighbours.
+      minibatch to the next, each minibatch starts from its own random point.
 
-    Attributes:
-        eps: ε, largest change of a pixel, in (0, 1], in units of the [0, 1] pixel range.
-        variant: one of the above.
-        steps: steps of ``"pgd"``, at least 1.
-        step_size: α in units of the [0, 1] pixel range. None: max(ε/4, 2·ε/``steps``) for ``"pgd"`` (Madry's ε/4,
-            larger for fewer than 8 steps so that they can cross the ball), 1.25·ε for ``"fast"`` and ε for ``"free"``
-            (both from the authors).
-        warmup_epochs: epochs over which ε and α rise linearly from 0; at least 0. Without warm-up a transformer may
-            learn to ignore its images.
-        replays: replays of ``"free"``, at least 1; 4 is one of the authors' values for CIFAR (Table 1).
+    ``eps``, ``step_size`` α (None: max(ε/4, 2·ε/``steps``) for ``"pgd"``, Madry's ε/4 but large enough to cross the
+    ball; for the others the authors') and a pixel are in units of [0, 1]. ε and α rise linearly from 0 over
+    ``warmup_epochs``, without which a transformer may learn to ignore its images. 4 replays are one of the authors'
+    values for CIFAR.
     """
 
     eps: float = Field(gt=0, le=1)
@@ -73,11 +63,10 @@ class Adversary(Fields):
     def _refuse_without_effect(cls, value: int, info: ValidationInfo) -> int:
         # two recipes that train the same weights must have one identity
         name = info.field_name or ""
-        variant = info.data.get("variant", _TAKEN_BY[name])
-        if variant != _TAKEN_BY[name] and value != cls.model_fields[name].default:
-            raise ValueError(
-                f"{name} has no effect on variant {variant}; leave it out, or use {_TAKEN_BY[name]}"
-            )
+        taken_by = _TAKEN_BY[name]
+        variant = info.data.get("variant", taken_by)
+        if variant != taken_by and value != cls.model_fields[name].default:
+            raise ValueError(f"{name} has no effect on variant {variant}; leave it out, or use {taken_by}")
         return value
 
     @property
@@ -127,20 +116,18 @@ def perturb(
     eps: float,
     keys: Keys,
 ) -> Images:
-    """Return the perturbed images of ``"pgd"`` or ``"fast"``.
+    """Return the perturbed images of ``"pgd"`` or ``"fast"``, by x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)).
 
-    x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)) with x₀ uniform in the ball around x and Π the projection onto
-    ‖x' − x‖∞ ≤ ε and [0, 1]. Parameter gradients are not touched, and the model stays in training mode. ``logits`` is
-    the model in the precision of training, with float32 logits; ``eps`` is that of this update, and ``keys`` come from
-    :func:`start_keys`.
+    x₀ is uniform in the ball around x, and Π the projection onto it and [0, 1]. Parameter gradients are not touched,
+    and the model stays in training mode. ``logits`` is the model in the precision of training, with float32 logits;
+    ``eps`` is that of this update, and ``keys`` come from :func:`start_keys`.
     """
 
     def gradient(x: Images) -> Images:
         return torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)[0]
 
-    return _ascend(
-        images, adversary, eps, keys, gradient, adversary.steps if adversary.variant == "pgd" else 1
-    )
+    steps = adversary.steps if adversary.variant == "pgd" else 1
+    return _ascend(images, adversary, eps, keys, gradient, steps)
 
 
 def replay(
@@ -182,11 +169,10 @@ def robust_accuracy(
     seed: Seed = 0,
     batch_size: Size = 128,
 ) -> float:
-    """Return the fraction of images that are classified correctly and stay so under PGD, in [0, 1].
+    """Return the fraction of images that are classified correctly and stay so under PGD, in [0, 1], for monitoring.
 
     Uses at most 500 images (``data.subset(500, 0)``, since folders are sorted by class) and 10 L∞ steps of ε/4 from
-    one random start, maximising the cross-entropy at the true label, in float32. Meant for monitoring: a stronger
-    attack gives a lower value. The model is left in evaluation mode.
+    one random start, maximising the cross-entropy at the true label, in float32. Leaves the model in evaluation mode.
     """
     model.eval()
     some = data.subset(_EVALUATION_IMAGES, 0)

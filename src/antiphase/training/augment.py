@@ -37,9 +37,8 @@ def random_crops(
 ) -> UInt8[Tensor, "batch 3 size size"]:
     """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
 
-    Like torchvision's RandomResizedCrop: an area of ``scale`` times the image's, a log-uniform aspect ratio between
-    3/4 and 4/3, ten attempts to fit it in, otherwise the largest central crop of an allowed ratio. Unlike there,
-    pixels just outside the crop contribute to its border.
+    Like torchvision's RandomResizedCrop, with an area of ``scale`` times the image's and an aspect ratio between 3/4
+    and 4/3, but pixels just outside the crop contribute to its border.
     """
     draws = uniform(keys, 2 * _TRIES + 2).double()
     crops = []

@@ -1,5 +1,7 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -9,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
 
 from antiphase.arguments import NOT_EMPTY, Device, Size, validated
 from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
+from antiphase.files import write_json, write_text
 from antiphase.models import checkpoints
 from antiphase.models.card import mean_lambdas
 from antiphase.models.trained import StartingModel
@@ -22,7 +26,7 @@ from antiphase.precision import autocast
 from antiphase.streams import generator, key
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
-from antiphase.training.loop import Tracker
+from antiphase.training.loop import METRICS_FILE, Tracker, check_finite
 from antiphase.training.recipe import Recipe, learning_rate
 
 
@@ -39,14 +43,14 @@ def train_classifier(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train a classifier and write it to a directory.
+    """Train a classifier and write it to a directory; a ``UserError`` if that has another run or the data do not fit.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors``, the weights of the last
     epoch. Calling it again resumes an interrupted run, and returns the log of a finished one. Under torchrun the
     processes share every batch; the gradient is that of the whole batch.
 
     If the recipe has an adversary, the model is trained on perturbed images only, and the log contains
-    ``robust_accuracy`` at the recipe's ε. An epoch always has as many parameter updates as in natural training, so an
+    ``robust_accuracy`` at the recipe's ε. An epoch has as many parameter updates as in natural training, so an
     adversary with n replays sees n times fewer images.
 
     Args:
@@ -55,9 +59,6 @@ def train_classifier(
         stored: what is written with the recipe besides.
         lambdas: returns the mean λ of each layer, for the log.
         trackers: experiment trackers, by name or as accelerate's objects.
-
-    Raises:
-        UserError: ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
     check_data(recipe, train)
     begin = partial(_begin, recipe, train, validation, model, lambdas)
@@ -68,15 +69,13 @@ def train_classifier(
 
 def check_data(recipe: Recipe, train: ImageSet) -> None:
     """Refuse images or classes that the recipe's model does not fit."""
-    model = recipe.model
+    model, classes = recipe.model, len(train.class_names)
     ours = not isinstance(model, StartingModel)
     shape = (model.in_channels, *2 * [model.image_size]) if ours else model.image_shape
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
-    if len(train.class_names) != recipe.model.num_classes:
-        raise UserError(
-            f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
-        )
+    if classes != model.num_classes:
+        raise UserError(f"{train.name} has {classes} classes; the model expects {model.num_classes}")
 
 
 def _begin(
@@ -90,7 +89,7 @@ def _begin(
     bare: Any = given if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
     if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
         raise UserError("the model: expected a module with weights that can be trained")
-    model, optimizer = accelerator.prepare(bare, _optimizer(bare, recipe))
+    model, optimizer = accelerator.prepare(bare, make_optimizer([*bare.parameters()], recipe))
     adversary, device = recipe.adversarial, accelerator.device
     replays = adversary.updates_per_batch if adversary else 1
     # an epoch has as many updates as in natural training; a step is a minibatch with all its replays, so that no state
@@ -129,7 +128,7 @@ def _begin(
         images = images.to(device)
 
         def learn(images: Tensor) -> Tensor:
-            total = F.cross_entropy(logits(images, model), labels, reduction="sum")
+            total = F.cross_entropy(logits(images, model), labels, reduction="sum")  # a penalty is added here
             # processes average their gradients, so n times the share's sum gives the mean over the batch
             loss = total * accelerator.num_processes / len(batch)
             accelerator.backward(loss)
@@ -149,9 +148,11 @@ def _begin(
         numbers: dict[str, Any] = {}
         if validation is not None:
             numbers["accuracy"] = accuracy(bare, validation, device)
-        if validation is not None and adversary is not None:
-            robust = adversarial.robust_accuracy(bare, validation, adversary.eps, device, seed=recipe.seed)
-            numbers["robust_accuracy"] = robust
+            if adversary is not None:
+                robust = adversarial.robust_accuracy(
+                    bare, validation, adversary.eps, device, seed=recipe.seed
+                )
+                numbers["robust_accuracy"] = robust
         return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:
@@ -173,8 +174,93 @@ def accuracy(
     return correct / len(data)
 
 
-def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Return Adam or AdamW, with weight decay on matrices and convolutions only."""
-    groups = loop.decayed(model, recipe.weight_decay, lambda parameter: parameter.ndim in (2, 4))
+def make_optimizer(
+    parameters: Sequence[Tensor], recipe: Recipe, axes: tuple[int, ...] = (2, 4)
+) -> torch.optim.Optimizer:
+    """Return Adam or AdamW, with weight decay on parameters of 2 or 4 axes: matrices and convolutions."""
+    groups = loop.decayed(parameters, recipe.weight_decay, lambda parameter: parameter.ndim in axes)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.learning_rate, fused=True)
+
+
+def train_together(
+    recipes: Sequence[Recipe],
+    train: ImageSet,
+    validation: ImageSet,
+    folders: Sequence[Path],
+    device: torch.device,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Train several classifiers as one and write each to its folder, as ``train_classifier`` does.
+
+    The ``recipes`` are equal but for seed and initial weights, without adversary or augmentation. Every model has the
+    initial weights, the order of the images and the learning rates of a training by itself, so that its weights differ
+    from those by rounding only (which Adam may enlarge). A step computes each model's loss on its own batch with
+    ``torch.func.vmap`` over the stacked weights; the optimizer acts on each number alone. All images are held on the
+    device. A killed run starts again.
+    """
+    first, shared = recipes[0], set()
+    for recipe in recipes:
+        model = recipe.model.model_copy(update={"initial_weights": "uniform"})
+        shared.add(recipe.model_copy(update={"seed": 0, "model": model}).model_dump_json())
+    if len(shared) > 1:
+        raise UserError("recipes trained together: expected equal ones but for seed and initial weights")
+    if first.adversarial is not None or first.augment != "none":
+        raise UserError("recipes trained together: expected neither an adversary nor augmentation")
+    check_data(first, train)
+    if isinstance(first.model, StartingModel):
+        raise UserError("recipes trained together: expected models of ours")
+    models = [build(recipe.model, recipe.seed).to(device).train() for recipe in recipes]  # pyright: ignore
+    for module in (one for model in models for one in model.modules() if hasattr(one, "backend")):
+        module.backend = "eager"  # pyright: ignore (fused attention has no stacked form on every GPU)
+    weights, buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
+    optimizer = make_optimizer([*weights.values()], first, axes=(3, 5))  # stacked, they have one axis more
+    everything = torch.arange(len(train))
+    pixels, classes = train.images(everything).to(device), train.labels[everything].to(device)
+
+    def summed_loss(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = vmap(lambda own, held, batch: functional_call(models[0], (own, held), (batch,)))(
+            weights, buffers, images
+        )
+        losses = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+        means = losses.view(labels.shape).mean(1)  # one for each model
+        return means.sum(), means.detach()
+
+    steps = -(-len(train) // first.batch_size)
+    logs: list[list[dict[str, Any]]] = [[] for _ in recipes]
+    for epoch in range(first.epochs):
+        began, sums = time.monotonic(), torch.zeros(len(recipes), device=device)
+        orders = torch.stack(
+            [torch.randperm(len(train), generator=generator(one.seed, "order", epoch)) for one in recipes]
+        ).to(device)
+        for step, batch in enumerate(orders.split(first.batch_size, 1)):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(first, epoch * steps + step, steps)
+            optimizer.zero_grad()
+            with autocast(device, first.precision), outputs_only():
+                loss, means = summed_loss(pixels[batch], classes[batch])
+            loss.backward()
+            optimizer.step()
+            sums += means
+        check_finite(sums.tolist(), (epoch + 1) * steps)
+        rate = len(train) / (time.monotonic() - began)
+        say(
+            f"epoch {epoch + 1}/{first.epochs} · loss {float(sums.mean()) / steps:.4f} · {rate:.0f} images/s each"
+        )
+        last = epoch + 1 == first.epochs
+        with torch.no_grad():
+            for place, model in enumerate(models):
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(weights[name][place])
+        for model, log, mean in zip(models, logs, (sums / steps).tolist(), strict=True):
+            row = {"epoch": epoch + 1, "loss": mean, "learning_rate": optimizer.param_groups[0]["lr"]}
+            row |= {"accuracy": accuracy(model, validation, device)} if last else {}
+            log.append(row | {"lambda": mean_lambdas(model), "images_per_second": round(rate, 1)})
+            model.train()
+    names = {checkpoints.CLASS_NAMES: [*train.class_names]}
+    for recipe, model, log, folder in zip(recipes, models, logs, folders, strict=True):
+        fields = recipe.model_dump(mode="json") | names
+        write_json(folder / checkpoints.RECIPE_FILE, fields)
+        write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in log))
+        checkpoints.save(model, fields, folder, getattr(torch, recipe.store))

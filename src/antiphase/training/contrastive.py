@@ -54,19 +54,14 @@ def train_clip(
     The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
     epoch) and, if samples were unusable, ``bad-samples.txt``. Calling it again resumes an interrupted run at the next
     batch, and returns the log of a finished one. Under torchrun the processes share every batch; the gradient is that
-    of the whole batch.
+    of the whole batch. A ``UserError`` stops it if 1,000 samples in a row (or a whole epoch) are unreadable.
 
     Args:
         evaluate: maps the model, in evaluation mode, to entries of the log at the end of an epoch.
-        part: samples per pass through the towers (GradCache); None: the whole share of the process. Affects the
-            result only by rounding.
+        part: samples per pass through the towers (GradCache); None: the whole share of the process. Rounding only.
         compiled: run the towers with torch.compile.
         checkpointing: recompute each block in the backward pass, to save memory.
         trackers: experiment trackers, by name or as accelerate's objects.
-
-    Raises:
-        UserError: ``out`` contains a different run, 1,000 samples in a row (or a whole epoch) are unreadable, or the
-            loss is not finite.
     """
 
     def begin(accelerator: Accelerator) -> loop.Task:
@@ -107,7 +102,7 @@ def train_clip(
 
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay only on parameters with at least two axes."""
-    groups = loop.decayed(model, recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
+    groups = loop.decayed([*model.parameters()], recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon, fused=True
     )
@@ -200,12 +195,11 @@ def feature_gradients(
 ) -> FeatureGradients:
     """Compute the loss of a batch of embeddings, not normalised, and its gradients with respect to them.
 
-    Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al.,
-    *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache).
-    ``logit_scale`` is the natural logarithm of the factor on the cosines. Kinds: ``"clip"``, symmetric cross-entropy
-    (CLIP, Figure 3); ``"siglip"``, X. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, ICCV 2023;
-    ``"slip_exact"``, cross-entropy with constant keys, as SLIP's training code computes it on several devices, since
-    its gather stops gradients.
+    Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al., *Scaling
+    Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache). ``logit_scale`` is the
+    natural logarithm of the factor on the cosines. Kinds: ``"clip"``, symmetric cross-entropy (CLIP, Figure 3);
+    ``"siglip"``, X. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``,
+    cross-entropy with constant keys, as SLIP's code computes it on several devices, since its gather stops gradients.
     """
     inputs = [image, text, logit_scale, *([] if logit_bias is None else [logit_bias])]
     with torch.enable_grad():
@@ -246,13 +240,12 @@ def accumulate(
 ) -> Number:
     """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
-    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part.
-    2. All processes gather all embeddings and compute the loss and its gradient with respect to them.
-    3. Each process backpropagates its own rows through the towers, part by part; the parameter gradients are summed
-       over the processes.
+    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part. 2. All
+    processes gather all embeddings and compute the loss and its gradient with respect to them. 3. Each process
+    backpropagates its own rows, part by part; the gradients are summed over the processes.
 
-    The result does not depend on ``part`` or the number of processes, except for rounding. Memory is that of one part
-    plus all embeddings. The model must not be wrapped for distributed training.
+    The result depends on ``part`` and the number of processes only by rounding. Memory is that of one part plus all
+    embeddings. The model must not be wrapped for distributed training.
     """
     count, device = len(share.images), accelerator.device
     size = part or count

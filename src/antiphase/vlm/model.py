@@ -2,20 +2,159 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields, replace
 from datetime import date
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from antiphase.arguments import validated
 from antiphase.data.conversations import ANSWERS
+from antiphase.data.decoding import Square
 from antiphase.errors import UserError, shown
-from antiphase.models.card import ModelCard, attention_kind, with_card
-from antiphase.vlm.towers import Images, Tokens, Tower
+from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
+from antiphase.models.clip import CLIP
+from antiphase.models.preprocessing import Normalize
+from antiphase.models.schemes.libraries import HuggingFaceDual, OpenClip, quiet_logging
+from antiphase.models.transformer import run_blocks
+from antiphase.models.vit import VisionTransformer, VitConfig, build_vision
+from antiphase.modules import device_of
+
+HIDDEN_STATE = -2
+"""Which of a tower's hidden states an image's tokens are: −1 is behind the last block, −2 before it."""
+
+Images = Float[Tensor, "batch 3 height width"]
+Tokens = Float[Tensor, "batch tokens width"]
+
+
+class Tower(nn.Module):
+    """An image tower: from images in [0, 1] to tokens, a square number ``count`` of vectors of ``width``.
+
+    ``visual`` is a vision transformer of ours, open_clip or transformers; its head and last block are not used.
+    :func:`build_tower` builds it again from ``reference``, without weights; ``kind`` in it is a key of ``_KINDS``.
+    """
+
+    def __init__(
+        self, visual: Any, square: Square, reference: dict[str, Any], normalize: Normalize | None = None
+    ) -> None:
+        super().__init__()
+        self.visual, self.normalize = visual, normalize
+        self.square, self.reference = square, reference
+        self.image_shape = (3, square.size, square.size)
+        self.count, self.width = 0, 0
+        blank = torch.zeros(1, *self.image_shape, device=device_of(visual))
+        try:
+            with torch.no_grad():
+                self.count, self.width = self(blank).shape[1:]
+        except (AttributeError, TypeError, ValueError):
+            pass
+        if not self.count or math.isqrt(self.count) ** 2 != self.count:
+            name = reference.get("name") or reference["config"].get("model_type")
+            raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
+
+    def forward(self, images: Images) -> Tokens:
+        images = images if self.normalize is None else self.normalize(images)
+        return _KINDS[self.reference["kind"]][1](self.visual, images)
+
+    def _get_name(self) -> str:
+        return _KINDS[self.reference["kind"]][0]
+
+
+def _our_tokens(visual: VisionTransformer, images: Images) -> Tokens:
+    x = visual.tokens(images)
+    if torch.is_autocast_enabled(device := x.device.type):
+        x = x.to(torch.get_autocast_dtype(device))  # as in VisionTransformer.features
+    return run_blocks(list(visual.blocks)[: len(visual.blocks) + HIDDEN_STATE + 1], x)[:, 1:]
+
+
+def _open_clip_tokens(visual: Any, images: Images) -> Tokens:
+    inner = getattr(visual, "trunk", visual)  # timm's transformer, or open_clip's own
+    blocks = inner.blocks if inner is not visual else inner.transformer.resblocks
+    wanted = {"stop_early": True, "intermediates_only": True, "output_fmt": "NLC"}
+    states = inner.forward_intermediates(images, indices=[len(blocks) + HIDDEN_STATE], **wanted)
+    return (states["image_intermediates"] if isinstance(states, dict) else states)[0]
+
+
+def _hugging_face_tokens(visual: Any, images: Images) -> Tokens:
+    states = visual(pixel_values=images, output_hidden_states=True).hidden_states
+    patches = (images.shape[-1] // int(visual.config.patch_size)) ** 2
+    return states[HIDDEN_STATE][:, -patches:]  # SigLIP has no class token
+
+
+# the names in a model's repr, on which the identity of stored rows depends, and the functions
+_KINDS: dict[str, tuple[str, Callable[[Any, Images], Tokens]]] = {
+    "antiphase": ("OurTower", _our_tokens),
+    "open_clip": ("OpenClipTower", _open_clip_tokens),
+    "hf": ("HuggingFaceTower", _hugging_face_tokens),
+}
+
+
+@validated
+def image_tokens(model: nn.Module) -> Tower:
+    """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours."""
+    if isinstance(model, CLIP):
+        return _our_tower(model.visual, model.config and model.config.vision, model.square)
+    if isinstance(model, VisionTransformer):
+        if model.image_shape[0] != 3:
+            raise UserError(f"tower {card_of(model).spec}: takes grey images; expected one of colour images")
+        return _our_tower(model, model.config, Square(model.image_shape[1]))  # pyright: ignore[reportArgumentType]
+    if isinstance(model, OpenClip):
+        name = model.card.name.partition("/")[0]  # type: ignore[union-attr]
+        quick = any(type(part).__name__ == "QuickGELU" for part in model.model.visual.modules())
+        about = {"kind": "open_clip", "name": name, "quick_gelu": quick}
+        visual = model.model.visual
+    elif isinstance(model, HuggingFaceDual) and hasattr(model.model, "vision_model"):
+        about = {"kind": "hf", "config": model.model.config.to_dict()}
+        visual = model.model.vision_model
+    else:
+        expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
+        raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
+    return Tower(visual, model.square, about | _preprocessing(model.normalize, model.square), model.normalize)
+
+
+def build_tower(reference: dict[str, Any]) -> Tower:
+    """Build a tower from its :attr:`Tower.reference`; its weights are arbitrary."""
+    with torch.random.fork_rng(devices=[]):
+        if reference["kind"] == "antiphase":
+            config = VitConfig.model_validate(reference["config"])
+            square = Square(config.image_size, reference["interpolation"])
+            return _our_tower(build_vision(config), config, square)
+        normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
+        values = {field.name: reference[field.name] for field in fields(Square) if field.name in reference}
+        square = Square(**values)
+        if reference["kind"] == "open_clip":
+            import open_clip  # seconds to import
+
+            quick = reference["quick_gelu"]
+            with quiet_logging():
+                model = open_clip.create_model(reference["name"], pretrained=None, force_quick_gelu=quick)
+            return Tower(model.visual, square, reference, normalize)
+        import transformers
+
+        config = cast(Any, transformers.AutoConfig).for_model(**reference["config"])
+        return Tower(transformers.AutoModel.from_config(config).vision_model, square, reference, normalize)
+
+
+def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Square) -> Tower:
+    if config is None:
+        raise UserError("the image tower was built by hand; expected one built from a configuration")
+    written = config.model_dump(mode="json")
+    about = {"kind": "antiphase", "config": written, "interpolation": square.interpolation}
+    return Tower(visual, square, about)
+
+
+def _preprocessing(normalize: Normalize, square: Square) -> dict[str, Any]:
+    """Return the preprocessing without what is at its default, as older files have it."""
+    defaults = {field.name: field.default for field in fields(Square)}
+    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
+    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
+    order = {"bgr": True} if normalize.bgr else {}
+    return {"interpolation": square.interpolation, **changed, "mean": mean, "std": std, **order}
+
 
 Kind = Literal["linear", "mlp2x"]
 Words = Float[Tensor, "batch language"]
@@ -41,18 +180,14 @@ class Prompt:
     r"""Write conversations as a language model expects them, and mark the answers as targets.
 
     ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
-    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, with a system message if the
-    template adds one; where it writes today's date, that is 26 July 2024 every day. Captions have LLaVA's ``plain``
-    format, ``<image>CAPTION\n``. The image precedes the first question. Targets are the tokens of the answers and the
-    end-of-sequence token behind each; all others have the label ``IGNORED``.
-
-    The text is split at the image and each side is tokenised as a whole, as in LLaVA, so that a token never depends on
-    where a question ends.
+    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template (the default if it has one); where
+    it writes today's date, that is 26 July 2024. Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The
+    image precedes the first question. Targets are the tokens of the answers and the end-of-sequence token behind each;
+    others have the label ``IGNORED``. The text is split at the image and each side is tokenised as a whole, as in
+    LLaVA.
 
     Source: H. Liu et al., *Improved Baselines with Visual Instruction Tuning*, CVPR 2024, and its code
     (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
-
-    The tokenizer is a fast one of transformers; without a ``style`` it is ``chat`` if that has a chat template.
     """
 
     def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
@@ -154,14 +289,11 @@ def check_question(question: object) -> str:
 
 
 class Projector(nn.Module):
-    """Map image tokens to vectors of a language model's width.
+    """Map ``count`` image tokens, a square number, of ``width`` numbers to vectors of a language model's width.
 
     ``linear`` is LLaVA's W·h + b, ``mlp2x`` is LLaVA 1.5's W₂·GELU(W₁·h + b₁) + b₂. With ``merge`` m > 1, the m × m
-    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024,
-    *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
-    is subtracted from each token.
-
-    An image has ``count`` tokens, a square number, of ``width`` numbers.
+    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024, *pixel
+    unshuffle*). ``centre``, 0 unless :meth:`start_at_words` sets it, is subtracted from each token.
     """
 
     def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
@@ -187,8 +319,8 @@ class Projector(nn.Module):
 
         Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
         the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
-        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
-        mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is
+        the mean word. Tokens are centred from then on.
 
         ``batches`` are tokens of some images and the mean word embedding of the caption of each, ``norm`` is the root
         mean square distance of the captions' words from their mean.
@@ -235,15 +367,12 @@ class Projector(nn.Module):
 class VisionLanguageModel(nn.Module):
     """Answer questions about images: the image's tokens, projected, stand in for words of a causal language model.
 
-    The image tower's tokens before its last block (hidden state −2), without the class token, pass through the
-    projector and take the place of the image in the prompt, as in LLaVA. DiffCLIP's Section 5.1 puts its encoders into
-    such a model with a linear projector.
+    The tokens of the ``tower`` (:func:`~antiphase.vlm.image_tokens`) before its last block, without the class token,
+    pass through the projector and take the place of the image in the prompt, as in LLaVA. ``language`` is a causal
+    language model of transformers with its fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
 
     Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
     Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
-
-    The tower is of :func:`~antiphase.vlm.image_tokens`, ``language`` a causal language model of transformers with its
-    fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
     """
 
     def __init__(
@@ -277,13 +406,10 @@ class VisionLanguageModel(nn.Module):
         labels: Ids | None = None,
         attention_mask: Bool[Tensor, "batch length"] | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
-        """Replace the id ``IMAGE`` of each row by the image's positions, and return embeddings, labels and mask.
+        """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 
-        Args:
-            images: one for each row, in [0, 1]; those of rows without ``IMAGE`` are not used. None: no row has one.
-            input_ids: token ids, ``IMAGE`` at most once in each row.
-            labels: ``IGNORED`` where a token is no target, as in what is returned at the image's positions.
-            attention_mask: False for padding, on the right.
+        ``images`` are in [0, 1], one for each row, or None if no row has one. ``labels`` are ``IGNORED`` where a token
+        is no target, ``attention_mask`` is False for padding, on the right.
         """
         place = input_ids == IMAGE
         has_image = place.any(1)
@@ -313,18 +439,15 @@ class VisionLanguageModel(nn.Module):
         attention_mask: Bool[Tensor, "batch length"] | None = None,
         **options: Any,
     ) -> Any:
-        """Return the language model's output, with ``logits`` and, given labels, ``loss``; see :meth:`embed`.
-
-        The loss is transformers' mean cross-entropy of the targets; ``options`` are of the language model's forward.
-        """
+        """Return the language model's output, with ``logits`` and, given labels, its ``loss``; see :meth:`embed`."""
         embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
         return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
 
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
         """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
 
-        The language model's own settings of generation, such as a repetition penalty, have no effect. Prompts of equal
-        length are answered together, so that an answer does not depend on the batch but for rounding.
+        The language model's own settings of generation have no effect. Prompts of equal length are answered together,
+        so that an answer does not depend on the batch but for rounding.
         """
         return self._generated(images, questions, max_new_tokens)[0]
 
@@ -372,10 +495,8 @@ class VisionLanguageModel(nn.Module):
 class YesNo(nn.Module):
     """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
 
-    Every attack of the engine applies to it, those on the loss DLR in its margin form; for several questions, which of
-    them each image is asked is the attack's ``context``. Its card has two classes, ``no`` and ``yes``.
-
-    ``questions`` are one, or several different ones. Puts the model into evaluation mode.
+    Every attack of the engine applies to it, those on the loss DLR in its margin form. Of several different
+    ``questions``, which one each image is asked is the attack's ``context``. Puts the model into evaluation mode.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -58,6 +58,9 @@ def train_vlm(
         trackers: experiment trackers, by name or as accelerate's objects.
     """
 
+    def sample(row: int) -> Sample:
+        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
+
     def begin(accelerator: Accelerator) -> loop.Task:
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
@@ -66,23 +69,29 @@ def train_vlm(
                 "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
             )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
-        prepare(vlm, conversations[0], recipe.stage, recipe.max_length)
+        sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)
         model = SummedLoss(vlm)
         if not sharded:
             model.to(accelerator.device)
         if recipe.projector_start == "captions":
-            _start_at_captions(vlm, conversations, recipe)
+            _start_at_captions(vlm, [*range(min(_FITTED, len(conversations)))], sample)
         if sharded:
             loop.shard(model, blocks, accelerator)
             trained = trained_parameters(vlm, recipe)  # others have taken their places
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            for samples in _shares(recipe, vlm, conversations, accelerator, epoch, first):
+            size, count = recipe.batch_size, accelerator.num_processes
+            order = drawn_order(recipe, conversations, epoch)
+            starts = range(first * size, len(order) - size + 1, size)
+            rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
+            samples = in_threads(sample, rows, ahead=2 * size)
+            for _ in starts:
+                share = list(islice(samples, size // count))
                 with _recomputed(blocks):
-                    loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
+                    loss = accumulate(model, share, accelerator, precision=recipe.precision, part=part)
                 torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
-                yield loss, recipe.batch_size
+                yield loss, size
 
         steps = len(conversations) // recipe.batch_size
         rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
@@ -114,6 +123,14 @@ def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool)
         raise UserError(f"projector {projector}: --projector-start captions expects a linear one")
 
 
+def drawn_order(recipe: VlmRecipe, conversations: Conversations, epoch: int) -> list[int]:
+    """Return the order of an epoch's conversations."""
+    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
+    if recipe.text_first and epoch == 0:
+        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
+    return order
+
+
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
     """Return the blocks of a language model: those that transformers keeps on one device, else those it recomputes."""
     from transformers.modeling_layers import GradientCheckpointingLayer  # an extra
@@ -136,10 +153,7 @@ def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
-    """Return what a stage trains by name; all other parameters no longer require a gradient.
-
-    Stage 1 trains the projector; stage 2 also the adapters, or else the whole language model.
-    """
+    """Return what a stage trains, the projector and in stage 2 adapters or language model; freeze all else."""
     for name, parameter in vlm.named_parameters():
         language = recipe.stage == 2 and name.startswith("language.")
         tuned = language and (recipe.model.lora is None or is_lora(name))
@@ -147,10 +161,9 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
     return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
 
 
-def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
-    """Let the projector begin with the least squares fit to the words of the first captions."""
+def _start_at_captions(vlm: VisionLanguageModel, rows: list[int], sample: Callable[[int], "Sample"]) -> None:
+    """Let the projector begin with the least squares fit to the words of some captions."""
     embeddings = vlm.language.get_input_embeddings().weight.detach()
-    rows, sample = range(min(_FITTED, len(conversations))), partial(_sample, recipe, vlm, conversations)
     labels = (sample(row).labels.to(embeddings.device) for row in rows)
     captions = [embeddings[ids[ids != IGNORED]].float() for ids in labels]
     words = torch.cat(captions)
@@ -176,10 +189,9 @@ class Sample(NamedTuple):
 
 
 def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, max_length: int) -> Sample:
-    """Tokenise a conversation by the stage's format and bring its image to the model's size.
+    """Tokenise a conversation by the stage's format, cut to ``max_length`` positions, and resize its image.
 
-    The sample has no targets if the conversation is cut before its first answer, and no image if it is cut before the
-    image; ``max_length`` counts the positions of the image too.
+    The sample has no targets if it is cut before its first answer, and no image if it is cut before the image.
     """
     image, turns = conversation.image, conversation.turns
     if stage == 1:
@@ -198,31 +210,6 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     elif image is not None and tuple(image.shape) != vlm.image_shape:
         image = vlm.square((image * 255).round().to(torch.uint8)).float() / 255
     return Sample(ids, labels, image)
-
-
-def _sample(recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, row: int) -> Sample:
-    return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-
-
-def _shares(
-    recipe: VlmRecipe,
-    vlm: VisionLanguageModel,
-    conversations: Conversations,
-    accelerator: Accelerator,
-    epoch: int,
-    first: int,
-) -> Iterator[list[Sample]]:
-    """Iterate over this process's share of each step of an epoch, from ``first`` on."""
-    size, count = recipe.batch_size, accelerator.num_processes
-    order = torch.randperm(len(conversations), generator=generator(recipe.seed, "order", epoch)).tolist()
-    if recipe.text_first and epoch == 0:
-        order.sort(key=conversations.has_image)  # stable: drawn order within each kind
-    starts = range(first * size, len(order) - size + 1, size)
-    rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
-    ready = partial(_sample, recipe, vlm, conversations)
-    samples = in_threads(ready, rows, ahead=2 * size)
-    for _ in starts:
-        yield list(islice(samples, size // count))
 
 
 class SummedLoss(nn.Module):
@@ -267,9 +254,9 @@ def accumulate(
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the trained parameters, and return this process's part of it.
 
-    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts. What is returned
-    is the sum over this process's targets, divided by the batch's mean number of targets in a process. ``part`` samples
-    of like length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
+    The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts; a process's
+    part is the sum over its targets, divided by the mean number of targets in a process. ``part`` samples of like
+    length pass through the model at a time; None: all, and on a processor ``_CPU_PART``.
     """
     device = accelerator.device
     mine = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)

@@ -6,16 +6,20 @@ Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Section
 
 import math
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from antiphase.arguments import Count
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, logits_of
 from antiphase.attacks.engine.search import Run
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 ALL_TARGETS = 9
+LIKELY = 100  # classes among which MALT chooses
+Targets = Count | Literal["malt"] | None
 _FLOATS = (torch.float32, torch.float64)
 _RELATIVE = 1e-3  # tolerated rounding error, relative to the largest logit
 _SHARE = 0.5  # share of failed searches above which to warn
@@ -23,9 +27,9 @@ _FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the 
 _BLACK_BOX_GAIN = 0.01  # share of all samples
 
 
-def check_targets(targets: int | None, classes: int) -> None:
+def check_targets(targets: Targets, classes: int) -> None:
     """Refuse more target classes than others; AutoAttack's 9 stands for all other classes if there are fewer."""
-    if targets and targets >= classes and targets != ALL_TARGETS:
+    if isinstance(targets, int) and targets >= classes and targets != ALL_TARGETS:
         raise UserError(f"targets {targets}: expected at most {classes - 1}, the number of other classes")
 
 
@@ -61,7 +65,7 @@ def check_budgets(budgets: Tensor, threat: Threat) -> None:
 
 
 def check_goal(
-    model: Classifier, images: Tensor, labels: Tensor | None, targets: int | None, run: Run
+    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Run
 ) -> tuple[Tensor, Tensor]:
     """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
     others = {
@@ -100,7 +104,8 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             return []
         return [
             "the model is randomised: the same images gave different logits, so results are not reproducible; attack "
-            'the mean logits (passes=20, autoattack version="rand") or remove the randomness'
+            "the mean logits of 20 passes, with eot=20 of pgd, apgd or square (--set eot=20) or with version='rand' of "
+            "autoattack (--version rand), or remove the randomness"
         ]
     warnings = []
     inverted = [some[0].amin() + some[0].amax() - some[0], *some[1:]]

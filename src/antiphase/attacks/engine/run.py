@@ -9,6 +9,7 @@ the sample counts as robust.
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.attacks.engine.checks import (
+    ALL_TARGETS,
+    LIKELY,
     check_budgets,
     check_classes,
     check_goal,
@@ -31,7 +34,7 @@ from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_
 from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Points, Threat
+from antiphase.attacks.threat import Points, Threat, row_norm
 from antiphase.streams import key, sample_keys
 from antiphase.terminal import status_bar
 
@@ -40,6 +43,7 @@ _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
 # A search in low precision is repeated in float32 (dev/low-precision.md) if the margin of its best example is at least
 _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
 _REACH = 1.02  # times ε
+_TOGETHER = 20  # of them whose gradients are in memory at once
 _COUNTS = ("forwards", "backwards")
 _SETTLED = (
     *_COUNTS,
@@ -144,10 +148,11 @@ class _Work:
         check_classes("labels", label, classes)
         check_targets(search.targets, classes)
         others = logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
-        self.targets = others.indices[:, : max(1, min(search.targets or 0, classes - 1))].clone()
+        wrong = clean != label  # already: nothing to search for
+        number = ALL_TARGETS if search.targets == "malt" else search.targets or 0
+        self.targets = others.indices[:, : max(1, min(number, classes - 1))].clone()
         self.items = self.targets.shape[1] * search.restarts
         self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
-        wrong = clean != label  # already: nothing to search for
         self.results: dict[str, Any] = {
             "label": label,
             "clean_prediction": clean,
@@ -162,10 +167,31 @@ class _Work:
         self.schedule = Schedule(~wrong, self.items, run.early_stop)
         self.main = Lane(oracle, size, run.early_stop, repeats=False)
         self.exact = Lane(oracle.in_float32(), size, run.early_stop, repeats=True)
+        if search.targets == "malt":
+            likely = others.indices[:, : min(LIKELY, classes - 1)]
+            for some in (~wrong).nonzero().flatten().split(size):
+                self._choose_targets(some, likely[some])
         self.held = Rows()  # ended, but an earlier item has not
         self.resolved = self.broken = 0
         self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
         self._resolve(wrong.nonzero().flatten())
+
+    def _choose_targets(self, positions: Tensor, likely: Tensor) -> None:
+        """Make the targets those whose boundaries are nearest if logits are linear; ``likely`` has a row of classes."""
+        device, scores = self.exact.oracle.device, []
+        rows = Rows(x=self.images[positions], label=self.results["label"][positions])
+        rows |= {name: self.results[name][positions] for name in _COUNTS}
+        rows |= {} if self.run.context is None else {"context": self.run.context[positions]}
+        rows = Rows({name: tensor.to(device) for name, tensor in rows.items()})
+        for classes in likely.to(device).T.split(_TOGETHER):
+            losses = [partial(margin, labels=rows["label"], targets=target) for target in classes]
+            values, _, gradients = self.exact.oracle.gradients(rows, rows["x"], losses)
+            lengths = [row_norm(gradient, "l2").clamp_min(1e-12) for gradient in gradients]
+            scores += [-value / length for value, length in zip(values, lengths, strict=True)]
+        nearest = torch.stack(scores, 1).argsort(dim=1, stable=True)[:, : self.targets.shape[1]].cpu()
+        self.targets[positions] = likely.gather(1, nearest)
+        for name in _COUNTS:
+            self.results[name][positions] = rows[name].cpu()
 
     def next_lane(self) -> Lane | None:
         """Refill the fuller lane that has rows, and return it; None once every sample is decided."""

@@ -73,8 +73,8 @@ class Search(Protocol):
     attack and item), ``forwards`` and ``backwards`` (passes so far), and with the state that every search has: ``t``
     (steps so far, 0), ``best`` (the clean image), its ``loss`` (−∞), ``found`` and ``done`` (False).
 
-    It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, None or 0 if
-    untargeted; and ``restarts`` per sample (and target class).
+    It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, "malt" for
+    those that MALT chooses, None or 0 if untargeted; and ``restarts`` per sample (and target class).
     """
 
     name: Any
@@ -130,8 +130,9 @@ class Run:
             bf16 searches that fail within rounding error are repeated in float32. Carlini-Wagner and Square search in
             float32 in any case; FAB with ``"auto"``, and with ``"bf16"`` in its last steps.
         compile: run the search on the ``torch.compile``-d model; successes are confirmed on the original.
-        passes: for randomised models, forward passes whose mean logits are attacked (A. Athalye, N. Carlini, D. Wagner,
-            *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
+        passes: for randomised models, forward passes whose mean logits are attacked; ``eot`` of an attack sets it (A.
+            Athalye, N. Carlini, D. Wagner, *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section
+            4.2).
         progress: show a progress bar on stderr, with this text if one is given.
         on_finished: called with the positions of newly finished samples and the result arrays so far.
     """
@@ -147,6 +148,11 @@ class Run:
     passes: Count = 1
     progress: bool | str = False
     on_finished: Finished | None = None
+
+
+def expected(run: RunOptions, eot: int) -> RunOptions:
+    """Return the options of an attack on the mean logits of ``eot`` passes."""
+    return {**run, "passes": eot} if eot > 1 else run
 
 
 def read_options(options: Mapping[str, Any], attack: str) -> Run:

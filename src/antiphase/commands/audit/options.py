@@ -135,9 +135,10 @@ class AuditOptions(Options):
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
     norm: fields.Norm = "linf"
     attack: AttackNames = "pgd"
-    version: Literal["standard", "plus", "rand", "2020"] | None = None
+    version: Literal["standard", "malt", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
-    all six, with restarts. rand: for randomised models. If not given: standard."""
+    all six, with restarts. malt: standard with MALT's targets, for many classes. rand: for randomised models. If not
+    given: standard."""
     steps: int | None = Field(None, ge=1, le=10**8)
     """Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4)."""
     restarts: int | None = Field(None, ge=1)
@@ -146,7 +147,7 @@ class AuditOptions(Options):
     """Square: forward passes per sample. If not given: 5,000."""
     width: int | None = Field(None, ge=1)
     """Patch: side of the square in pixels. If not given: 8."""
-    objective: Literal["cross_entropy", "margin", "dlr", "cosine"] | None = None
+    objective: Literal["cross_entropy", "margin", "dlr", "probability_margin", "cosine"] | None = None
     """Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the similarity to the prompt of
     the image's class. If not given: the attack's own."""
     settings: Annotated[

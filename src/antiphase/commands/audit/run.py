@@ -165,7 +165,7 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
     """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
     stages = _stages(options)
     for settings in stages.values():
-        if classes and settings.get("targets"):
+        if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
     return {
         "attack": options.attack,

@@ -20,10 +20,10 @@ from antiphase.commands.run_files import write_run
 from antiphase.data import FileImages, ImageSet, PairSet
 from antiphase.data.folders import data_root
 from antiphase.data.images import content_key
-from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
+from antiphase.evaluation.mmvp import MmvpSet
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task, task_settings
 from antiphase.files import digest

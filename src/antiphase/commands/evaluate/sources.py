@@ -6,8 +6,8 @@ from pathlib import Path
 from antiphase.commands.evaluate.options import is_pope
 from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, load_data, load_pairs
 from antiphase.data.hub import has_captions
-from antiphase.data.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
 from antiphase.errors import NoSuchSplit, UserError
+from antiphase.evaluation.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
 from antiphase.evaluation.tasks import Source, all_tasks, find_task
 from antiphase.registry import TASKS
 from antiphase.terminal import say

@@ -10,9 +10,9 @@ import polars as pl
 
 from antiphase.commands.evaluate.run import protocol_with, warm
 from antiphase.commands.evaluate.sources import left_out, load_source
-from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
+from antiphase.evaluation.mmvp import MmvpSet
 from antiphase.evaluation.tasks import find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.processes import Process

@@ -93,7 +93,7 @@ class TrainVlm(Cell):
     def facts(self) -> Iterator[tuple[str, Any]]:
         from antiphase.vlm import VlmConfig
         from antiphase.vlm.checkpoint import MERGE, SCHEDULE
-        from antiphase.vlm.towers import HIDDEN_STATE
+        from antiphase.vlm.model import HIDDEN_STATE
 
         style = {"language": self.language, "prompt": self.prompt or "chat"}
         config = VlmConfig(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from antiphase.data.mmvp import PAPER_PATTERNS
+from antiphase.evaluation.mmvp import PAPER_PATTERNS
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import Estimate
 from antiphase.studies.cells import Given, TrainClip
