@@ -5,12 +5,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch.func import jacrev
 
+import antiphase as ap
+from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
 from antiphase.registry import DEFENCES, find
+from antiphase.training import make_recipe, train_classifier
 from antiphase.training.defences import Step, check_defences, defended_loss
+from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 
 SIZES = {"dim": 8, "depth": 1, "num_heads": 2, "patch_size": 4, "num_classes": 3}
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -90,9 +95,10 @@ def test_the_hinge_and_the_cap_are_the_dense_jacobians():
         torch.einsum("bhij,bhijcnd->cnd", probe, jacrev(lambda x, at=at: module.maps(x)[at])(tokens.detach()))
         for at in (0, 1)
     )
+    one, two = one.detach(), two.detach()
     hinge = max(0.0, -float((one * two).sum()) / len(tokens))
     assert value("alignment", model).item() == pytest.approx(hinge, rel=1e-9)
-    cap = max(0.0, float(maps.lam.abs().mean() * two.norm() / one.norm()) - 0.5) ** 2
+    cap = max(0.0, float(maps.lam.detach().abs().mean() * two.norm() / one.norm()) - 0.5) ** 2
     assert cap > 0
     assert value("lambda-rho", model).item() == pytest.approx(cap, rel=1e-9)
 
@@ -140,13 +146,14 @@ def test_trades_and_mart_are_the_equations():
 def test_input_gradient_is_the_dense_one():
     model = model_of()
     slopes = jacrev(lambda x: F.cross_entropy(model(x), LABELS, reduction="sum"))(PERTURBED)
-    assert value("input-gradient", model).item() == pytest.approx(float(slopes.square().sum() / 6), rel=1e-9)
+    assert value("input-gradient", model).item() == pytest.approx(
+        float(slopes.detach().square().sum() / 6), rel=1e-9
+    )
 
 
 def test_strengths_weigh_what_is_added():
     model = model_of()
     plain = F.cross_entropy(model(PERTURBED), LABELS)
-    assert torch.equal(defended_loss(step_of(model), {"map-jacobian": 0.0}), plain)
     loss = defended_loss(step_of(model), {"input-gradient": 2.0}, warm=0.5)
     assert float(loss - plain) == pytest.approx(float(value("input-gradient", model)), rel=1e-9)
     # penalties on maps are computed at every second step, and count twice there
@@ -173,3 +180,88 @@ def test_what_a_model_cannot_have_is_refused(strengths, kind, adversarial, said)
     if "this model" in said:
         with pytest.raises(UserError, match="no attention whose maps can be seen"):
             check_defences({"jasmin": 1.0}, torch.nn.Linear(2, 2), adversarial)
+
+
+def trained(out, defences=None, **fields):
+    images = load_data("digits", split="train", progress=False).subset(48)
+    sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
+    recipe = make_recipe(
+        "diffvit", images, sizes, data="some", epochs=2, batch_size=20, defences=defences or {}, **fields
+    )
+    log = train_classifier(recipe, images, images, out, progress=False)
+    return load_file(out / "model.safetensors"), log
+
+
+def equal(one, two):
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENCES if name not in ("trades", "mart")])
+def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path):
+    plain, _ = trained(tmp_path / "plain")
+    zero, _ = trained(tmp_path / "zero", {name: 0.0})
+    some, log = trained(tmp_path / "some", {name: 0.9 if name == "ema" else 50.0 if name != "awp" else 0.5})
+    assert equal(plain, zero)
+    if name != "lambda-rho":  # whose term is 0 here
+        assert not equal(plain, some)
+    assert (name in log[-1]) == (find(DEFENCES, name, "defence").term is not None)
+
+
+def test_trades_learns_from_both_images(tmp_path):
+    adversarial = {"eps": 0.1, "steps": 1}
+    weights = [
+        trained(tmp_path / f"{number}", defences, adversarial=adversarial)[0]
+        for number, defences in enumerate(({}, {"trades": 6.0}, {"mart": 5.0}))
+    ]
+    assert not any(equal(one, two) for one, two in zip(weights, [*weights[1:], weights[0]], strict=True))
+
+
+def test_the_average_is_that_of_the_weights_after_each_step():
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    keep_average(optimizer, 0.75)
+    seen = []
+    for slope in (1.0, -2.0, 0.5):
+        weight.grad = torch.tensor([slope])
+        optimizer.step()
+        seen.append(weight.item())
+    expected = seen[0]
+    for value in seen[1:]:
+        expected = 0.75 * expected + 0.25 * value
+    with averaged(optimizer):
+        assert weight.item() == pytest.approx(expected)
+    assert weight.item() == seen[-1]
+
+
+def test_adversarial_weights_move_each_matrix_up_and_back():
+    model = torch.nn.Linear(3, 2)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    model(torch.rand(5, 3)).square().sum().backward()
+    slope = model.weight.grad.clone()
+    with adversarial_weights(model, 0.1):
+        moved = model.weight.detach() - before[0]
+        assert float(moved.norm()) == pytest.approx(0.1 * float(before[0].norm()), rel=1e-5)
+        assert float((moved * slope).sum()) == pytest.approx(float(moved.norm() * slope.norm()), rel=1e-5)
+        assert torch.equal(model.bias, before[1])
+        assert model.weight.grad is None
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"defend": "map-jacobian"}, "defend 'map-jacobian': expected NAME=STRENGTH, such as map-jacobian=1"),
+        ({"defend": "jasmin=1,jasmin=2"}, "expected each name once"),
+        ({"defend": {"jasmin": -1}}, "defend jasmin=-1: expected a finite number"),
+        ({"defend": "ema=1"}, "defend ema=1: expected at least 0, below 1"),
+        ({"defend": "mart=5"}, "defend mart: learns from perturbed images"),
+        ({"defend": "alignment=1", "model": "vit"}, "this model has no differential attention"),
+    ],
+)
+def test_the_command_refuses_in_one_line(options, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        ap.train(
+            **{"model": "diffvit", "data": "digits", "out": tmp_path / "run", "limit": 20, "epochs": 1}
+            | options
+        )
+    assert not (tmp_path / "run" / "recipe.json").exists()

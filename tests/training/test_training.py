@@ -33,7 +33,7 @@ def recipe(digits, **fields):
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, run_cli):
     options = "--epochs 2 --limit 160 --batch-size 16 --dim 16 --heads 2 --precision float32"
-    options += " --adversarial 8/255 --adversarial-steps 2"
+    options += " --adversarial 8/255 --adversarial-steps 2 --defend map-jacobian=1,ema=0.9,awp=0.01"
     settings = [*COMMAND[2:], *options.split(), "--out"]
     with Python(KILLS_ITSELF, *settings, tmp_path / "killed") as process:
         assert process.wait() == -signal.SIGKILL

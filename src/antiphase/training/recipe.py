@@ -45,13 +45,16 @@ class Recipe(Fields):
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
+    defences: dict[str, float] = Field(default_factory=dict)  # strengths by name
 
     @model_serializer(mode="wrap")
     def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # keeps the identity of recipes written before adversarial training existed
+        # keeps the identity of recipes written before adversarial training and defences existed
         fields = dump(self)
         if self.adversarial is None:
             fields.pop("adversarial", None)
+        if not self.defences:
+            fields.pop("defences", None)
         return fields
 
 

@@ -2,10 +2,11 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from antiphase.commands.command import Command
 from antiphase.commands.options import (
@@ -24,7 +25,7 @@ from antiphase.commands.options import (
     Words,
 )
 from antiphase.errors import UserError, shown
-from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
+from antiphase.registry import CLIPS, DEFENCES, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {
@@ -68,6 +69,15 @@ class PresetOptions(TrainingOptions):
     """Compute each block again in the backward pass: slower, but uses less memory."""
 
 
+def _from_mapping(value: Any) -> Any:
+    """Return a dictionary of strengths as the words that one would type."""
+    return (
+        tuple(f"{name}={strength}" for name, strength in value.items())
+        if isinstance(value, Mapping)
+        else value
+    )
+
+
 class TrainOptions(TrainingOptions):
     """Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 
@@ -85,6 +95,8 @@ class TrainOptions(TrainingOptions):
     antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
 
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
+
+    antiphase train --model diffvit --data digits --defend map-jacobian=1,ema=0.99 --out runs/diffvit-smooth
 
     antiphase train --model python:mymodel.py:build --data folder:PHOTOS --adversarial 1/255 --out runs/mine
 
@@ -155,6 +167,8 @@ class TrainOptions(TrainingOptions):
     """Epochs over which ε rises from 0. If not given: 1."""
     replays: int | None = Field(None, ge=1)
     """Uses of each minibatch by free. If not given: 4."""
+    defend: Annotated[Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
+    """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
     store: Literal["float32", "float16"] = "float32"
     """Number format of the stored weights."""
 
@@ -178,6 +192,10 @@ class TrainOptions(TrainingOptions):
             raise UserError(
                 f"{names[0]} {getattr(self, names[0])}: needs an ε; give --adversarial too, such as 1/255"
             )
+        if self.defences:
+            from antiphase.training.defences import check_defences
+
+            check_defences(self.defences, None, self.adversarial is not None)
         return self
 
     def _check_other(self) -> None:
@@ -198,6 +216,24 @@ class TrainOptions(TrainingOptions):
         """The fields of the model that were given."""
         sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
+
+    @property
+    def defences(self) -> dict[str, float]:
+        """The strengths of --defend by name."""
+        strengths: dict[str, float] = {}
+        for word in self.defend:
+            name, equals, strength = word.partition("=")
+            try:
+                strengths[name] = float(strength)
+            except ValueError:
+                equals = ""
+            if not equals:
+                raise UserError(
+                    f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1"
+                )
+        if len(strengths) < len(self.defend):
+            raise UserError(f"defend {','.join(self.defend)}: expected each name once")
+        return strengths
 
     @property
     def adversary(self) -> dict[str, Any]:

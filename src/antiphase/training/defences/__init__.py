@@ -4,6 +4,6 @@ A defence is registered in :data:`antiphase.registry.DEFENCES`. What it adds to 
 :class:`~antiphase.training.defences.defence.Step`.
 """
 
-from antiphase.training.defences.defence import Defence, Step, check_defences, defended_loss, values
+from antiphase.training.defences.defence import Defence, Step, check_defences, defended_loss, in_use, values
 
-__all__ = ["Defence", "Step", "check_defences", "defended_loss", "values"]
+__all__ = ["Defence", "Step", "check_defences", "defended_loss", "in_use", "values"]

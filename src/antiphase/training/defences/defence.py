@@ -115,6 +115,12 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "maps") and hasattr(module, "layout")]
 
 
+def in_use(strengths: Mapping[str, float]) -> dict[str, float]:
+    """Return the defences that have an effect: those of strength 0 have none, unless they are the whole loss."""
+    whole = {name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"}
+    return {name: strength for name, strength in strengths.items() if strength or name in whole}
+
+
 def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Tensor:
     """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
@@ -123,7 +129,7 @@ def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0)
     loss = term(step, *whole)
     for name, one in chosen.items():
         times = EVERY if one.needs in _OF_MAPS else 1
-        if one.acts_on == "loss" and strengths[name] and step.number % times == 0:
+        if one.acts_on == "loss" and step.number % times == 0:
             loss = loss + times * warm * strengths[name] * one.term(step)
     return loss
 
