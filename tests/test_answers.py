@@ -24,6 +24,7 @@ TINY = {
     "audit": "specimen:diffvit-0 --against specimen:vit-0 --limit 3 --eps 1/255 --sense-limit 0 -q --out out",
     "attack": "specimen:vit-0 --attack fgsm --limit 3 -q --out out",
     "sense": "specimen:vit-0 --parts alignment --limit 1 --probes 2 -q --out out",
+    "transfer": "specimen:vit-0,specimen:diffvit-0 --steps 2 --limit 3 -q --out out",
     "certify": "specimen:vit-0 --samples 10 --select 5 --limit 2 --sigma 0.1 --estimated 0 -q --out out",
     "evaluate": "run --tasks zero-shot --data folder:photos -q --out out --cache features",
     "look": "run photos/test/cat/0.png --text mug -q --out look.png",
@@ -309,7 +310,8 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     assert found["data"]["openmoji"]["ok"] == found["extras"]["openmoji"]["ok"]
     assert not any((tmp_path / "data").glob("*"))  # nothing was downloaded, no empty folder is left
 
-    monkeypatch.setattr("antiphase.commands.doctor.run._required", lambda _extra: ["no-such-package"])
+    missing = ["no-such-package", "no-such-package; extra == 'slurm'"]
+    monkeypatch.setattr("antiphase.commands.doctor.run.requires", lambda _: missing)
     code, out, _ = run_cli("doctor")
     assert code == 0
     assert "no-such-package" in out

@@ -89,7 +89,6 @@ def test_help_cuts_no_name_and_breaks_no_word_at_80_columns(run_cli, monkeypatch
         (["quickstart", "--out", ""], "'' is no path; expected a directory"),
         (["quickstart", "--out", "x" * 5000], "File name too long"),
         (["quickstart", "--out", "/proc/antiphase"], "'/proc/antiphase': cannot be written"),
-        (["quickstart", "--epochs", "2"], "epochs 2: is of --train"),
         (["audit", "specimen:vit-0", "--batch-size", "9" * 20], "1048576"),
         (
             ["attack", "specimen:vit-0", "--norm", "l2", "--eps", "1e308"],

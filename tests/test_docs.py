@@ -23,7 +23,7 @@ from antiphase.models.checkpoints import save
 from antiphase.models.zoo import fingerprint
 from antiphase.registry import CLIPS, ESTIMATORS
 from antiphase.sensitivity import attention_adapters as adapters
-from antiphase.studies.register import entries
+from antiphase.studies.paper_settings import entries
 from tests import needs
 
 ATTACKS = tuple(registry.ATTACKS)  # the package's own; other tests of the process register more
@@ -47,6 +47,7 @@ FEWER = {
     "quickstart": "--limit 4",
     "audit": "--limit 4",
     "attack": "--limit 2",
+    "transfer": "--limit 2",
     "sense": "--limit 2",
     "certify": "--limit 2 --samples 20",
     "evaluate": "--limit 200 --train-limit 200 --episodes 10 --seeds 1 --iterations 20",

@@ -226,20 +226,18 @@ _LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapp
 
 @functools.cache
 def _kind(hint: Any) -> _Kind:
-    """Return what an annotation allows."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
     if isinstance(hint, TypeVar) or OWN_WORDS in parts:
         return _ANYTHING
     if origin is Annotated:
         kind = _NUMBER if ANY_NUMBER in parts else _kind(parts[0])
         musts = [part for part in parts[1:] if isinstance(part, Must) and part.words]
-        return replace(
-            kind,
-            words=f"{kind.words} {' and '.join(must.words for must in musts)}".strip(),
-            holds=lambda value: (
-                kind.holds(value) and (value is None or all(must.holds(value) for must in musts))
-            ),
-        )
+        words = f"{kind.words} {' and '.join(must.words for must in musts)}".strip()
+
+        def holds(value: Any) -> bool:
+            return kind.holds(value) and (value is None or all(must.holds(value) for must in musts))
+
+        return replace(kind, words=words, holds=holds)
     if origin in (Union, types.UnionType):
         kinds = [_kind(part) for part in parts]
         return _Kind(
@@ -265,7 +263,6 @@ def _kind(hint: Any) -> _Kind:
 
 
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
-    """Return whether a value is a list, tuple or mapping whose elements fit."""
     accepted = (Sequence, np.ndarray) if origin is Sequence else origin
     if not isinstance(value, accepted) or isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
         return False

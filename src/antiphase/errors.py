@@ -4,19 +4,14 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Invalid input: a one-line message says what was wrong with which value, what was expected and how to fix it.
+    """Invalid input, in one line: what was wrong with which value, what was expected and how to fix it.
 
-    The command line prints the message and exits with code 2. Any other exception is a bug of this package and keeps
-    its traceback.
+    The command line prints it and exits with code 2. Any other exception is a bug, and keeps its traceback.
     """
 
 
 def shown(text: object, most: int = 80) -> str:
-    """Return the repr of a value for a message, with the middle omitted if it is longer than ``most`` characters.
-
-    >>> shown("a" * 100, most=20)
-    "'aaaaaaa … aaaaaaa'"
-    """
+    """Return the repr of a value for a message, with the middle omitted if it is longer than ``most`` characters."""
     try:
         whole = repr(text)
     except (ValueError, RecursionError):  # an integer of too many digits, or too deeply nested
@@ -27,20 +22,12 @@ def shown(text: object, most: int = 80) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an exception's message, or its type if the message is empty.
-
-    >>> first_line(OSError("no such file\ntry another")), first_line(OSError())
-    ('no such file', 'OSError')
-    """
+    r"""Return the first line of an exception's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def one_line(error: BaseException) -> str:
-    r"""Return an exception's whole message in one line, or its type if the message is empty.
-
-    >>> one_line(OSError("no such file\ntry another")), one_line(OSError())
-    ('no such file try another', 'OSError')
-    """
+    r"""Return an exception's whole message in one line, or its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -64,11 +51,7 @@ _KINDS = {
 
 
 def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError:
-    """Return the first mistake of a pydantic ``ValidationError`` as one line: the field, its value, what was expected.
-
-    A mistake that was raised as a ``UserError`` keeps its own words. ``before`` is what the line begins with, such as a
-    file's name, and ``at`` where in the file the validated object is.
-    """
+    """Return the first mistake of a ``ValidationError`` as one line: the field, its value, what was expected."""
     found = error.errors(include_url=False)
     first = next((one for one in found if one["type"] != "json_invalid"), found[0])
     kind, context = str(first["type"]), first.get("ctx", {})

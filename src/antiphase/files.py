@@ -38,11 +38,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path on the same file system; on a clean exit it replaces ``path``, otherwise it is deleted.
 
-    It is in a folder of its own, so that what a library writes next to it goes with it. What killed processes left is
-    deleted when another first writes to the same directory.
-
-    Raises:
-        UserError: ``path`` is a directory, a device or a pipe.
+    Its folder is its own, for what a library writes next to it; those of killed processes are deleted later.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -83,7 +79,6 @@ def _tidy(directory: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Return whether this machine has a process of that number."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -99,16 +94,11 @@ def room(root: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the Parquet and safetensors writers raise their own exceptions
-        words = str(error)
-        full = [
-            code for code in _FULL if code == getattr(error, "errno", None) or f"(os error {code})" in words
-        ]
-        if not full:
-            raise
-        raise UserError(
-            f"{root}: the disk is full ({os.strerror(full[0])}); finished work is kept: free some space, then "
-            "resume with the same command"
-        ) from None
+        for code in _FULL:
+            if code == getattr(error, "errno", None) or f"(os error {code})" in str(error):
+                fix = "finished work is kept: free some space, then resume with the same command"
+                raise UserError(f"{root}: the disk is full ({os.strerror(code)}); {fix}") from None
+        raise
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -118,11 +108,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def printable(name: str) -> str:
-    r"""Escape the bytes of a file name that are not UTF-8, so that it can be printed and stored.
-
-    >>> print(printable(os.fsdecode(b"caf\xe9.png")))
-    caf\xe9.png
-    """
+    r"""Escape the bytes of a file name that are not UTF-8, so that it can be printed and stored."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 

@@ -44,10 +44,7 @@ def differentiable(model: Module) -> Module:
 
 
 def to_evaluation(model: Module) -> Module:
-    """Put a model in evaluation mode and return it.
-
-    Exported programs and frozen TorchScript refuse to change their mode: they compute as they were exported.
-    """
+    """Put a model in evaluation mode; exported programs and frozen TorchScript, which refuse, compute as exported."""
     try:
         return model.eval()
     except Exception:
@@ -60,10 +57,7 @@ def to_evaluation(model: Module) -> Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode for a block; leave each of its parts in the mode that it was in.
-
-    A part that refuses keeps its mode: what the block has computed is never lost.
-    """
+    """Put a model in evaluation mode for a block; in the end each of its parts is in the mode it was in."""
     modes = [(part, part.training) for part in model.modules() if hasattr(part, "training")]
     try:
         to_evaluation(model)

@@ -27,18 +27,13 @@ _LARGEST = (1 << 31) - 1  # bytes; an int
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return which of how many processes this one is; if there are several, it ends when torchrun does.
-
-    A UserError refuses an environment that makes no sense, and a torchrun that has ended already.
-    """
+    """Return which of how many processes this one is; if there are several, it ends when torchrun does."""
     count = _number("WORLD_SIZE", 1, 10**_LONGEST, usual=1)
     rank, _ = (_number(name, 0, count - 1) for name in ("RANK", "LOCAL_RANK"))
     if count > 1:
         for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
-                raise UserError(
-                    f"WORLD_SIZE {count} without {name}: start with torchrun, or unset WORLD_SIZE"
-                )
+                raise UserError(f"WORLD_SIZE {count} without {name}: start with torchrun, or unset it")
         _number("MASTER_PORT", 1, 65_535)
         _end_with_torchrun()
     return rank, count
@@ -49,9 +44,8 @@ def _number(name: str, low: int, high: int, usual: int = 0) -> int:
     number = int(text) if text.isdecimal() and len(text) <= _LONGEST else -1
     if str(number) != text or not low <= number <= high:
         bounds = f"an integer from {low} to {high}" if low < high else f"{low}"
-        raise UserError(
-            f"{name} {shown(text)} in the environment: expected {bounds}, as torchrun sets it; correct or unset it"
-        )
+        fix = "as torchrun sets it; correct or unset it"
+        raise UserError(f"{name} {shown(text)} in the environment: expected {bounds}, {fix}")
     return number
 
 
@@ -65,16 +59,16 @@ def _end_with_torchrun() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
+        last_words = (
+            b"antiphase: torchrun has ended, and this process with it; resume with the same command\n"
+        )
         with contextlib.suppress(OSError):
-            os.write(
-                2, b"antiphase: torchrun has ended, and this process with it; resume with the same command\n"
-            )
+            os.write(2, last_words)
         os._exit(1)
 
     threading.Thread(target=watch, name="torchrun", daemon=True).start()
-    if (
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    ):  # torchrun listens before it starts any process
+    # torchrun listens before it starts any process
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             socket.create_connection((host, port), timeout=60).close()
@@ -94,7 +88,6 @@ class Process:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes what belongs to all."""
         return self.rank == 0
 
     def share(self, items: list[Item]) -> list[Item]:
@@ -102,7 +95,6 @@ class Process:
         return items[self.rank :: self.count]
 
     def wait(self) -> None:
-        """Return when every process has come this far."""
         if self.count > 1:
             from accelerate import PartialState
 
@@ -156,11 +148,7 @@ def sum_gradients(parameters: "Iterable[nn.Parameter]", accelerator: "Accelerato
 
 @cache
 def end_group_at_exit() -> None:
-    """Destroy a Gloo process group at exit, before the interpreter shuts down.
-
-    Otherwise a Gloo thread that still holds Python tensors may take the interpreter's lock during shutdown and abort
-    the process. NCCL groups are left alone, because destroying them waits for processes that may have failed.
-    """
+    """Destroy a Gloo process group at exit, whose threads may abort an interpreter that shuts down."""
 
     def end_group() -> None:
         import torch.distributed as dist
@@ -172,12 +160,7 @@ def end_group_at_exit() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next pass; only for commands, which own their process.
-
-    By default glibc returns large blocks to the system, and the page faults of the next pass take up to a quarter of a
-    forward pass of a large model on a CPU (dev/attention-backends.md). Without glibc, or if the user has set its
-    thresholds in the environment, this does nothing.
-    """
+    """Make glibc keep freed memory for the next pass, up to a quarter of a large model's forward pass on a CPU."""
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

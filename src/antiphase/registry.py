@@ -37,11 +37,8 @@ TASKS: Table = {
     "caption": "antiphase.vlm.answers:TASK",
 }
 
-QUESTIONS: Table = {
-    "pope": "antiphase.commands.audit.answers:QUESTIONS",
-    "emoji-pope": "antiphase.commands.audit.answers:QUESTIONS",
-}
-"""Data that are questions about images: what attacks the answers of models, and the class of the result."""
+QUESTIONS: Table = dict.fromkeys(("pope", "emoji-pope"), "antiphase.commands.audit.answers:attack")
+"""Data that are questions about images: what attacks the answers of models."""
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {
@@ -127,12 +124,7 @@ SCHEDULES: Table = {
 
 
 def find(table: Table, name: str, kind: str) -> Any:
-    """Return the object that is registered under a name; ``kind`` says in the error what the table holds.
-
-    >>> find({"few-shot": 5, "probe": 1}, "prob", "task")
-    Traceback (most recent call last):
-    antiphase.errors.UserError: task 'prob': expected one of few-shot, probe
-    """
+    """Return the object that is registered under a name; ``kind`` says in the error what the table holds."""
     if name not in table:
         raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")
     return imported(table[name])

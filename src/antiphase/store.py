@@ -24,13 +24,7 @@ _FLUSH_SECONDS = 2.0  # how much work a kill may cost
 
 
 class Journal:
-    """The rows of one cell, in numbered Parquet files of a folder, each whole or absent.
-
-    Args:
-        directory: folder of this cell alone, made if missing.
-        schema: of the rows.
-        writer: number of this process among those that write here.
-    """
+    """The rows of one cell, in numbered Parquet files of a folder, each whole or absent."""
 
     def __init__(self, directory: Path, schema: Mapping[str, Any], writer: int = 0) -> None:
         self.directory, self.schema, self.writer = directory, schema, writer
@@ -57,7 +51,6 @@ class Journal:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending as one file."""
         if self.pending:
             write_cell(self.directory / f"{self.writer}-{self.next:06d}", pl.concat(self.pending))
             self.next += 1
@@ -73,18 +66,15 @@ class Journal:
             path.unlink()
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Add warnings to those that this process left with its rows."""
         file = self.directory / f"warnings-{self.writer}.json"
         known = _read_warnings(file) if file.exists() else []
         write_json(file, list(dict.fromkeys([*known, *warnings])))
 
     def warnings(self) -> list[str]:
-        """Return the warnings that all processes left with their rows."""
         files = sorted(self.directory.glob("warnings-[0-9]*.json"))
         return [warning for file in files for warning in _read_warnings(file)]
 
     def _files(self) -> list[Path]:
-        """Return the files of rows; whatever else lies in the folder is not ours."""
         return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
 
 
@@ -134,15 +124,8 @@ def slice_size(shape: tuple[int, int, int]) -> int:
 class Cache(Generic[Key]):
     """Rows in cells of a run directory, completed by all its processes together.
 
-    A cell is a folder named by the hash of what its rows depend on. Every process opens the cache, appends rows
-    within :meth:`filling` and calls :meth:`collect`.
-
-    Args:
-        out: run directory; the cells lie under ``cells/``.
-        cells: what the rows of each cell depend on, by a key for the cell.
-        schema: of the rows; the column ``sample`` tells which sample a row belongs to.
-        wanted: the key of the cell and the sample, for each sample wanted.
-        process: this process; it makes its share of what is missing.
+    A cell is a folder named by the hash of what its rows depend on, in ``cells`` by key; ``wanted`` are keys and
+    samples. Every process opens the cache, appends rows within :meth:`filling` and calls :meth:`collect`.
     """
 
     def __init__(
@@ -165,10 +148,7 @@ class Cache(Generic[Key]):
 
     @contextlib.contextmanager
     def filling(self, size: int) -> Iterator[Iterator[list[int]]]:
-        """Yield the positions in ``wanted`` that this process makes, ``size`` at a time.
-
-        Appended rows reach the disk after each part, and whatever stops the work.
-        """
+        """Yield the positions in ``wanted`` that this process makes, ``size`` at a time; rows are kept after each."""
 
         def flush() -> None:
             for journal in self.journals.values():

@@ -31,11 +31,7 @@ _LAYOUT = "{desc} {percentage:3.0f} % |{bar}| {n:.0f}/{total:.0f} {remaining}{po
 
 
 def safe(text: str) -> str:
-    r"""Escape what a terminal would obey instead of showing it; bytes of a file name that are not UTF-8, too.
-
-    >>> print(safe("a\x1b[2Jb\u202ec\udce9"))
-    a\x1b[2Jb\u202ec\xe9
-    """
+    r"""Escape what a terminal would obey instead of showing it; bytes of a file name that are not UTF-8, too."""
 
     def escaped(character: re.Match[str]) -> str:
         code = ord(character[0])
@@ -70,10 +66,7 @@ def prepare_streams() -> None:
 
 
 def console(err: bool = False, **settings: Any) -> "Console":
-    """Return a rich console, to standard error if ``err``, that escapes text as :func:`safe` does.
-
-    Where it is no terminal, a text stays on one line.
-    """
+    """Return a rich console that escapes text as :func:`safe` does; on no terminal, a text stays on one line."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
@@ -104,12 +97,7 @@ class StatusBar:
 
 @contextlib.contextmanager
 def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
-    """Show a progress bar on stderr, on a terminal or in a notebook; in the end it is gone.
-
-    Elsewhere, a line every 30 s says how far the work has come, whichever bar it belongs to.
-
-    ``done`` of the ``total`` units were done before. Lines are written whether or not the bar is shown.
-    """
+    """Show a progress bar on stderr, on a terminal or in a notebook; elsewhere a line every 30 s."""
     from tqdm.auto import tqdm  # takes a while
 
     hidden = not shown or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
@@ -121,12 +109,8 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
         def show(completed: float, note: str) -> None:
             bar.set_postfix_str(safe(note), refresh=False)
             bar.update(min(completed, total) - bar.n)  # tqdm knows no total beyond its end
-            if (
-                shown
-                and hidden
-                and completed < total
-                and time.monotonic() > _last_line["time"] + _LINE_SECONDS
-            ):
+            due = time.monotonic() > _last_line["time"] + _LINE_SECONDS
+            if shown and hidden and completed < total and due:
                 _last_line["time"] = time.monotonic()
                 words = [f"{title}: {completed:,.0f} of {total:,}", note]
                 if completed - done > total / 10:  # before that the guess is far off
@@ -152,11 +136,7 @@ def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[floa
 
 
 def duration(seconds: float) -> str:
-    """Format a duration.
-
-    >>> duration(4.24), duration(95), duration(7984), duration(400_000)
-    ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')
-    """
+    """Format a duration, such as ``4.2 s`` or ``2 h 13 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -165,9 +145,5 @@ def duration(seconds: float) -> str:
 
 
 def eps_label(eps: float) -> str:
-    """Format ε as a fraction of 255 or as a number, whichever is shorter.
-
-    >>> [eps_label(eps) for eps in (0.5 / 255, 4.5 / 255, 8 / 255, 0.2, 0.3, 2.0)]
-    ['0.5/255', '4.5/255', '8/255', '0.2', '0.3', '2']
-    """
+    """Format ε as a fraction of 255 or as a number, whichever is shorter."""
     return min(f"{eps * 255:g}/255", f"{eps:g}", key=len)

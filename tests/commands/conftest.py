@@ -85,10 +85,10 @@ def made_up_gallery(
         sample=np.arange(samples) * 17,
         label=labels,
         clean=clean,
-        adversarial=tuple(np.clip(clean + eps * sign, 0, 1) for sign in signs),
-        clean_prediction=tuple(labels for _ in models),
-        prediction=tuple(
-            np.where(labels % (m + 2) == 0, labels, (labels + 3) % 10) for m in range(len(models))
+        adversarial=np.stack([np.clip(clean + eps * sign, 0, 1) for sign in signs]),
+        clean_prediction=np.stack([labels for _ in models]),
+        prediction=np.stack(
+            [np.where(labels % (m + 2) == 0, labels, (labels + 3) % 10) for m in range(len(models))]
         ),
     )
 

@@ -14,6 +14,7 @@ from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.other_libraries import run_foreign
 from antiphase.commands.audit.cells import measure
+from antiphase.commands.audit.time_estimate import say_time
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
@@ -262,7 +263,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, victim, argume
     assert not (tmp_path / "o" / "summary.json").exists()
 
 
-def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
+def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch, capsys):
     monkeypatch.setitem(ATTACKS, "their-own", None)  # taken out again afterwards
 
     def sign_step(model, images, labels):
@@ -274,7 +275,11 @@ def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
         return run_foreign(sign_step, model, images, labels, threat, **run)
 
     catalogue.add_attack("their-own", foreign)
-    rows, _ = _measure(victim, tmp_path, attack_options((4 / 255, 8 / 255), attack="their-own"))
+    options = attack_options((4 / 255, 8 / 255), attack="their-own")
+    timed = options.model_copy(update={"quiet": False})
+    say_time([("m", victim, timed, load_data("digits", limit=31))], tmp_path / "timed")
+    assert "how long the attacks take is unknown: their-own" in capsys.readouterr().err
+    rows, _ = _measure(victim, tmp_path, options)
     assert len(rows) == 2 * 31
     success = rows.group_by("eps", maintain_order=True).agg(pl.col("success").sum())["success"]
     assert success[0] == 0  # further than 4/255

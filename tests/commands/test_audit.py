@@ -120,7 +120,7 @@ def test_the_gallery_shows_broken_images_that_all_models_get_right_under_the_sam
     data = load_data("specimen-fashion-mnist", limit=40, seed=1)
     plan = attack_options((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3})
     audit(models[:1], models[1:], data, plan, tmp_path)
-    gallery = read_gallery(tmp_path / "gallery.safetensors")
+    gallery = read_gallery((tmp_path / "gallery.safetensors").read_bytes())
     assert gallery.eps == 4 / 255
     assert len(gallery.label) == 6
     assert gallery.label[0] != gallery.label[1]

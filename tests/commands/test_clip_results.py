@@ -1,6 +1,9 @@
 """Results of ``evaluate`` and ``look``, of small CLIPs."""
 
+import io
+
 import numpy as np
+import polars as pl
 import pytest
 from PIL import Image
 
@@ -25,17 +28,29 @@ def specs(tmp_path_factory):
     return str(folder / "clip"), str(folder / "diffclip")
 
 
+def _other_captions(result):
+    """The rows of an evaluation, but for one of retrieval."""
+    rows, buffer = result.frame(), io.BytesIO()
+    missing = (pl.col("task") == "retrieval") & (pl.col("unit") == pl.col("unit").max().over("task"))
+    rows.filter(~missing).write_parquet(buffer)
+    return buffer.getvalue()
+
+
 def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
     data = write_table(tmp_path / "set")
-    options = {"tasks": "zero-shot", "templates": "1", "data": data, "quiet": True}
+    options = {"tasks": "zero-shot,retrieval", "templates": "1", "data": data, "quiet": True}
     one, two = (ap.evaluate(spec, **options) for spec in specs)
     assert not (tmp_path / "data" / "features").exists()
     both = ap.evaluate(specs[0], against=specs[1], out=tmp_path / "both", **options)
     found = one.compare(two)
     assert found["difference"].to_list() == [each["difference"] for each in both.summary["differences"]]
     assert found["low"].to_list() == [each["low"] for each in both.summary["differences"]]
-    assert "top-1" in repr(one)
+    other = type(two)("evaluate", two.files | {"rows.parquet": _other_captions(two)})
+    compared = ap.compare(one, other)
+    assert set(compared.frame()["task"]) == {"zero-shot"}
+    assert any("not compared" in line and "retrieval" in line for line in compared.warnings)
+    assert "R@5" in repr(one)
     assert "clip" in repr(both)
     assert one.plot().axes
     assert "zero-shot, %" in both._repr_html_()
@@ -55,7 +70,10 @@ def test_maps_are_drawn_again_from_a_saved_result(specs, tmp_path):
     masks = [tmp_path / "one-mask.png", tmp_path / "two-mask.png"]
     options = {"text": ["mug", "lamp"], "mask": masks, "method": "relevance", "quiet": True}
     one, two = (ap.look(spec, images, **options) for spec in specs)
-    assert repr(one) == "<antiphase look: clip on images: 2, for mug, lamp>"
+    hits = one.frame()["pointing_game"].sum()
+    assert repr(one) == (
+        f"<antiphase look: Relevance is highest on the object in {hits} of 4 maps of clip (images: 2)>"
+    )
     assert one.frame().shape == (2 * 2, 7)  # images, texts
     again = ap.open(one.save(tmp_path / "saved"))
     assert again.frame().equals(one.frame())

@@ -92,6 +92,7 @@ def test_certify_estimates_radii_and_compares_them_with_equation_6(tmp_path, run
     assert code == 0, err
     assert "not certified, mean of 4 images" in out
     assert "(6) corrected" in out
+    assert "depth 1" in out
     estimated = json.loads((tmp_path / "summary.json").read_text())["estimated"]
     rows = pl.read_parquet(tmp_path / "estimated.parquet")
     assert len(rows) == 8
@@ -114,6 +115,7 @@ def test_twins_that_equation_6_is_not_about_are_named(tmp_path, run_cli, pair):
     assert code == 0, err
     assert "Note: equation (6) is about a differential model against standard attention" in out
     assert "(6) corrected" not in out
+    assert "whole models" in out
     estimated = json.loads((tmp_path / "summary.json").read_text())["estimated"]
     assert {row["metric"] for row in estimated["ratios"]} == {"margin", "constant", "measured"}
     code, out, err = run_cli("certify", pair[0], *QUICK, "--estimated", 0, "--out", tmp_path / "none")

@@ -225,6 +225,23 @@ def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
     assert found == {("retrieval", table), ("retrieval", "openmoji"), ("zero-shot", "openmoji")}
 
 
+def test_images_are_squashed_if_asked_for(run_cli, models, cache, tmp_path):
+    table = write_table(tmp_path / "set")
+    for path in (tmp_path / "set").rglob("*.jpg"):  # wider than high
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 60, 3), np.uint8)).save(path)
+    words = ("evaluate", models["clip"], "--tasks", "retrieval", "--data", table, "-q")
+    words += ("--cache", tmp_path / "cache", "--out")
+    for how in ((), ("--resize", "squash")):
+        code, _, err = run_cli(*words, tmp_path / str(len(how)), *how)
+        assert code == 0, err
+    records = [json.loads((tmp_path / str(place) / "run.json").read_text()) for place in (0, 2)]
+    assert [record["settings"].get("resize") for record in records] == [None, "squash"]
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # images twice, texts once
+    code, _, err = run_cli(*words[:3], "probe", "--data", "digits", "--resize", "crop", "-q")
+    assert code == 2
+    assert "resize crop: digits: no image files to resize" in err
+
+
 def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
     table = write_table(tmp_path / "set")
     code, _, err = run_cli(
@@ -406,7 +423,7 @@ def test_images_that_were_left_out_are_said_and_recorded(run_cli, models, cache,
     assert "left out" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_twin_that_encodes_no_text_has_no_place_in_the_radar(run_cli, models, cache, tmp_path):
+def test_a_twin_that_encodes_no_text_has_no_place_in_mmvps_figure(run_cli, models, cache, tmp_path):
     mmvp = write_mmvp(tmp_path / "mmvp", 2)
     code, _, err = run_cli(
         "evaluate",

@@ -26,7 +26,7 @@ def images(gallery):
 def test_a_gallery_survives_its_file(tmp_path, make_gallery, channels):
     gallery = make_gallery(["a", "b"], channels=channels)
     write_gallery(tmp_path / "g.safetensors", gallery)
-    again = read_gallery(tmp_path / "g.safetensors")
+    again = read_gallery((tmp_path / "g.safetensors").read_bytes())
     for field in dataclasses.fields(gallery):
         np.testing.assert_array_equal(getattr(again, field.name), getattr(gallery, field.name))
 
@@ -73,8 +73,6 @@ def test_only_small_images_keep_hard_pixels(make_gallery):
     assert 'class="cards hard"' not in gallery_markup(make_gallery(["a"], side=224), {})
 
 
-def test_a_corrupt_file_is_named(tmp_path):
-    path = tmp_path / "gallery.safetensors"
-    path.write_bytes(b"\x07" * 40)
+def test_a_corrupt_file_is_named():
     with pytest.raises(UserError, match=r"gallery\.safetensors cannot be read"):
-        read_gallery(path)
+        read_gallery(b"\x07" * 40)

@@ -1,7 +1,6 @@
 """The page of all cards below a folder: its rows, and sorting in a real browser."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -143,7 +142,7 @@ def test_equal_robust_accuracies_share_a_rank_and_a_difference_stands_in_its_row
     assert (diffvit["difference"], vit["difference"]) == (difference, None)
     rows = rows_of({path: read_card(path)})
     same = [
-        replace(row, model=row.model.model_copy(update={"weights": row.model.weights[::-1] + "0"}))
+        row._replace(model=row.model.model_copy(update={"weights": row.model.weights[::-1] + "0"}))
         for row in rows
     ]
     assert [line["rank"] for line in rankings([*rows, *same], cards)[0]["lines"]] == [1, 1, 3, 3]

@@ -82,7 +82,14 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
     )
     assert (code, err) == (0, "")
     assert "new/figure.png" in out
-    assert sorted(path.name for path in (folder / "new").iterdir()) == ["figure.json", "figure.png"]
+    assert sorted(path.name for path in (folder / "new").iterdir()) == [
+        "figure.html",
+        "figure.json",
+        "figure.png",
+    ]
+    page = (folder / "new" / "figure.html").read_text()
+    assert "Relevance of diffclip and clip: mean correlation" in page
+    assert "mean correlation" in out
     with Image.open("new/figure.png") as figure:
         assert figure.width > figure.height / 2 > 100
     stored = json.loads((folder / "new" / "figure.json").read_text())
@@ -122,6 +129,9 @@ def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder,
     )
     assert (code, err) == (0, "")
     assert "pointing" in out
+    stored = json.loads((folder / "figure.json").read_text())
+    hits = sum(row["pointing_game"] for row in stored["metrics"])
+    assert f"Relevance is highest on the object in {hits} of 2 maps of clip" in out
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
     stored = json.loads((folder / "figure.json").read_text())
     masks = [np.zeros((20, 20), bool), np.zeros((16, 16), bool)]
@@ -135,6 +145,31 @@ def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder,
         precisions,
         rtol=2e-3,  # rounding makes ties
     )
+
+
+def test_squashed_images_are_seen_whole_as_are_their_masks(folder, models, run_cli):
+    words = (
+        "look",
+        "run/clip",
+        "one.png",
+        "--text",
+        "mug",
+        "--mask",
+        "one-mask.png",
+        "--method",
+        "relevance",
+    )
+    code, _, err = run_cli(*words, "--resize", "squash", "-q")
+    assert (code, err) == (0, "")
+    stored = json.loads((folder / "look.json").read_text())
+    whole = torch.from_numpy(np.array(Image.open("one.png"))).permute(2, 0, 1)
+    x = Square(16, squash=True)(whole).float()[None] / 255
+    expected = chefer_relevance(models["run/clip"], x, ["a photo of mug"])[0, 0]
+    np.testing.assert_allclose(stored["maps"][0]["map"], expected, rtol=2e-4, atol=1e-9)
+    mask = np.zeros((20, 30), bool)
+    mask[:10, :15] = True
+    _, precision = localise(np.array(stored["maps"][0]["map"]), mask)
+    assert stored["metrics"][0]["average_precision"] == pytest.approx(precision, rel=2e-3)
 
 
 def test_methods_that_a_model_has_no_map_for_are_left_out(folder, models, run_cli):

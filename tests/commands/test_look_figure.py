@@ -1,5 +1,7 @@
 """Maps side by side: what each cell shows, and how the figure is written."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,11 +58,11 @@ def test_a_row_for_each_image_and_text_a_column_for_each_model():
 def test_methods_are_said_and_share_a_colour_map():
     columns = [
         column("diffclip", "attention", low=-1.0),
-        column("clip", "attention"),
+        replace(column("clip", "attention"), label="attention A"),
         column("clip", "relevance"),
     ]
     figure = look_figure(IMAGES, TEXTS, columns, note="A note.")
-    assert titles(figure)[1:4] == ["diffclip\nattention", "clip\nattention", "clip\nrelevance"]
+    assert titles(figure)[1:4] == ["diffclip\nattention", "clip\nattention A", "clip\nrelevance"]
     cells = drawn(figure)
     ends = [np.abs([one.maps for one in part]).max() for part in (columns[:2], columns[2:])]
     for place, signed, largest in ((1, True, ends[0]), (2, True, ends[0]), (3, False, ends[1])):

@@ -127,7 +127,7 @@ def test_json_has_no_nan():
         ({"model": ()}, "model (): expected at least one"),
         ({"out": " "}, "out ' ': ' ' is no path; expected a directory"),
         ({"out": "x/" * 2000}, "out 'x/x/x"),
-        ({"epsilon": 1}, "option 'epsilon': expected one of model, against, seeds, data, "),
+        ({"epsilon": 1}, "option 'epsilon': expected one of model, data, split, "),
     ],
 )
 def test_a_wrong_value_is_one_line_that_lists_the_right_ones(options, line):

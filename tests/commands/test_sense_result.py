@@ -12,7 +12,7 @@ from rich.console import Console
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.result import headline, plane_figure
+from antiphase.commands.sense.result import differences_of, headline, plane_figure
 from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.errors import UserError
@@ -272,6 +272,27 @@ def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
     headlined = headline({"models": models, "alignment": alignment, "explanation": []})
     assert headlined.title.startswith(answer)
     assert ("fewer than 8 decide nothing" in headlined.lead) == (seeds > 1)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_is_compared_by_the_mean_over_the_samples(run, part):
+    rows, pair = read_result(run, "sense").frame(part), ("diffvit-d2-0", "diffvit-d2-1")
+    found = differences_of(part, rows, [pair])
+    assert found.select("model", "against").unique().rows() == [pair]
+    assert found.select("site", "layer", "metric").is_unique().all()
+    if part == "lipschitz":
+        row = found.filter(pl.col("site").str.ends_with("map"), layer=1).row(0, named=True)
+        place = (pl.col("layer") == 1, pl.col("estimator") == row["metric"])
+        means = [rows.filter(*place, model=name)["value"].mean() for name in pair]
+    elif part == "depth":
+        row = found.filter(pl.col("site").str.contains("pgd"), layer=0, metric="gain").row(0, named=True)
+        means = [rows.filter(model=name, stage=1, perturbation="pgd")["gain"].mean() for name in pair]
+    else:
+        row = found.filter(site="pixels", layer=0, metric="below").row(0, named=True)
+        below = rows.filter(site="pixels", layer=0).with_columns(pl.col("cross") < 0)
+        means = [below.filter(model=name)["cross"].mean() for name in pair]
+    assert row["difference"] == pytest.approx(means[0] - means[1])
+    assert row["n"] == (2 if part == "lipschitz" else 3)
 
 
 def test_parts_of_an_earlier_run_are_not_drawn(lineup, tmp_path):

@@ -10,7 +10,7 @@ from matplotlib.path import Path as Outline
 from antiphase.data import load_pairs
 from antiphase.data.captions import coco_objects
 from antiphase.data.emoji import concept_of, held_out, on_white
-from antiphase.data.objects import ImageObjects, polygon_mask, region_of, run_length_mask, run_lengths
+from antiphase.data.images import ImageObjects, polygon_mask, region_of, run_length_mask, run_lengths
 from antiphase.errors import UserError
 
 HEIGHT, WIDTH = 11, 17

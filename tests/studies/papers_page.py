@@ -13,7 +13,7 @@ PLACES = {
     "sense": "commands/sense/options.py",
     "given": "models.load_model",
     "clip": "training/recipe.py",
-    "look": "studies/cells/relevance.py",
+    "look": "studies/cells/evaluate.py",
     "align": "vlm/checkpoint.py",
     "tune": "vlm/checkpoint.py",
     "answers": "commands/audit/answers.py",

@@ -12,7 +12,6 @@ from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
 from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.cells import TrainVit, Variant
-from antiphase.studies.context import Lab
 from antiphase.studies.own.asr_causes import (
     ANGLE,
     AT_LOSS,
@@ -42,7 +41,7 @@ from antiphase.studies.own.asr_causes import (
 )
 from antiphase.studies.papers.robustness.bench import bench
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import profile
+from antiphase.studies.spec import Lab, profile
 from antiphase.studies.store import Store, identity
 
 SMALL = TrainVit(

@@ -24,14 +24,11 @@ from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
 from antiphase.sensitivity.relevance import chefer_relevance
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
-from antiphase.studies.cells.evaluate import FEATURES_FOLDER
-from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
-from antiphase.studies.context import Lab
-from antiphase.studies.papers.diffclip.bench import bench, models
-from antiphase.studies.papers.diffclip.released import released
+from antiphase.studies.cells.evaluate import COMBINED, FEATURES_FOLDER, NEGATIVE, POSITIVE
+from antiphase.studies.papers.diffclip.bench import bench, models, released
 from antiphase.studies.results import study_rows
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import profile
+from antiphase.studies.spec import Lab, profile
 from antiphase.studies.store import Store, described, identity
 from antiphase.training import loop
 from antiphase.training.recipe import make_clip_recipe

@@ -9,10 +9,9 @@ import pytest
 
 from antiphase.cli import main
 from antiphase.files import digest
-from antiphase.studies.context import Lab
 from antiphase.studies.plan import find_studies
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import profile
+from antiphase.studies.spec import Lab, profile
 from antiphase.studies.store import Store
 
 

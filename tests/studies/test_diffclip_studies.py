@@ -11,25 +11,25 @@ from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import jackknife, mean_over_groups
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import LEAST_SEEDS
-from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
-from antiphase.studies.papers.diffclip.figures import six_tasks
-from antiphase.studies.papers.diffclip.paper_tables import (
-    LEVELS,
+from antiphase.studies.papers.diffclip.evaluations import (
+    RETRIEVAL,
     averaged,
     estimated,
     gains,
     observations,
     published,
+    six_tasks,
+    spread,
     with_average,
 )
-from antiphase.studies.papers.diffclip.tables import RETRIEVAL, spread
 from antiphase.studies.plan import known_studies
 from antiphase.studies.results import result, study_rows
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import profile
+from antiphase.studies.spec import Lab, profile
 from antiphase.studies.store import Store
 
+LEVELS = ("constant answer", "chance")
 EVALUATED = [f"diffclip-{kind}" for kind in ("table-1", "table-2", "table-4", "table-5")]
 EVALUATED += [f"diffclip-figure-{number}" for number in (1, 3, 4, 5)]
 STUDIES = {

@@ -14,8 +14,7 @@ from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16, loa
 from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.studies.options import RowsOptions, RunOptions, StudyOptions
-from antiphase.studies.papers.diffclip.bench import bench, models, settings
-from antiphase.studies.papers.diffclip.released import PAIR, given_models
+from antiphase.studies.papers.diffclip.bench import PAIR, bench, given_models, models, settings
 from antiphase.studies.plan import select
 from antiphase.studies.results import results_of
 from antiphase.studies.spec import Profile, profile

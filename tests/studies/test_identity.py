@@ -88,7 +88,7 @@ def test_weights_in_a_folder_are_part_of_it(tmp_path):
 def test_images_in_a_folder_are_part_of_it(tmp_path):
     from PIL import Image
 
-    from antiphase.studies.cells.models import data_content
+    from antiphase.studies.cells.models import image_content
 
     for name in ("cats", "dogs"):
         (tmp_path / name).mkdir()
@@ -96,7 +96,7 @@ def test_images_in_a_folder_are_part_of_it(tmp_path):
     cell = Accuracy(model=given("specimen:vit-0", "ViT"), data=f"folder:{tmp_path}")
     before = identity(cell)
     Image.new("RGB", (4, 4), "red").save(tmp_path / "dogs" / "2.png")
-    data_content.cache_clear()
+    image_content.cache_clear()
     assert identity(cell) != before
 
 

@@ -10,7 +10,7 @@ import pytest
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.studies.estimation import estimates
 from antiphase.studies.figures import Panel
-from antiphase.studies.papers.robustness import layer_sensitivity as layer
+from antiphase.studies.papers.robustness import layers as layer
 from antiphase.studies.report.figures import limits
 
 SEEDS, LAYERS, HEADS, IMAGES = 2, 3, 5, 7
@@ -132,7 +132,7 @@ def test_verdicts_follow_what_the_rows_do(opposed, shared):
 
 def test_a_layer_without_its_twin_is_left_out(made):
     alone = made | {"alignment": made["alignment"].filter(series="DiffViT")}
-    (plot,) = [plot for plot in layer.draw(alone).plots if plot.name == "layer-cancellation"]
+    (plot,) = [plot for plot in layer.draw_sensitivity(alone).plots if plot.name == "layer-cancellation"]
     assert len(plot.panels) == 1
     claims = {claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(alone)}
     assert claims["gradient-above-vit"] == "not run"

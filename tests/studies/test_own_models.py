@@ -6,8 +6,8 @@ from torch import nn
 
 from antiphase.errors import UserError
 from antiphase.studies.cells import Attack, Own
-from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import Store, identity
 
 

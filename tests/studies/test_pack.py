@@ -6,11 +6,11 @@ from polars.testing import assert_frame_equal
 
 from antiphase.errors import UserError
 from antiphase.studies.cells import Accuracy, Attack, Margin
-from antiphase.studies.context import Lab
 from antiphase.studies.pack import CELLS_FILE, README, Pack, add_to_pack
 from antiphase.studies.plan import make_plan
 from antiphase.studies.results import study_rows
 from antiphase.studies.run import run_cells
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import RENEWED, Store, identity
 from tests.studies.test_stored_before import FINISHED, SENSED, STORED
 from tests.studies.toy_cells import Measure, Train, cells

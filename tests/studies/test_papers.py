@@ -8,14 +8,13 @@ import pytest
 from antiphase.models import vit
 from antiphase.studies.cells import Attack, Own, TrainVit
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.context import Lab
 from antiphase.studies.estimation import ASR, mean
 from antiphase.studies.figures import ESTIMATES, Artefact
 from antiphase.studies.plan import find_studies, known_studies
 from antiphase.studies.report.site import write_site
 from antiphase.studies.results import result
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import Study, closure, profile
+from antiphase.studies.spec import Lab, Study, closure, profile
 from antiphase.studies.store import Store, core_seconds, identity
 
 NAMES = list(known_studies())
@@ -96,7 +95,7 @@ def test_trainings_and_their_cost_are_counted(store):
     small = profile("smoke")
     run_cells(study.cells(small), Lab(store, progress=False))
     words = result(study, small, store, "").settings
-    records = [store.record(cell) for cell in closure(study.cells(small), identity)]
+    records = [store.record(cell) for cell in closure(study.cells(small))]
     minutes = sum(map(core_seconds, records)) / 60
     assert words["trainings"].startswith("2; ")
     assert words["measurements"].startswith("4; ")
@@ -107,15 +106,13 @@ def test_trainings_and_their_cost_are_counted(store):
 
 def test_more_seeds_are_more_cells_and_the_others_stay():
     for study in known_studies().values():
-        one, two = (
-            {identity(c) for c in closure(study.cells(profile("laptop", n)), identity)} for n in (1, 2)
-        )
+        one, two = ({identity(c) for c in closure(study.cells(profile("laptop", n)))} for n in (1, 2))
         assert one < two
 
 
 def test_the_number_of_seeds_is_the_studys_unless_it_is_asked_for():
     def seeds(name, asked=None):
-        cells = closure(find_studies([name])[0].cells(profile("laptop", asked)), identity)
+        cells = closure(find_studies([name])[0].cells(profile("laptop", asked)))
         found = {(c.factors()["series"], c.factors()["depth"]): set() for c in cells}
         for cell in cells:
             found[cell.factors()["series"], cell.factors()["depth"]].add(cell.factors()["training_seed"])
@@ -234,7 +231,7 @@ def test_released_models_are_judged_over_images_and_trained_ones_have_a_price(st
     (claim,) = result(trained, laptop, store, "").claims
     assert claim.checks[0].over == "seeds"
     assert claim.verdict == "undecided"
-    records = [store.record(cell) for cell in closure(trained.cells(laptop), identity)]
+    records = [store.record(cell) for cell in closure(trained.cells(laptop))]
     assert len(records) == 4
     assert claim.seconds == pytest.approx(sum(map(core_seconds, records)) / 2)
 

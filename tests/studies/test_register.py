@@ -7,7 +7,7 @@ import pytest
 
 from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.register import RIGHT, UNTESTED, WRONG, effects, outcome
+from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, effects, outcome
 
 PAPERS = files("antiphase.studies.papers")
 

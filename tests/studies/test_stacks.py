@@ -5,8 +5,8 @@ import pytest
 from antiphase.errors import UserError
 from antiphase.studies import run
 from antiphase.studies.cells import Accuracy, TrainVit
-from antiphase.studies.context import Lab
 from antiphase.studies.plan import make_plan
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import Store
 
 SIZES = {"depth": 1, "dim": 8, "num_heads": 2, "patch_size": 4}

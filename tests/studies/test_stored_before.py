@@ -8,9 +8,9 @@ from polars.testing import assert_frame_equal
 
 from antiphase.models import zoo as runs
 from antiphase.studies.cells import Attack, Sense, TrainVit
-from antiphase.studies.context import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import Store
 
 STORED = Path(__file__).parents[1] / "fixtures" / "stored"

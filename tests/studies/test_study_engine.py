@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 
 from antiphase.errors import UserError
 from antiphase.files import room
-from antiphase.studies.context import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import ROWS_FILE, Store, identity
 from tests.processes import Python, together
 from tests.studies.toy_cells import Measure, Train, cells

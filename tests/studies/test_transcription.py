@@ -151,7 +151,7 @@ def test_deviations_are_shown_with_the_settings_of_the_paper_profile_only():
     shown = shown_settings(study, PAPER)
     assert "interval over trainings" in shown["deviation in clip.seeds"]
     assert shown["deviation in clip.seeds"].startswith("3. ")
-    assert "clip.seeds" in note_of(study, PAPER)
+    assert "clip.seeds" in note_of(study, PAPER)[0]
     laptop = profile("laptop")
     assert shown_settings(study, laptop) == study.settings(laptop)
-    assert note_of(study, laptop) == ""
+    assert note_of(study, laptop) == []

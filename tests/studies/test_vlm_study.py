@@ -10,13 +10,12 @@ from antiphase.evaluation.metrics import outcome_rows
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells import TrainClip, TrainVlm
 from antiphase.studies.claims import LEAST_SEEDS
-from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
 from antiphase.studies.papers.diffclip import pope as table_3
-from antiphase.studies.papers.diffclip.paper_tables import KEYS, estimated, published
-from antiphase.studies.papers.diffclip.pope import bench, hallucinations, models, rises, scores
+from antiphase.studies.papers.diffclip.evaluations import KEYS, estimated, published
+from antiphase.studies.papers.diffclip.pope import BENCHES, hallucinations, models, rises, scores
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import profile
+from antiphase.studies.spec import Lab, profile
 from antiphase.studies.store import Store, described, identity
 from antiphase.vlm.checkpoint import load_language, load_vlm, named_weights, weights_digest
 from antiphase.vlm.pope import NO, UNPARSED, YES
@@ -197,4 +196,4 @@ def test_given_towers_are_taken_in_place_of_trained_ones():
     found = models(replace(named, models=("released",)))
     assert [cell.factors()["series"] for cell in found] == ["CLIP", "DiffCLIP"]
     assert [cell.start.needs() for cell in found] == [(), ()]
-    assert found[0].start.language == bench(named).language
+    assert found[0].start.language == BENCHES[named.name].language

@@ -10,9 +10,8 @@ import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.processes import this_process
-from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import Store
 
 

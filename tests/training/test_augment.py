@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from antiphase.training.augment import flip_crop
+from antiphase.training.classifier import flip_crop
 
 HEIGHT, WIDTH = 11, 13
 

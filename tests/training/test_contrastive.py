@@ -20,8 +20,13 @@ from antiphase.evaluation.retrieval import encoder_numbers
 from antiphase.models import load_model
 from antiphase.models.clip import build_clip
 from antiphase.streams import key, sample_keys, uniform
-from antiphase.training.augment import _crop_box, random_crops
-from antiphase.training.contrastive import BAD_SAMPLES_FILE, clip_optimizer, train_clip
+from antiphase.training.contrastive import (
+    BAD_SAMPLES_FILE,
+    _crop_box,
+    clip_optimizer,
+    random_crops,
+    train_clip,
+)
 from antiphase.training.recipe import MAX_LOGIT_SCALE, clip_learning_rate, make_clip_recipe
 from tests.processes import KILLS_ITSELF, Python, python, together
 from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, write_shard
@@ -74,6 +79,48 @@ def test_compiled_towers_learn_the_same(tmp_path):
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "compiled"))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path, run_cli):
+    write_shard(tmp_path / "a.tar", ["a mug", "a lamp"] * 4)
+    words = ("train-clip", "--model", "diffclip", "--data", f"shards:{tmp_path / 'a.tar'}", "--samples", 8)
+    words += (
+        "--preset",
+        "openmoji",
+        "--dim",
+        64,
+        "--depth",
+        1,
+        "--batch-size",
+        4,
+        "--epochs",
+        1,
+        "--warmup-epochs",
+        0,
+        "-q",
+        "--out",
+    )
+    small = words[: words.index("--dim")] + words[words.index("--batch-size") :]
+    start = ("--from", tmp_path / "first")
+    assert run_cli(*words, tmp_path / "first")[0] == 0
+    code, _, err = run_cli(*small, tmp_path / "second", *start, "--learning-rate", 1e-12)
+    assert code == 0, err
+    first, second = (load_file(tmp_path / run / "model.safetensors") for run in ("first", "second"))
+    assert all(torch.allclose(first[name], second[name], rtol=0, atol=1e-4) for name in first)
+    for changes, line in {
+        (*words, tmp_path / "x", *start): "dim: is that of",
+        (
+            *small,
+            tmp_path / "x",
+            *start,
+            "--model",
+            "clip",
+        ): "is no clip; give the --model that it was trained as",
+        (*small, tmp_path / "second"): "differs in",
+    }.items():
+        code, _, err = run_cli(*changes)
+        assert (code, err.count("\n")) == (2, 1)
+        assert line in err
 
 
 def test_the_scale_stays_within_its_bounds(tmp_path):

@@ -186,7 +186,7 @@ def trained(out, defences=None, **fields):
     images = load_data("digits", split="train", progress=False).subset(48)
     sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
     recipe = make_recipe(
-        "diffvit", images, sizes, data="some", epochs=2, batch_size=20, defences=defences or {}, **fields
+        "diffvit", images, sizes, data="some", epochs=2, batch_size=20, defences=defences, **fields
     )
     log = train_classifier(recipe, images, images, out, progress=False)
     return load_file(out / "model.safetensors"), log

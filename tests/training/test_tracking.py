@@ -8,8 +8,8 @@ from accelerate.tracking import GeneralTracker, on_main_process
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.studies.cells import TrainVit
-from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import Store
 from antiphase.training import loop as tracking
 from antiphase.training import make_recipe, train_classifier

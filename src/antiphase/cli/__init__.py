@@ -30,9 +30,8 @@ def main() -> None:
                 raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except (Exception, KeyboardInterrupt) as error:
-        if not interrupts and not isinstance(
-            error, KeyboardInterrupt
-        ):  # libraries turn interrupts into their errors
+        # libraries turn interrupts into their errors
+        if not interrupts and not isinstance(error, KeyboardInterrupt):
             raise
         print("antiphase: interrupted; resume with the same command", file=sys.stderr)
         sys.exit(_INTERRUPTED)

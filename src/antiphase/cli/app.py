@@ -45,8 +45,9 @@ class PlainCommand(TyperCommand):
     """A command whose help is plain text: no name is cut, no word is broken, and an example can be copied."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        text = inspect.cleandoc(self.help or "").replace("``", "").replace("**Examples**", "Examples:")
-        for paragraph in text.split("\n\n"):
+        text, _, examples = inspect.cleandoc(self.help or "").replace("``", "").partition("**Examples**")
+        text += "Examples:" + re.sub(r"\n(?=\w)", "\n\n", examples) if examples else ""
+        for paragraph in re.split(r"\n{2,}", text):
             example = paragraph.startswith(("antiphase ", "torchrun "))
             if example:  # a line ends before an option only, so that its value is next to it
                 paragraph = re.sub(r" (?!-)", "\xa0", paragraph)
@@ -58,11 +59,8 @@ class PlainCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = [(each.param_type_name, each.get_help_record(ctx)) for each in self.get_params(ctx)]
         for kind in ("argument", "option"):
-            shown = [
-                (re.sub(r" <.*>$", "", record[0]), record[1])
-                for name, record in records
-                if name == kind and record
-            ]
+            shown = [record for name, record in records if name == kind and record]
+            shown = [(re.sub(r" <.*>$", "", name), text) for name, text in shown]
             if not shown:
                 continue
             column = min(max(len(name) for name, _ in shown), 28) + 4
@@ -118,17 +116,35 @@ def _build(name: str) -> Any:
     return get_group_from_info(app.registered_groups.pop(), suggest_commands=True, **how)
 
 
-def register(group: typer.Typer, command: "Command") -> None:
-    """Add a command to a group; its options are the fields of its model.
+_CONFIG: Any = {
+    "metavar": "FILE",
+    "help": "TOML file of these options, by name; the command line overrides it.",
+}
+_TABLES: Any = {"metavar": " | ".join(TABLE_FORMATS)} | {
+    "help": "Print all tables of the report in this format to standard output; all else goes to standard error. A "
+    "finished run is not measured again."
+}
+_JSON: Any = {
+    "help": "Print one JSON value to standard output; all else goes to standard error.",
+    "metavar": "",
+}
+_SAY: Any = {
+    "help": "Say more: why a backend was not chosen, and after a mistake where it was found.",
+    "metavar": "",
+}
 
-    Only what was typed or configured reaches the model, so that its ``model_fields_set`` tells what the user asked for.
-    Every command has ``--config``, ``--json`` and ``--verbose``. With ``--json``, what the command prints goes to
-    standard error.
-    """
+
+def register(group: typer.Typer, command: "Command") -> None:
+    """Add a command to a group; its options are the fields of its model, which gets only what was typed or stored."""
     from antiphase.commands.command import Refusal
 
     options = command.options
-    fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
+    own_first = dict.fromkeys(key for kind in options.__mro__ for key in inspect.get_annotations(kind))
+    fields = {
+        key: options.model_fields[key]
+        for key in own_first
+        if key in options.model_fields and key not in options.left_out
+    }
 
     def read(context: typer.Context, path: Path | None) -> Path | None:
         if path is not None:
@@ -138,59 +154,25 @@ def register(group: typer.Typer, command: "Command") -> None:
     def call(
         *,
         context: typer.Context,
-        config: Annotated[
-            Path | None,
-            typer.Option(
-                callback=read,
-                is_eager=True,
-                metavar="FILE",
-                help="TOML file of these options, by name; the command line overrides it.",
-            ),
-        ] = None,
-        as_json: Annotated[
-            bool,
-            typer.Option(
-                "--json",
-                metavar="",
-                help="Print one JSON value to standard output; all else goes to standard error.",
-            ),
-        ] = False,
-        form: Annotated[
-            str | None,
-            typer.Option(
-                "--tables",
-                metavar=" | ".join(TABLE_FORMATS),
-                help="Print all tables of the report in this format to standard output; all else goes to standard "
-                "error. A finished run is not measured again.",
-            ),
-        ] = None,
+        config: Annotated[Path | None, typer.Option(callback=read, is_eager=True, **_CONFIG)] = None,
+        as_json: Annotated[bool, typer.Option("--json", **_JSON)] = False,
+        form: Annotated[str | None, typer.Option("--tables", **_TABLES)] = None,
         verbose: Annotated[
-            bool,
-            typer.Option(
-                "--verbose",
-                "-v",
-                callback=_log,
-                is_eager=True,
-                metavar="",
-                help="Say more: why a backend was not chosen, and after a mistake where it was found.",
-            ),
+            bool, typer.Option("--verbose", "-v", callback=_log, is_eager=True, **_SAY)
         ] = False,
         **values: Any,
     ) -> None:
+        places = {key: getattr(context.get_parameter_source(key), "name", "") for key in values}
         typed, stored = (
-            {
-                key: value
-                for key, value in values.items()
-                if getattr(context.get_parameter_source(key), "name", "") == place
-            }
+            {key: value for key, value in values.items() if places[key] == place}
             for place in ("COMMANDLINE", "DEFAULT_MAP")
         )
         chosen = options.from_file(stored, **typed)
         quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
-            with command.folder(chosen):
-                answer = command.function()(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+            with command.work(chosen) as work:
+                answer = work(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
                 answer, tables = command.told(answer, chosen, began, form)
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables
@@ -260,9 +242,8 @@ def mistakes_in_one_line() -> Iterator[None]:
     except RuntimeError as error:  # of Path.expanduser
         if "home directory" not in str(error):
             raise
-        _complain(
-            "the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
-        )
+        fix = "set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
+        _complain(f"the home directory is not known; {fix}")
 
 
 def _complain(*lines: str) -> None:
@@ -305,34 +286,27 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
     except UserError as error:
         raise UserError(f"config {error}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"config {path}: cannot be read ({first_line(error)}); expected a TOML file"
-        ) from None
+        why = first_line(error)
+        raise UserError(f"config {path}: cannot be read ({why}); expected a TOML file") from None
     values: dict[str, Any] = {}
     for name, value in stored.items():
-        key = name.replace("-", "_")
+        key, file = name.replace("-", "_"), f"config {shown(str(path))}"
         if key not in fields or isinstance(value, dict):
             known = ", ".join(fields).replace("_", "-")
-            raise UserError(
-                f"config {shown(str(path))}: {shown(name)} is no option; expected some of {known}"
-            )
+            raise UserError(f"{file}: {shown(name)} is no option; expected some of {known}")
         joined = isinstance(value, list) and how_typed(fields[key]).text is not None
         if isinstance(value, list) and not joined and not _several(fields[key]):
-            raise UserError(f"config {shown(str(path))}: {name} is a list; expected one value")
+            raise UserError(f"{file}: {name} is a list; expected one value")
         values[key] = ",".join(map(str, value)) if joined else value
     return values
 
 
 def _several(field: "FieldInfo") -> bool:
-    """Return whether an option may be given more than once."""
     return how_typed(field).text is None and get_origin(_plain(field.annotation)) in (tuple, dict)
 
 
 def _parameter(key: str, field: "FieldInfo") -> inspect.Parameter:
-    """Return the parameter from which typer makes the option or argument of a field.
-
-    Values reach the model as text, so that its mistakes name the value.
-    """
+    """Return typer's parameter of a field; values reach the model as text, so that its mistakes name the value."""
     typed, kind = how_typed(field), _plain(field.annotation)
     several = _several(field)
     choices = get_args(kind) if get_origin(kind) is Literal else typed.choices or ()
@@ -369,7 +343,6 @@ def how_typed(field: "FieldInfo") -> "Typed":
 
 
 def _plain(annotation: Any) -> Any:
-    """Return an annotation without ``None`` and ``Annotated``."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
@@ -382,11 +355,8 @@ _ALL = 2**62  # a bound that leaves nothing out that one would type
 
 
 def _bounds(field: "FieldInfo") -> str:
-    """Return the range of a number for its help, such as ``" [>=1]"``."""
-    bounds = [
-        f"{sign}{bound}"
-        for marker in field.metadata
-        for name, sign in _SIGNS.items()
-        if (bound := getattr(marker, name, _ALL)) < _ALL
+    pairs = [
+        (sign, getattr(marker, name, _ALL)) for marker in field.metadata for name, sign in _SIGNS.items()
     ]
+    bounds = [f"{sign}{bound}" for sign, bound in pairs if bound < _ALL]
     return f" [{', '.join(bounds)}]" if bounds else ""

@@ -13,6 +13,7 @@ quickstart Attack the bundled models on bundled images of Fashion-MNIST.
 audit Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 attack Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 sense Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
+transfer Show the adversarial images of each model to all others; write rows, summary.json and report.html.
 check Say whether a module computes differential attention, which variant it is, and what is off.
 certify Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 evaluate Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
@@ -49,11 +50,7 @@ def commands_of(name: str) -> "dict[str, Command]":
 
 
 def find_command(name: str) -> "Command":
-    """Return a command by name, such as ``"audit"`` or ``"study run"``.
-
-    Raises:
-        UserError: there is no such command.
-    """
+    """Return a command by name, such as ``"audit"`` or ``"study run"``; a UserError lists those that there are."""
     group = name.split(" ")[0]
     command = commands_of(group).get(name) if group in COMMANDS else None
     if command is None:

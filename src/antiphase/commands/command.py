@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,11 @@ class Refusal(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Command:
-    """One command. Command line, Python function, record, rerun and reference are made from it.
+    """One command: command line, Python function, record, rerun and reference are made from it.
 
-    Attributes:
-        name: as typed; its words may be separated by spaces, as in ``"study run"``.
-        options: the options; their docstring is the help, with examples.
-        run: ``"module:function"``, or the function itself, of (options, the command as typed): does the work and writes
-            ``options.out``. For a command without a result, it returns the ``Answer`` and prints what it likes.
-        result: ``"module:class"`` of the ``Result``; empty for a command that leaves no run to read back.
-        in_folder: whether ``options.out`` is the directory of a run; if not, the function returns the ``Answer``.
+    ``run`` is ``"module:function"``, or the function itself, of (options, the command as typed): it does the work and
+    writes ``options.out``. Without a ``result``, ``"module:class"``, it returns the ``Answer`` and prints as it likes.
+    ``in_folder`` says whether ``options.out`` is the directory of a run.
     """
 
     name: str
@@ -43,32 +39,24 @@ class Command:
     result: str = ""
     in_folder: bool = True
 
-    def function(self) -> Callable[..., Any]:
-        """Return the function that does the work."""
-        return imported(self.run)
-
     def result_type(self) -> "type[Result]":
-        """Return the class of the result."""
         return imported(self.result)
 
     @property
     def has_report(self) -> bool:
-        """Whether the command leaves the directory of a run, with a report."""
         return bool(self.result) and self.in_folder
 
-    def folder(self, options: Any) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which the work is done: the directory of a run, if there is one."""
-        return run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def work(self, options: Any) -> Iterator[Callable[..., Any]]:
+        """Yield the function that does the work, in the directory of a run, if there is one."""
+        folder = run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
+        with folder:
+            yield imported(self.run)
 
     def told(
         self, answer: Answer, options: Any, began: float, form: str | None = None
     ) -> tuple[Answer, dict[str, str]]:
-        """Print what the result of the work says and return its summary; an answer without a directory as it is.
-
-        Args:
-            began: when the work began, by ``time.monotonic``.
-            form: of the tables that are returned, too, by name, instead of being printed.
-        """
+        """Print what the result says and return its summary, and its tables in a form."""
         if not self.has_report:
             return answer, {}
         if not this_process().first:
@@ -89,18 +77,12 @@ class Command:
         say(f"antiphase: {'; '.join(unmet)}", err=True)
         return Refusal(content | {"unmet": unmet}), tables
 
-    def answer(self, options: Any, typed: str) -> Answer:
-        """Do the work in the directory of a run, print what the result says, and return its summary."""
-        began = time.monotonic()
-        with self.folder(options):
-            return self.told(self.function()(options, typed), options, began)[0]
-
     def measure(self, options: Any, typed: str, *, stored: bool) -> "Result":
         """Do the work in the directory of a run and return the result; its page is written if the directory stays."""
         from antiphase.commands.result import read_result
 
         with run_folder(Path(options.out), self.name, options):
-            self.function()(options, typed)
+            imported(self.run)(options, typed)
             process = this_process()
             process.wait()
             result = read_result(Path(options.out), self.name, stored=stored)

@@ -18,11 +18,8 @@ class ExportOptions(Options):
     **Examples**
 
     antiphase export diffclip:checkpoint_best.pt#lambda_init=0.8 --out models/diffclip
-
     antiphase export runs/diffclip --layout released --out models/released
-
     antiphase export runs/clip --layout transformers --out models/clip
-
     antiphase export runs/diffclip --push somebody/diffclip-openmoji
     """
 

@@ -37,13 +37,7 @@ from antiphase.precision import multiplies_bf16
 
 @dataclass(frozen=True)
 class Lineup:
-    """Models, their twins and the images that all of them are measured on.
-
-    Attributes:
-        models: loaded models, with their cards.
-        twins: as many models to compare them with, one each; or none.
-        data: images and labels.
-    """
+    """Models with their cards, as many twins to compare them with or none, and the images that all are measured on."""
 
     models: Sequence[nn.Module]
     twins: Sequence[nn.Module]
@@ -54,17 +48,14 @@ class Lineup:
 
     @property
     def everyone(self) -> list[nn.Module]:
-        """Models and twins."""
         return [*self.models, *self.twins]
 
     @cached_property
     def names(self) -> list[str]:
-        """Their names in rows and tables."""
         return short_names([card_of(model) for model in self.everyone])
 
     @property
     def by_name(self) -> dict[str, nn.Module]:
-        """Models and twins by name."""
         return dict(zip(self.names, self.everyone, strict=True))
 
     @property
@@ -73,18 +64,17 @@ class Lineup:
         return list(zip(self.names, self.names[len(self.models) :], strict=False))
 
     def check_fit(self) -> None:
-        """Refuse images that a model does not take."""
         for model in self.everyone:
             check_fit(card_of(model), self.data)
 
     def about(self) -> list[dict[str, Any]]:
         """Return what ``summary.json`` says of each model."""
-        cards = ((name, card_of(model), model) for name, model in self.by_name.items())
-        return [
-            {"name": name, "attention": card.attention, "seed": card.seed}
-            | {"lambda": self._lambdas(model), "num_classes": card.classes}
-            for name, card, model in cards
-        ]
+        entries = []
+        for name, model in self.by_name.items():
+            card = card_of(model)
+            entry = {"name": name, "attention": card.attention, "seed": card.seed}
+            entries.append(entry | {"lambda": self._lambdas(model), "num_classes": card.classes})
+        return entries
 
     def _lambdas(self, model: nn.Module) -> list[float]:
         """Return mean λ of each layer: as its modules say, else as it is found in what they compute."""
@@ -103,7 +93,7 @@ class Lineup:
         """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
         cards = {name: card_of(model) for name, model in self.by_name.items()}
         preprocessing = {
-            name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing is not None
+            name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing
         }
         with_images = isinstance(self.data, ImageSet) and hasattr(options, "resize")
         return {
@@ -128,22 +118,15 @@ def load_lineup(options: Any) -> Lineup:
     """Load models, their twins and the images: those that were asked for, else those the first was trained for.
 
     A dual encoder is bound to the images' classes, so that it is a classifier like all others.
-
-    Args:
-        options: of a command, with ``model``, ``against``, ``data``, ``split``, ``limit``, ``random_weights``,
-            ``prompt``, ``device`` and ``quiet``; ``skip_bad`` and ``classes``, if it has them.
     """
-    place = find_device(options.device)
-    models, twins = (
-        seeded(specs, getattr(options, "seeds", ())) for specs in (options.model, options.against)
-    )
+    seeds = getattr(options, "seeds", ())
+    models, twins = seeded(options.model, seeds), seeded(options.against, seeds)
     check_twins(models, twins)
-    loaded = load_models([*models, *twins], place, options.random_weights)
-    if getattr(options, "seeds", ()) and len({*map(fingerprint, loaded)}) < len(loaded):
+    loaded = load_models([*models, *twins], find_device(options.device), options.random_weights)
+    if seeds and len({*map(fingerprint, loaded)}) < len(loaded):
         names = ", ".join(card_of(model).name for model in loaded)
-        raise UserError(
-            f"seeds: of {names}, two have the same weights; name each one's own, as in runs/vit-{{seed}}"
-        )
+        fix = "name each one's own, as in runs/vit-{seed}"
+        raise UserError(f"seeds: of {names}, two have the same weights; {fix}")
     if options.prompt is not None and not any(map(is_dual_encoder, loaded)):
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = card_of(loaded[0])
@@ -152,31 +135,27 @@ def load_lineup(options: Any) -> Lineup:
     if source is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     noise = source == "random"
-    how = {"limit": options.limit, "seed": 0, "progress": not options.quiet}
-    how["skip_bad"] = getattr(options, "skip_bad", False)
-    wanted, resize = (getattr(options, name, None) for name in ("image_size", "resize"))
+    how = {"limit": options.limit, "seed": 0, "progress": not options.quiet, "skip_bad": options.skip_bad}
+    wanted = options.image_size
     if (images := live_object(source)) is not None:
         images = load_data(images, **how)
     else:
         size, channels = size_for(loaded)
         if size and wanted not in (None, size):
             raise UserError(f"image_size {wanted}: {card.spec} takes images of {size} pixels; leave it out")
-        classes = (card.classes or source_of(source).classes) if noise else None
+        how |= {"num_classes": (card.classes or source_of(source).classes) if noise else None}
         size = size or wanted or (card.image_shape[1] if noise else None)
-        images = load_data(
-            source, split=options.split, image_size=size, channels=channels, num_classes=classes, **how
-        )
+        images = load_data(source, split=options.split, image_size=size, channels=channels, **how)
     settle_size(loaded, images.image_shape)
     if noise:
         square_of(loaded[0])  # refuses a model whose images are not square
     images = with_own_pixels(images, loaded)  # the preprocessing travels with the model
-    if resize:
-        images = resized_images(images, resize)
+    if options.resize:
+        images = resized_images(images, options.resize)
     if (file := getattr(options, "classes", None)) is not None:
         if noise or any(map(is_dual_encoder, loaded)):
-            raise UserError(
-                "--classes: a CLIP takes the data's own class names, random images have none; leave it out"
-            )
+            why = "a CLIP takes the data's own class names, random images have none"
+            raise UserError(f"--classes: {why}; leave it out")
         for model in loaded:
             names = read_class_names(file, card_of(model).classes)
             with_card(model, replace(card_of(model), class_names=names))
@@ -202,12 +181,10 @@ def seeded(specs: Sequence[str], seeds: Sequence[int]) -> list[str]:
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
     """Return short names where they tell the models apart; else with the seed at their end, or specifications."""
-    plain = [card.name for card in cards]
-    seeded = [
-        card.name if card.seed is None or card.name.endswith(str(card.seed)) else f"{card.name}-{card.seed}"
-        for card in cards
-    ]
-    for names in (plain, seeded, [card.spec.replace("@seed=", "-") for card in cards]):
+    plain, specs = [card.name for card in cards], [card.spec.replace("@seed=", "-") for card in cards]
+    seeds = ["" if card.seed is None or card.name.endswith(str(card.seed)) else card.seed for card in cards]
+    seeded = [f"{name}-{seed}".removesuffix("-") for name, seed in zip(plain, seeds, strict=True)]
+    for names in (plain, seeded, specs):
         if len(set(names)) == len(names):
             return names
     raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")
@@ -225,7 +202,6 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    """Return the class of a model, without what normalises or binds it, and the number of its parameters."""
     inner = model
     while type(inner).__module__.startswith("antiphase.models.") and isinstance(
         wrapped := getattr(inner, "model", None), nn.Module

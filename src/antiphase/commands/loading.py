@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from antiphase.commands.options import Options
 from antiphase.errors import UserError, first_line, shown
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 PREFIX = "given:"
 _HELD: ContextVar[Mapping[str, Any]] = ContextVar("held")
+_said: set[str] = set()  # files whose code is run
 
 
 def live_object(spec: Any) -> Any:
     """Return the object of a specification; None for any other specification."""
     if not isinstance(spec, str) or not spec.startswith(PREFIX):
         return None
-    if spec not in _HELD.get({}):
-        raise UserError(
-            f"{spec}: was an object of another Python session; expected a specification, or the object"
-        )
-    return _HELD.get({})[spec]
+    if spec not in (held := _HELD.get({})):
+        was = f"{spec}: was an object of another Python session"
+        raise UserError(f"{was}; expected a specification, or the object")
+    return held[spec]
 
 
 def load_models(
@@ -46,17 +46,12 @@ def load_models(
     random_weights: bool = False,
     answering: bool = False,
     seed: int = 0,
+    resize: Literal["squash", "crop"] | None = None,
 ) -> list["nn.Module"]:
-    """Load models onto a device.
-
-    Args:
-        specs: specifications, each perhaps as ``NAME=SPEC@seed=N``.
-        place: the device.
-        random_weights: whether the models of other libraries among them are built without a download.
-        answering: whether models that answer questions in words are of use.
-        seed: from which random weights are drawn, unless a specification states one.
-    """
+    """Load models onto a device; refuse those that answer questions, unless ``answering``."""
+    from antiphase.models.card import square_of
     from antiphase.models.schemes.scheme import named_spec
+    from antiphase.models.trained import code_of
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, named, scheme_of
     from antiphase.modules import differentiable
@@ -65,11 +60,13 @@ def load_models(
     names = [spec.strip() for spec in specs]
     able = [(scheme := scheme_of(name)) is not None and scheme.random for name in names]
     if random_weights and not any(able):
-        raise UserError(
-            f"--random-weights: only timm:, torchvision:, hf: and open_clip: models take it, not {', '.join(names)}; "
-            "leave it out"
-        )
-    _warn_of_code(names)
+        takers = "only timm:, torchvision:, hf: and open_clip: models take it"
+        raise UserError(f"--random-weights: {takers}, not {', '.join(names)}; leave it out")
+    for place_of_code in filter(None, dict.fromkeys(map(code_of, names))):  # said once for each file
+        file = os.path.abspath(place_of_code)
+        if file not in _said and this_process().first:
+            say(f"antiphase: runs the code in {place_of_code}", err=True)
+        _said.add(file)
     loaded = []
     for text, random in zip(names, able, strict=True):
         name, spec, stated = named_spec(text)
@@ -78,18 +75,19 @@ def load_models(
             model = load_model(text, random_weights=random_weights and random, seed=seed)
         elif name or stated is not None:
             model = named(copy.copy(model), name, stated)  # the caller's own keeps its card
+        if resize is not None:
+            model, square = copy.copy(model), square_of(model)  # the caller's own keeps its square
+            object.__setattr__(model, "square", square.resized(resize))
         loaded.append(with_kind_found(differentiable(model)).to(place))
-    for name, model in zip(names, loaded, strict=True):
-        card = getattr(model, "card", None)
-        if answers_questions(model) and not answering:
+        card, answers = getattr(model, "card", None), answers_questions(model)
+        if answers and not answering:
             raise UserError(
-                f"{name}: a vision-language model, which answers questions; give --data pope or emoji-pope to "
+                f"{text}: a vision-language model, which answers questions; give --data pope or emoji-pope to "
                 "antiphase evaluate, audit or attack"
             )
-        classifies = answers_questions(model) or card is None or card.num_classes or is_dual_encoder(model)
-        if not classifies:
+        if not (answers or card is None or card.num_classes or is_dual_encoder(model)):
             raise UserError(
-                f"{name}: neither classifies images nor encodes images and texts; in Python, "
+                f"{text}: neither classifies images nor encodes images and texts; in Python, "
                 "antiphase.sensitivity.attention_maps shows the attention of such a model"
             )
     return loaded
@@ -132,40 +130,22 @@ def check_code(options: Options, allowed: bool, whose: str) -> None:
     for value in options.model_dump(mode="json", exclude={"out"}).values():
         for word in value if isinstance(value, list) else [value]:
             if not allowed and code_of(str(word)):
-                raise UserError(
-                    f"{whose}: {str(word).strip()} runs code; read that code, then add --run-code"
-                )
-
-
-_said: set[str] = set()
-
-
-def _warn_of_code(specs: Sequence[str]) -> None:
-    """Say once for each file that a model's code is run."""
-    from antiphase.models.trained import code_of
-
-    for place in filter(None, dict.fromkeys(map(code_of, specs))):
-        file = os.path.abspath(place)
-        if file not in _said and this_process().first:
-            say(f"antiphase: runs the code in {place}", err=True)
-        _said.add(file)
+                what = f"{whose}: {str(word).strip()} runs code"
+                raise UserError(f"{what}; read that code, then add --run-code")
 
 
 def check_compiler(place: "torch.device") -> None:
     """Refuse torch.compile on a CPU without the C++ compiler that it calls."""
     compiler = os.environ.get("CXX", "g++")
     if place.type == "cpu" and shutil.which(compiler) is None:
-        raise UserError(
-            f"--compile: no C++ compiler {compiler!r} on the PATH; install one or leave out --compile"
-        )
+        raise UserError(f"--compile: no C++ compiler {compiler!r} on the PATH; install one or leave it out")
 
 
 def check_twins(models: Sized, twins: Sized) -> None:
     """Refuse twins that are not one for each model, unless there are none."""
     if twins and len(twins) != len(models):
-        raise UserError(
-            f"against: {len(twins)} twins for models: {len(models)}; give one twin for each, in the models' order"
-        )
+        counts = f"{len(twins)} twins for models: {len(models)}"
+        raise UserError(f"against: {counts}; give one twin for each, in the models' order")
 
 
 def find_device(name: str) -> "torch.device":
@@ -196,12 +176,6 @@ def as_text(
 
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the
     mode they were in. It stays on its device unless ``device`` says otherwise.
-
-    Args:
-        values: options; ``model``, ``models`` and ``against`` may hold modules, or a dictionary of them by name;
-            ``data`` and ``held_out`` an image set or what ``load_data`` takes.
-        options: names of the command's options.
-        split: of data by name from which a model without a card gets one.
     """
     from antiphase.data import ImageSet, load_data
     from antiphase.modules import device_of, evaluating

@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from antiphase.errors import UserError, invalid, shown
-from antiphase.precision import SearchPrecision as AttackPrecision
 from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
@@ -40,12 +39,8 @@ _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset()) 
 class Typed:
     """How the command line shows a field where its type and name do not say it.
 
-    Attributes:
-        argument: whether it is given by position.
-        flags: names of the option in place of ``--field-name``.
-        metavar: word for the value in the help text.
-        text: turns a default into the text that one would type; the field's validator reads such text.
-        choices: the valid values of a field of strings that has no ``Literal`` type.
+    ``text`` turns a default into the text that one would type, which the field's validator reads; ``choices`` are the
+    valid values of a field of strings that has no ``Literal`` type.
     """
 
     argument: bool = False
@@ -56,13 +51,7 @@ class Typed:
 
 
 class Options(BaseModel):
-    """The options of a command: its command line, its Python function and its stored record read this model.
-
-    A field's docstring is its help text, its bounds are checked in all three.
-
-    Raises:
-        UserError: an unknown option, a missing one, or a value that is not valid.
-    """
+    """The options of a command, for its command line, its Python function and its stored record."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
@@ -102,17 +91,14 @@ class Options(BaseModel):
             raise UserError(f"{info.field_name} {shown(value)}: expected an integer of at most {_MOST}")
         for marker in markers:
             if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
-                raise UserError(
-                    f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}"
-                )
+                choices = ", ".join(marker.choices)
+                raise UserError(f"{info.field_name} {shown(value)}: expected one of {choices}")
         return value
 
     def chosen(self, *names: str) -> dict[str, Any]:
-        """Return those of the fields that are not None."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for JSON; a model made from them equals this one."""
         return self.model_dump(mode="json")
 
 
@@ -124,22 +110,15 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str):
         return value
     above, slash, below = (word.strip() for word in value.partition("/"))
-    try:
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
         if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
             return float(Fraction(above) / Fraction(below if slash else 1))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        pass
-    raise UserError(
-        f"{info.field_name} {shown(value.strip())}: expected a finite number or a fraction such as 1/255"
-    )
+    expected = "expected a finite number or a fraction such as 1/255"
+    raise UserError(f"{info.field_name} {shown(value.strip())}: {expected}")
 
 
 def read_words(value: Any) -> Any:
-    """Split a comma-separated list; leave other sequences as they are, and None as no words.
-
-    >>> read_words("probe, few-shot"), read_words(None)
-    (('probe', 'few-shot'), ())
-    """
+    """Split a comma-separated list; leave other sequences as they are, and None as no words."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return () if value is None else value
@@ -152,20 +131,13 @@ def read_numbers(value: Any) -> Any:
     if isinstance(value, int | float):
         return (value,)
     with suppress(TypeError):  # a tensor without axes
-        return (
-            tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
-        )
+        listed = isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
+        return tuple(value) if listed else value
     return value
 
 
 def read_models(value: Any) -> Any:
-    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
-
-    What begins with ``NAME=SCHEME:`` is a model of its own.
-
-    >>> read_models("python:net.py:build?depth=4, width=8, cnn=timm:resnet18")
-    ('python:net.py:build?depth=4,width=8', 'cnn=timm:resnet18')
-    """
+    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a ``?``."""
     if not isinstance(value, str):
         return read_words(value)
     models: list[str] = []
@@ -185,11 +157,7 @@ def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, 
 
 
 def eps_text(value: float | Sequence[float]) -> str:
-    """Return numbers as one would type them.
-
-    >>> eps_text((0.5 / 255, 8 / 255, 0.3))
-    '0.5/255,8/255,0.3'
-    """
+    """Return numbers as one would type them, such as ``0.5/255,0.3``."""
     if not isinstance(value, int | float):
         return ",".join(map(eps_text, value))
     above = f"{value * 255:g}"
@@ -231,11 +199,7 @@ def in_unicode(text: str) -> str:
 
 
 def read_settings(value: Any) -> Any:
-    """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types.
-
-    >>> read_settings(["momentum=0.9"]), read_settings({"momentum": 0.9})
-    ({'momentum': '0.9'}, {'momentum': 0.9})
-    """
+    """Read ``NAME=VALUE`` texts as a dictionary; values stay text for whoever knows their types."""
     if isinstance(value, str):
         value = (value,)
     if value is None or isinstance(value, Mapping):
@@ -313,22 +277,8 @@ RandomWeights = Annotated[
         description="Build timm:, torchvision:, hf: and open_clip: models with random weights, without a download."
     ),
 ]
-Prompt = Annotated[
-    Unicode | None,
-    Field(
-        description="Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own "
-        "prompts, or 'a photo of {}'."
-    ),
-]
 
 # images
-Data = Annotated[
-    str | None,
-    Field(
-        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in "
-        "docs/data.md. If not given: the test images of the model's own data."
-    ),
-]
 Classes = Annotated[
     Path | None,
     Field(
@@ -387,18 +337,22 @@ Track = Annotated[
     ),
 ]
 
-# attacks
-Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
-SearchPrecision = Annotated[
-    AttackPrecision,
-    Field(
-        description="Precision of the search; auto: the faster one, measured once for each architecture and machine. "
-        "Every success is confirmed in float32."
-    ),
-]
-Compile = Annotated[
-    bool,
-    Field(
-        description="Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."
-    ),
-]
+
+class Measurement(Options):
+    """What every measurement of models on images has."""
+
+    model: Model
+    data: str | None = None
+    """Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in docs/data.md. If not given:
+    the test images of the model's own data."""
+    split: Split = "test"
+    image_size: ImageSize = None
+    resize: Resize = None
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    prompt: Unicode | None = None
+    """Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own prompts, or 'a photo
+    of {}'."""
+    seed: Seed = 0
+    device: Device = "auto"
+    quiet: Quiet = False

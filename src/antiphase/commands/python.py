@@ -81,8 +81,8 @@ def study(names: Any, **options: Any) -> Result:
 
     Without ``store`` nothing is written, and a killed run cannot be resumed.
     """
+    from antiphase.studies.report.site import studied
     from antiphase.studies.run import run
-    from antiphase.studies.run_result import studied
 
     kind, named = find_command("study run").options, (names,) if isinstance(names, str) else names
     with _place("store", options.get("store")) as store:
@@ -122,7 +122,6 @@ def _run(name: str, values: dict[str, Any]) -> Result:
 
 @contextmanager
 def _place(option: str, path: Any) -> Iterator[Any]:
-    """Yield the directory that was given, else a temporary one."""
     if path is not None:
         yield path
         return
@@ -133,7 +132,6 @@ def _place(option: str, path: Any) -> Iterator[Any]:
 
 
 def _call(name: str, chosen: Options, left_out: Collection[str] = ()) -> str:
-    """Return a call as text, for the record."""
     options = chosen.model_dump(mode="json", include=chosen.model_fields_set - {*left_out})
     return f"antiphase.{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 

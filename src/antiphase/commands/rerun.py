@@ -1,5 +1,6 @@
 """``antiphase rerun``: a run repeated with the options that it stored, and compared with its repetition."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,6 @@ _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
 _FINISHED = "expected the directory of a finished run"
-_GONE = ("write_adapter",)  # options of before
 
 
 class RerunOptions(Options):
@@ -31,7 +31,6 @@ class RerunOptions(Options):
     **Examples**
 
     antiphase rerun antiphase-audit
-
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
 
@@ -49,11 +48,8 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     run = f"run {shown(str(options.run))}"
     name, stored = recorded(options.run)
     name = "audit" if name == "quickstart" else name  # it stores the options of its audit
-    repeatable = [
-        each
-        for each in COMMANDS
-        if each not in ("quickstart", "look", "compare", "study") and find_command(each).result
-    ]
+    others = ("quickstart", "look", "compare", "study")
+    repeatable = [each for each in COMMANDS if each not in others and find_command(each).result]
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
     out = options.out or options.run.with_name(f"{options.run.name}-again")
@@ -63,9 +59,11 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
     command = find_command(name)
-    repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
+    repeated = command.options.from_file(stored)
     check_code(repeated, options.run_code, run)
-    command.answer(repeated, typed)
+    began = time.monotonic()
+    with command.work(repeated) as work:
+        command.told(work(repeated, typed), repeated, began)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
@@ -77,7 +75,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the command that made a run and its options."""
+    """Return the command that made a run, and its options."""
     try:
         options, command = read_json(run / "run.json").get("options"), held_by(run)
     except UserError:
@@ -90,14 +88,7 @@ def recorded(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def compared(run: Path, again: Path) -> list[dict[str, Any]]:
-    """Compare the numbers of two runs, file by file.
-
-    Rows and weights have to be the same to the last bit; of training's metrics only the speed is left out.
-
-    Returns:
-        for each file ``file`` and ``equal``; where rows differ, ``columns`` with the number of rows that differ and
-        the largest difference of each.
-    """
+    """Compare the numbers of two runs to the last bit, file by file, with how many rows of which columns differ."""
     import polars as pl
 
     def rows(path: Path) -> pl.DataFrame:

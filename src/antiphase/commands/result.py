@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 _MOST_ROWS = 24  # of a table in a notebook
-_RECORDED = (
+_RECORDED = [
     "command",
     "settings",
     "data",
@@ -39,25 +39,12 @@ _RECORDED = (
     "hardware",
     "versions",
     "warnings",
-)
-_READERS = {".parquet": as_rows, ".jsonl": lambda content, name: _frame(as_json_lines(content, name))}
-
-
-def _frame(rows: Any) -> "pl.DataFrame":
-    import polars as pl  # takes time to import
-
-    return pl.DataFrame(rows)
+]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result(ABC):
-    """What a command measured. Each command has a subclass, with what its results do not share.
-
-    Attributes:
-        kind: name of the command.
-        files: content of each file of the run: rows, summary, record. What only serves to resume is not among them.
-        directory: where the run is stored; None if it is held in memory only.
-    """
+    """What a command measured: the ``files`` of its run by name, and where it is stored, if it is."""
 
     kind: str
     files: Mapping[str, bytes]
@@ -138,23 +125,19 @@ class Result(ABC):
     @property
     def tables(self) -> list[str]:
         """The names of the tables that :meth:`frame` returns."""
-        return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
+        return [Path(name).stem for name in self.files if Path(name).suffix in (".parquet", ".jsonl")]
 
     def frame(self, table: str | None = None) -> "pl.DataFrame":
-        """Return the stored rows, one per image, layer, epoch and so on; ``.to_pandas()`` needs pandas and pyarrow.
+        """Return the stored rows, one per image, layer, epoch and so on, of one of ``tables``, or the main one."""
+        import polars as pl  # takes time to import
 
-        Args:
-            table: one of ``tables``; the main one if not given.
-
-        Raises:
-            UserError: there is no such table.
-        """
         names = self.tables
         stem = table or (self.main_table if self.main_table in names else names[0])
         if stem not in names:
             raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
-        suffix = next(suffix for suffix in _READERS if stem + suffix in self.files)
-        return _READERS[suffix](self.files[stem + suffix], stem + suffix)
+        if (rows := self.files.get(file := f"{stem}.parquet")) is not None:
+            return as_rows(rows, file)
+        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], f"{stem}.jsonl"))
 
     def plot(self) -> "Figure":
         """Draw the first figure of the report."""
@@ -170,17 +153,12 @@ class Result(ABC):
         return next(plot.figure for section in self.sections() for plot in section.plots)
 
     def compare(self, other: "Result") -> "pl.DataFrame":
-        """Return how the models of this result differ from those of another: this minus the other, paired.
+        """Return how the models of this result differ from those of another of the same kind: this minus the other.
 
         Models of the same name are paired, and the others in their order. Differences are on the images, attacks and ε
         that both have, with 95 % intervals. ``decided`` is 1 or −1 where the difference is above or below 0, corrected
-        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts.
-
-        Args:
-            other: of the same kind; the models, and what they were measured with, may differ.
-
-        Raises:
-            UserError: the two are of different kinds, or share nothing that can be paired.
+        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts. A UserError refuses
+        results that share nothing.
         """
         import polars as pl
 
@@ -195,18 +173,16 @@ class Result(ABC):
         blocks = []
         for _, block in frame.group_by(compared_together(frame), maintain_order=True):
             rows = block.rows(named=True)
-            signs = decide(
-                [estimate_of(row, "difference") for row in rows], [row.get("p_value") for row in rows]
+            estimates, p_values = (
+                [estimate_of(row, "difference") for row in rows],
+                [row.get("p_value") for row in rows],
             )
-            blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
+            signs = pl.Series(decide(estimates, p_values), dtype=pl.Int64)
+            blocks.append(block.with_columns(decided=signs))
         return pl.concat(blocks).sort("place").drop("place")
 
     def save(self, directory: str | Path) -> Path:
-        """Write the run with its report into a directory, as the command does, and return its path.
-
-        Raises:
-            UserError: the directory cannot be written or holds the run of another command.
-        """
+        """Write the run with its report into a directory, as the command does, and return its path."""
         out = Path(directory)
         with run_folder(out, self.kind):
             for name, content in self.files.items():
@@ -220,7 +196,6 @@ class Result(ABC):
         return out
 
     def line(self) -> str:
-        """Return the result in a few words."""
         return self.headlines()[0].line
 
     def __repr__(self) -> str:
@@ -230,17 +205,10 @@ class Result(ABC):
         from antiphase.report.figure import as_svg
         from antiphase.report.page import environment
 
-        return (
-            environment()
-            .get_template("notebook.html")
-            .render(
-                line=repr(self)[1:-1],
-                warnings=self.warnings,
-                picture=base64.b64encode(as_svg(self.figure()).encode()).decode(),
-                tables=self.all_tables(),
-                most=_MOST_ROWS,
-            )
-        )
+        picture = base64.b64encode(as_svg(self.figure()).encode()).decode()
+        values = {"warnings": self.warnings, "tables": self.all_tables(), "most": _MOST_ROWS}
+        template = environment().get_template("notebook.html")
+        return template.render(values, line=repr(self)[1:-1], picture=picture)
 
     def all_tables(self) -> "list[Table]":
         """Return the tables of the page, or the main ones of them."""
@@ -257,15 +225,7 @@ class Result(ABC):
         return list(self._on_page)
 
     def table(self, name: str | None = None, form: str = "markdown") -> str:
-        """Return a table of the page as text, for a paper or a spreadsheet.
-
-        Args:
-            name: one of ``table_names``; all tables with their titles if not given.
-            form: ``"latex"`` (with the package booktabs), ``"markdown"``, or ``"csv"`` (all digits, in long form).
-
-        Raises:
-            UserError: there is no such table or format.
-        """
+        """Return one of ``table_names``, or all, as ``"latex"`` (for booktabs), ``"markdown"`` or ``"csv"``."""
         from antiphase.report.table import table_text
 
         if name is None:
@@ -275,25 +235,17 @@ class Result(ABC):
         return table_text(self._on_page[name], form)
 
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the content of a JSON file of the run.
-
-        Raises:
-            UserError: there is no such file, or it cannot be read or lacks a key.
-        """
+        """Return the content of a JSON file of the run, which has to have some keys."""
         if name not in self.files:
-            raise UserError(
-                f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
-            )
+            raise UserError(f"antiphase {self.kind} has no {name}; it has {', '.join(self.files)}")
         content = as_json(self.files[name], name)
-        if missing := [key for key in keys if key not in content]:
-            raise UserError(
-                f"{name} has no {missing[0]!r}: expected the file of a finished run; run it again"
-            )
+        for key in keys:
+            if key not in content:
+                raise UserError(f"{name} has no {key!r}: expected the file of a finished run; run it again")
         return content
 
     @contextmanager
     def unpacked(self) -> Iterator[Path]:
-        """Yield a temporary directory with the files, for what reads directories."""
         with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
             for file, content in self.files.items():
                 if file != WEIGHTS:
@@ -302,16 +254,7 @@ class Result(ABC):
 
 
 def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
-    """Read the files of a run directory.
-
-    Args:
-        directory: of the run.
-        command: that made it.
-        stored: whether the directory stays, so that a model's weights need not be held in memory.
-
-    Raises:
-        UserError: a file is missing: the run is not finished.
-    """
+    """Read the files of a run directory; weights are held in memory unless it stays (``stored``)."""
     files = {
         path.name: path.read_bytes()
         for pattern in _HELD
@@ -319,10 +262,11 @@ def read_result(directory: Path, command: str, *, stored: bool = True) -> Result
         if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
     }
     kind = find_command(command).result_type().of_files(files)
-    if missing := [name for name in kind.needs if name not in files]:
-        raise UserError(
-            f"{directory}: has no {missing[0]}; the run is not finished: repeat its command to resume"
-        )
+    for name in kind.needs:
+        if name not in files:
+            raise UserError(
+                f"{directory}: has no {name}; the run is not finished: repeat its command to resume"
+            )
     return kind(command, files, directory.resolve() if stored else None)
 
 
@@ -332,9 +276,6 @@ def open_result(directory: str | Path) -> Result:
 
     A store of studies, or rows that ``antiphase study pack`` made, give the finished studies under the profile that has
     the most finished cells; where no study is finished, those that were begun.
-
-    Raises:
-        UserError: the directory is missing, holds no run, or the run is not finished.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -343,18 +284,13 @@ def open_result(directory: str | Path) -> Result:
     command = "study run" if packed else held_by(folder)
     known = [name for name in COMMANDS if name != "study" and find_command(name).result]
     if command not in (*known, "study run"):
-        raise UserError(
-            f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(known)}"
-        )
+        expected = f"expected a directory written by antiphase {', '.join(known)}"
+        raise UserError(f"{folder}: holds no run that is known; {expected}")
     return find_command(command).result_type().open(folder, command)
 
 
 def listed(models: Sequence[Mapping[str, Any]]) -> str:
-    """Name the models of a summary.
-
-    >>> listed([{"name": name} for name in "abcd"])
-    'a, b and 2 more'
-    """
+    """Name the models of a summary, such as ``a, b and 2 more``."""
     names = [model["name"] for model in models]
     more = f" and {len(names) - 2} more" if len(names) > 3 else ""
     return ", ".join(names[:2] if more else names) + more
@@ -378,31 +314,24 @@ def compared_together(frame: "pl.DataFrame") -> list[str]:
 
 
 def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
-    """Return the models of both, paired by name, then in their order; without those that have no partner.
-
-    Raises:
-        UserError: no two can be paired, since none has the same name and their numbers differ.
-    """
+    """Return the models of both, paired by name, then in their order; without those that have no partner."""
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
-    left, right = (
-        [name for name in names if name not in others] for names, others in ((mine, theirs), (theirs, mine))
-    )
+    left, right = [name for name in mine if name not in theirs], [name for name in theirs if name not in mine]
     partners = {name: name for name in mine if name in theirs}
     if len(left) == len(right):
         partners |= dict(zip(left, right, strict=True))
     if not partners:
-        raise UserError(
-            f"compare: {len(mine)} models and {len(theirs)}, none of the same name; expected as many in both results"
-        )
+        counts = f"{len(mine)} models and {len(theirs)}"
+        raise UserError(f"compare: {counts}, none of the same name; expected as many in both results")
     return [(name, partners[name]) for name in mine if name in partners]
 
 
 def combined_rows(
     one: Result, two: Result, table: str | None = None
 ) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
-    """Return the rows that both have, under names that differ, and the models, paired, under these names.
+    """Return the rows that both have, under names that differ, and the pairs of these names.
 
-    Where the two have no attack in common, the first of the one is paired with the first of the other.
+    Their first attacks are paired, the worst case where there are several, and the attacks that both have.
     """
     import polars as pl
 
@@ -412,24 +341,22 @@ def combined_rows(
     frames = _of_same_images(one, two, frames)
     if all("attack" in rows.columns for rows in frames):
         attacks = [rows["attack"].unique(maintain_order=True).to_list() for rows in frames]
-        if not {*attacks[0]} & {*attacks[1]}:
+        if attacks[0][0] != attacks[1][0]:
             first = pl.col("attack") == pl.col("attack").first()
-            both = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}")
-            frames = [rows.filter(first).with_columns(attack=both) for rows in frames]
+            both, shared = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}"), [*{*attacks[0]} & {*attacks[1]}]
+            firsts = [rows.filter(first).with_columns(attack=both) for rows in frames]
+            others = [rows.filter(pl.col("attack").is_in(shared)) for rows in frames]
+            frames = [pl.concat(both) for both in zip(firsts, others, strict=True)]
     cell = [name for name in _CELL if all(name in rows.columns for rows in frames)]
     kept = frames
     for rows in frames if cell else ():
         for part in rows.select("model", *cell).unique().partition_by("model", include_key=False):
             kept = [each.join(part, on=cell, how="semi", nulls_equal=True) for each in kept]
     if kept[0].is_empty():
-        has = [
-            ", ".join(f"{name} {_values(rows[name])}" for name in ("norm", "eps") if name in cell)
-            or "other rows"
-            for rows in frames
-        ]
-        raise UserError(
-            f"compare: nothing in common: {' and '.join(has)}; expected the same norm and an ε in both"
-        )
+        told = [name for name in ("norm", "eps") if name in cell]
+        has = [", ".join(f"{name} {_values(rows[name])}" for name in told) or "other rows" for rows in frames]
+        expected = "expected the same norm and an ε in both"
+        raise UserError(f"compare: nothing in common: {' and '.join(has)}; {expected}")
     taken = {mine for mine, _ in pairs}
     renamed = {theirs: f"{theirs} (other)" if theirs in taken else theirs for _, theirs in pairs}
     kept[1] = kept[1].with_columns(pl.col("model").replace(renamed))
@@ -437,10 +364,7 @@ def combined_rows(
 
 
 def _of_same_images(one: Result, two: Result, frames: "list[pl.DataFrame]") -> "list[pl.DataFrame]":
-    """Return the rows on the data that both have; refuse rows of different images.
-
-    Images are the same if the fingerprints of the data are, or if data of one name have one label for each id.
-    """
+    """Return the rows on the data that both have: of one fingerprint, or of one name with one label for each id."""
     import polars as pl
 
     names, prints = ([result.record[key] for result in (one, two)] for key in ("data", "data_fingerprint"))

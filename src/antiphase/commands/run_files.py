@@ -46,9 +46,7 @@ def write_run(
 ) -> None:
     """Write the tables of a finished run, ``run.json`` and ``summary.json`` into ``options.out``, in one process.
 
-    A table that is None may lie there from an earlier run, and is removed. Rows of samples that are files have the
-    name of the file, relative to the folder of the data. ``began`` is of ``time.monotonic``, to which the time of the
-    same run before it was killed is added; ``record`` replaces what ``run.json`` would say.
+    A table that is None may lie there from an earlier run, and is removed; ``record`` replaces parts of ``run.json``.
     """
     if not this_process().first:
         return

@@ -24,13 +24,8 @@ _before: dict[Path, float] = {}  # seconds of runs that go on
 def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
     """Make the directory of a run, or take that of an earlier run of the same command, and lock it.
 
-    A run that fails before it has written anything leaves no directory behind. Of the processes of torchrun the first
-    holds the lock for all.
-
-    Args:
-        out: the directory.
-        command: which command writes it, such as ``"audit"``.
-        options: of the command, if its time counts: a run with the same options that was killed is resumed.
+    A run that fails before it has written anything leaves no directory behind. With ``options`` its time counts, from
+    where a killed run with the same options ended. Of torchrun's processes the first holds the lock for all.
     """
     missing: list[Path] = []
     with contextlib.ExitStack() as held:
@@ -67,7 +62,6 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
 
 
 def _start_clock(out: Path, options: Any) -> None:
-    """Note when a run begins, and for how long a killed one with the same options had run until it last wrote."""
     same, now, before = digest(options.model_dump_json(exclude=_NO_NUMBER)), time.time(), 0.0
     with contextlib.suppress(UserError, KeyError, TypeError):  # there is none, or it is damaged
         left = read_json(out / CLOCK)
@@ -79,19 +73,13 @@ def _start_clock(out: Path, options: Any) -> None:
 
 
 def finished(out: Path, began: float) -> dict[str, Any]:
-    """Return what ``run.json`` says of a run that ends now: its seconds, with those before a kill, and the date.
-
-    Args:
-        out: the directory.
-        began: when its work began, by ``time.monotonic``.
-    """
+    """Return the seconds of a run that began then, with those before a kill, and the date, for ``run.json``."""
     seconds = _before.get(out, 0.0) + time.monotonic() - began
     return {"seconds": round(seconds, 2), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Hold the lock of a directory, which is made if missing."""
     out.mkdir(parents=True, exist_ok=True)
     while True:
         with (out / LOCK).open("a+", encoding="utf-8", errors="replace") as file:
@@ -119,36 +107,28 @@ def _locked(out: Path) -> Iterator[None]:
 
 def check_holder(out: Path, command: str) -> None:
     """Refuse a directory that holds the run of another command."""
-    holder = held_by(out)
-    if holder not in (None, command):
-        raise UserError(
-            f"out {shown(str(out))}: holds a run of antiphase {holder}; give antiphase {command} another directory"
-        )
+    if (holder := held_by(out)) not in (None, command):
+        place = f"out {shown(str(out))}: holds a run of antiphase {holder}"
+        raise UserError(f"{place}; give antiphase {command} another directory")
 
 
 def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none that is known."""
     if (out / MARKER).exists():
         return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
-    # runs of before there were markers
-    if (out / "log.jsonl").exists() and (out / "cells").exists():
+    if (out / "log.jsonl").exists() and (out / "cells").exists():  # of before there were markers
         return "study run"
-    if (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists():
-        kind = str(_read(out / "recipe.json").get("kind"))
-        return {"clip": "train-clip", "vlm": "train-vlm"}.get(kind, "train")
-    words = str(_read(out / "run.json").get("command", "")).split()
+    trained = (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists()
+    about: dict[str, object] = {}
+    with contextlib.suppress(UserError):
+        about = read_json(out / ("recipe.json" if trained else "run.json"))
+    if trained:
+        return {"clip": "train-clip", "vlm": "train-vlm"}.get(str(about.get("kind")), "train")
+    words = str(about.get("command", "")).split()
     return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
 
 
-def _read(path: Path) -> dict[str, object]:
-    try:
-        return read_json(path)
-    except UserError:
-        return {}
-
-
 def _remove(folders: Sequence[Path]) -> None:
-    """Remove the empty ones, innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import torch
 
 from antiphase.data.folders import SPLITS, choose_split, refuse_missing
-from antiphase.data.images import FilePairs
-from antiphase.data.objects import ImageObjects, region_of
+from antiphase.data.images import FilePairs, ImageObjects, region_of
 from antiphase.errors import UserError
 from antiphase.files import read_json, read_text
 
@@ -36,17 +34,10 @@ def row_pairs(
     """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
     kept = [(number, *row) for number, row in enumerate(rows) if row[1]]
     ids, files, captions, labels = zip(*kept, strict=True) if kept else ((),) * 4
-    return FilePairs(
-        name=name,
-        split=split,
-        ids=torch.tensor(ids, dtype=torch.int64),
-        captions=captions,
-        labels=torch.tensor(labels, dtype=torch.int64) if class_names else None,
-        class_names=class_names,
-        skipped=tuple(f"{file} {lack}" for file, captions, _ in rows if not captions),
-        root=root,
-        files=files,
-    )
+    skipped = tuple(f"{file} {lack}" for file, captions, _ in rows if not captions)
+    about = {"ids": torch.tensor(ids, dtype=torch.int64), "captions": captions, "skipped": skipped}
+    classes = labels if class_names else None
+    return FilePairs.whole(name, split, class_names, classes, root=root, files=files, **about)
 
 
 def listed_pairs(
@@ -85,48 +76,39 @@ def _layout(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: expected the published layout ({error!r}): download it again") from error
 
 
-@dataclass(frozen=True)
-class _Coco:
-    """A list of COCO's annotations: its path, its images sorted by id, and the notes of each, sorted by id."""
-
-    path: Path
-    split: str
-    content: Any
-
-    def images(self) -> Iterator[tuple[str, Any, list[Any]]]:
-        """Yield file, entry and notes of each image."""
-        notes: defaultdict[int, list[Any]] = defaultdict(list)
-        for note in sorted(self.content["annotations"], key=itemgetter("id")):
-            notes[note["image_id"]].append(note)
-        folder = self.path.stem.rpartition("_")[2]
-        for entry in sorted(self.content["images"], key=itemgetter("id")):
-            yield f"{folder}/{entry['file_name']}", entry, notes[entry["id"]]
-
-    def captions(self) -> dict[str, tuple[str, ...]]:
-        texts = ((file, (note["caption"].strip() for note in notes)) for file, _, notes in self.images())
-        return {file: tuple(filter(None, several)) for file, several in texts}
-
-    def pairs(self, name: str, rows: list[Row], *more: Any) -> FilePairs:
-        return listed_pairs(name, self.split, [self.path.parent.parent], rows, *more)
-
-
-def _coco(name: str, root: Path, split: str, kind: str) -> _Coco:
-    """Return COCO's annotations of a kind, of 2014 before 2017."""
+def _coco(name: str, root: Path, split: str, kind: str) -> tuple[Path, str, Any]:
+    """Return path, split and content of COCO's annotations of a kind, of 2014 before 2017."""
     split = choose_split(name, split, ("train", "val"))
     for folder, year in itertools.product((root, root / "coco"), (2014, 2017)):
         path = folder / f"annotations/{kind}_{split}{year}.json"
         if path.is_file():
-            return _Coco(path, split, read_list(path))
+            return path, split, read_list(path)
     where = f"annotations/{kind}_{split}2014.json not found in {root} or {root / 'coco'}"
     raise UserError(f"COCO's {where}: unzip {_COCO_LISTS} and the images there, or set ANTIPHASE_DATA")
 
 
+def _coco_images(path: Path, content: Any) -> Iterator[tuple[str, Any, list[Any]]]:
+    """Yield file, entry and notes of each image of a list, sorted by id."""
+    notes: defaultdict[int, list[Any]] = defaultdict(list)
+    for note in sorted(content["annotations"], key=itemgetter("id")):
+        notes[note["image_id"]].append(note)
+    folder = path.stem.rpartition("_")[2]
+    for entry in sorted(content["images"], key=itemgetter("id")):
+        yield f"{folder}/{entry['file_name']}", entry, notes[entry["id"]]
+
+
+def _coco_texts(path: Path, content: Any) -> dict[str, tuple[str, ...]]:
+    with _layout(path):
+        images = _coco_images(path, content)
+        texts = {file: [note["caption"].strip() for note in notes] for file, _, notes in images}
+    return {file: tuple(filter(None, several)) for file, several in texts.items()}
+
+
 def coco_captions(root: Path, split: str) -> FilePairs:
     """List COCO's images of 2014, else of 2017, with their captions, about five each, sorted by image and caption."""
-    coco = _coco("coco", root, split, "captions")
-    with _layout(coco.path):
-        rows: list[Row] = [(file, captions, None) for file, captions in coco.captions().items()]
-    return coco.pairs("coco", rows)
+    path, split, content = _coco("coco", root, split, "captions")
+    rows: list[Row] = [(file, captions, None) for file, captions in _coco_texts(path, content).items()]
+    return listed_pairs("coco", split, [path.parent.parent], rows)
 
 
 def coco_single_label(root: Path, split: str) -> FilePairs:
@@ -136,23 +118,21 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
     go to the lower annotation id. Images without such an object are skipped. Without ``captions_*.json``, the captions
     are the class names.
     """
-    coco = _coco("coco-single-label", root, split, "instances")
-    captions: dict[str, tuple[str, ...]] = {}
-    listed = coco.path.with_name(coco.path.name.replace("instances", "captions"))
-    if listed.is_file():
-        with _layout(listed):
-            captions = _Coco(listed, coco.split, read_list(listed)).captions()
+    path, split, content = _coco("coco-single-label", root, split, "instances")
+    listed = path.with_name(path.name.replace("instances", "captions"))
+    captions = _coco_texts(listed, read_list(listed)) if listed.is_file() else {}
     rows: list[Row] = []
-    with _layout(coco.path):
-        names = {entry["id"]: entry["name"] for entry in coco.content["categories"]}
+    with _layout(path):
+        names = {entry["id"]: entry["name"] for entry in content["categories"]}
         numbers = {category: number for number, category in enumerate(sorted(names))}
-        for file, _, notes in coco.images():
+        for file, _, notes in _coco_images(path, content):
             objects = [note for note in notes if not note["iscrowd"]]
             category = max(objects, key=itemgetter("area"))["category_id"] if objects else None
             texts = captions.get(file) or (names[category],) if objects else ()
             rows.append((file, texts, numbers[category] if objects else None))
     class_names = tuple(names[category] for category in numbers)
-    return coco.pairs("coco-single-label", rows, class_names, "has no object but crowds")
+    place, lack = [path.parent.parent], "has no object but crowds"
+    return listed_pairs("coco-single-label", split, place, rows, class_names, lack)
 
 
 def coco_objects(root: Path, split: str) -> FilePairs:
@@ -161,12 +141,12 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     The captions of an image are the names of the two, and ``objects`` holds the masks of all their objects. Crowds
     belong to the mask of a category but not to its area. Ties go to the lower category id.
     """
-    coco = _coco("coco-objects", root, split, "instances")
+    path, split, content = _coco("coco-objects", root, split, "instances")
     rows: list[Row] = []
     objects: list[tuple[ImageObjects, ...]] = []
-    with _layout(coco.path):
-        names = {entry["id"]: entry["name"] for entry in coco.content["categories"]}
-        for file, entry, notes in coco.images():
+    with _layout(path):
+        names = {entry["id"]: entry["name"] for entry in content["categories"]}
+        for file, entry, notes in _coco_images(path, content):
             areas: Counter[int] = Counter()
             regions: defaultdict[int, list[Any]] = defaultdict(list)
             for note in notes:
@@ -180,7 +160,8 @@ def coco_objects(root: Path, split: str) -> FilePairs:
             shapes = {kind: tuple(region_of(part, *size) for part in regions[kind]) for kind in two}
             if two:
                 objects.append(tuple(ImageObjects(names[kind], shapes[kind], *size) for kind in two))
-    pairs = coco.pairs("coco-objects", rows, (), "has fewer than two categories")
+    lack = "has fewer than two categories"
+    pairs = listed_pairs("coco-objects", split, [path.parent.parent], rows, (), lack)
     return pairs.altered(objects=tuple(objects))
 
 

@@ -149,10 +149,8 @@ def llava_conversations(
     """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
     if images is None:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
-    folder, file = (
-        here if here.exists() or not (root / here).exists() else root / here
-        for here in (Path(place).expanduser() for place in (images, path))
-    )
+    places = (Path(place).expanduser() for place in (images, path))
+    folder, file = (at if at.exists() or not (root / at).exists() else root / at for at in places)
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
     records = read_list(file)
@@ -213,14 +211,14 @@ def shard_conversations(name: str, path: str, root: Path) -> Conversations:
     records: list[dict[str, Any]] = []
     for tar in paths:
         told: list[dict[str, Any]] = []
-        for name_of, kinds, content in read_samples(tar, "json"):
+        for stem, kinds, content in read_samples(tar, "json"):
             try:
                 record = parse_json(content or b"")
             except ValueError as error:
                 raise UserError(
-                    f"{tar}: {name_of} has no valid JSON file ({error}); download it again"
+                    f"{tar}: {stem} has no valid JSON file ({error}); download it again"
                 ) from None
-            told.append({"id": name_of} | (record if isinstance(record, dict) else {"conversations": record}))
+            told.append({"id": stem} | (record if isinstance(record, dict) else {"conversations": record}))
             told[-1].pop("image", None)
             if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):
                 told[-1]["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"

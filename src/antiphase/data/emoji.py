@@ -16,7 +16,7 @@ import tomllib
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -32,8 +32,7 @@ from torch import Tensor
 
 from antiphase.data.decoding import Square
 from antiphase.data.folders import choose_split, data_root
-from antiphase.data.images import ArrayPairs
-from antiphase.data.objects import ImageObjects, run_lengths
+from antiphase.data.images import ArrayPairs, ImageObjects, run_lengths
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.streams import generator, key, sample_keys, uniform
@@ -97,16 +96,9 @@ def emoji_pairs(
         rows = [row for row, number in enumerate(drawn) if number in kept]
         chosen += [emojis[drawn[row]] for row in rows]
         arrays.append(pixels[rows])
-    return ArrayPairs(
-        name=name,
-        split=split,
-        ids=torch.arange(len(chosen)),
-        captions=tuple(emoji.captions for emoji in chosen),
-        labels=torch.tensor([GROUPS.index(emoji.group) for emoji in chosen], dtype=torch.int64),
-        class_names=GROUPS,
-        prompts=group_prompts(),
-        array=torch.from_numpy(np.concatenate(arrays)),
-    )
+    labels, captions = [GROUPS.index(emoji.group) for emoji in chosen], tuple(one.captions for one in chosen)
+    pictures = {"prompts": group_prompts(), "array": np.concatenate(arrays)}
+    return ArrayPairs.whole(name, split, GROUPS, labels, captions=captions, **pictures)
 
 
 def _drawings(
@@ -132,9 +124,8 @@ def _drawings(
     with progress_bar(f"rendering {artist}", len(emojis), progress) as advance:
         for number, emoji in enumerate(emojis):
             if picture := paint(emoji.text):
-                white = Image.alpha_composite(
-                    Image.new("RGBA", picture.size, "white"), picture.convert("RGBA")
-                )
+                white = Image.new("RGBA", picture.size, "white")
+                white = Image.alpha_composite(white, picture.convert("RGBA"))
                 pictures[number] = Square(SIZE).apply(white.convert("RGB")).numpy()
             advance(1)
     drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
@@ -178,22 +169,22 @@ def held_out(concept: str) -> bool:
 @cache
 def _emojis() -> tuple[Emoji, ...]:
     """Return every emoji that has a name and a group, sorted by its characters."""
-    emojis: list[Emoji] = []
-    groups = _groups()
+    emojis: list[tuple[str, tuple[str, ...], str]] = []
+    known = _groups()
     # an emoji may be listed with and without the variation selector; the last entry wins
     entries = {text.replace(_VARIATION, ""): entry for text, entry in _module("emoji").EMOJI_DATA.items()}
     for text, entry in sorted(entries.items()):
         name = entry["en"].strip(":").replace("_", " ")
         # newer emoji, not in the list of groups, get the group of their first character
-        group = groups.get(text) or groups.get(text[0])
+        group = known.get(text) or known.get(text[0])
         if group not in GROUPS:
             continue  # hair and skin swatches
         if group == "Flags" and "flag" not in name.lower():
             name = f"flag: {name}"
         aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
-        emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), "", group))
-    concepts = concepts_of([emoji.captions for emoji in emojis], [emoji.group for emoji in emojis])
-    return tuple(replace(emoji, concept=concept) for emoji, concept in zip(emojis, concepts, strict=True))
+        emojis.append((text, tuple(dict.fromkeys([name, *aliases])), group))
+    texts, captions, groups = zip(*emojis, strict=True)
+    return tuple(map(Emoji, texts, captions, concepts_of(captions, groups), groups))
 
 
 def concept_name(name: str) -> str:
@@ -204,9 +195,7 @@ def concept_name(name: str) -> str:
     kept = [word for word in words if word not in _VARIANT]
     while kept and kept[0] in ("and", "with", "in"):
         del kept[0]
-    singular = (
-        word[:-1] if len(word) > 3 and word.endswith("s") and word[-2] != "s" else word for word in kept
-    )
+    singular = (one[:-1] if len(one) > 3 and one.endswith("s") and one[-2] != "s" else one for one in kept)
     return " ".join(singular) or ("person" if _PERSON.issuperset(words) else name)
 
 
@@ -378,14 +367,9 @@ def _scenes(
             mask[place] = shape
             things.append(ImageObjects(thing, (run_lengths(mask),), SIZE, SIZE))
         objects.append(tuple(things))
-    return ArrayPairs(
-        name=name,
-        split=split,
-        ids=torch.arange(len(images)),
-        captions=tuple(captions(tuple(thing.name for thing in things)) for things in objects),
-        array=torch.stack(images),
-        objects=tuple(objects),
-    )
+    texts = tuple(captions(tuple(thing.name for thing in things)) for things in objects)
+    pictures = {"array": torch.stack(images), "objects": tuple(objects)}
+    return ArrayPairs.whole(name, split, (), None, captions=texts, **pictures)
 
 
 def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"]:
@@ -398,8 +382,7 @@ def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "heigh
 def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
     """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
 
-    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation. The captions are the
-    names of the two emoji, and ``objects`` holds their masks.
+    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation.
     """
     single = emoji_pairs("openmoji", split, root, progress)
     first: dict[str, int] = {}
@@ -433,12 +416,8 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
 
     @cache
     def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
-        small = F.interpolate(
-            whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None],
-            (size, size),
-            mode="bilinear",
-            antialias=True,
-        )[0]
+        drawing = whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None]
+        small = F.interpolate(drawing, (size, size), mode="bilinear", antialias=True)[0]
         small = small.round().to(torch.uint8)
         small = small.flip(-1) if flipped else small
         return small, on_white(small)
@@ -459,9 +438,7 @@ def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, 
     while len(names) < count:
         same = not names or next(numbers) < table["together"]
         chosen = _THEMES[theme if same else int(next(numbers) * len(_THEMES))]
-        left = [
-            (name, share) for name, share in zip(chosen, table["shares"], strict=True) if name not in names
-        ]
+        left = [pair for pair in zip(chosen, table["shares"], strict=True) if pair[0] not in names]
         bounds = np.cumsum([share for _, share in left])
         names.append(left[int(np.searchsorted(bounds, next(numbers) * bounds[-1], side="right"))][0])
     quarters = np.argsort(draws[-4:])[:count].tolist()

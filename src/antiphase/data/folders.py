@@ -15,10 +15,8 @@ from antiphase.files import printable
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
-_RARE = (
-    "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm npy"
-)
-_RARE_SUFFIXES = {f".{suffix}" for suffix in _RARE.split()}
+_RARE = "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm"
+_RARE_SUFFIXES = {f".{suffix}" for suffix in (*_RARE.split(), "npy")}
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
 _SPLIT_WORDS |= {split: split for split in SPLITS}

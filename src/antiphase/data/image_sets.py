@@ -115,9 +115,10 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     if wnids := list(filter(WNID.fullmatch, class_names)):
         from timm.data.imagenet_info import ImageNetInfo
 
+        synonyms = ImageNetInfo().label_name_to_description
         for wnid in wnids:
             with contextlib.suppress(KeyError):
-                known[wnid] = ImageNetInfo().label_name_to_description(wnid).partition(",")[0]
+                known[wnid] = synonyms(wnid).partition(",")[0]
         known |= prompt_names()
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word)]
@@ -255,9 +256,8 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    return ArrayImages.whole(
-        "fashion-mnist", split, FASHION_MNIST_CLASSES, labels.copy(), pixels=images.copy()
-    )
+    about = ("fashion-mnist", split, FASHION_MNIST_CLASSES)
+    return ArrayImages.whole(*about, labels.copy(), pixels=images.copy())
 
 
 def specimens(file: Path | None = None) -> ArrayImages:
@@ -296,9 +296,7 @@ def random_images(
     if image_size is None or channels is None or num_classes is None:
         known = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         lacking = ", ".join(name for name, value in known.items() if value is None)
-        raise UserError(
-            f"random: has no {lacking} of its own; expected a model that says them, or other data"
-        )
+        raise UserError(f"random: has no {lacking} of its own; expected a model that has, or other data")
     count, stream = limit or RANDOM_IMAGES, [seed or 0, ("train", "test").index(split)]
     noise, classes = (np.random.default_rng([*stream, number]) for number in (0, 1))
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)

@@ -12,17 +12,92 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.data.archives import changed, file_size
 from antiphase.data.decoding import Square, decode, decode_whole, describe_transform, in_threads, or_error
-from antiphase.data.objects import ImageObjects
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
 from antiphase.streams import generator
 from antiphase.terminal import progress_bar
+
+Region = tuple[tuple[float, ...], ...] | tuple[int, ...]
+"""Polygons, each x0, y0, x1, y1, …; or run lengths."""
+
+
+@final
+@dataclass(frozen=True)
+class ImageObjects:
+    """All objects of one name in an image of ``height`` × ``width`` pixels, and the regions that make them up."""
+
+    name: str
+    regions: tuple[Region, ...]
+    height: int
+    width: int
+
+    def mask(self) -> Bool[np.ndarray, "height width"]:
+        """Return the union of the regions."""
+        size = (self.height, self.width)
+        whole = np.zeros(size, bool)
+        for region in self.regions:
+            if region and isinstance(region[0], tuple):
+                for points in region:
+                    whole |= polygon_mask(np.array(points, float).reshape(-1, 2), *size)
+            else:
+                whole |= run_length_mask(region, *size)  # pyright: ignore[reportArgumentType]
+        return whole
+
+
+def polygon_mask(
+    points: Float[np.ndarray, "corners 2"], height: int, width: int
+) -> Bool[np.ndarray, "height width"]:
+    """Return the pixels whose centre (column + ½, row + ½) lies in a polygon of corners (x, y), by the even–odd rule.
+
+    COCO's own tools draw a polygon on a finer grid and differ by pixels on its border.
+
+    >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
+    [[0, 1, 1, 0], [0, 0, 0, 0]]
+    """
+    x, y = points.T
+    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
+    centres = np.arange(height)[:, None] + 0.5
+    crossed = (y <= centres) != (next_y <= centres)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = x + (centres - y) / (next_y - y) * (next_x - x)
+    # an edge that a row of centres crosses changes the side of every pixel to the right of the crossing
+    right = crossed[:, None, :] & (crossing[:, None, :] <= np.arange(width)[:, None] + 0.5)
+    return right.sum(-1) % 2 == 1
+
+
+def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "height width"]:
+    """Return the mask of COCO's uncompressed run lengths: column by column, off and on in turn, beginning with off."""
+    if sum(counts) != height * width or min(counts, default=0) < 0:
+        raise ValueError(f"run lengths of {sum(counts)} pixels: expected {height * width}")
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
+
+
+def run_lengths(mask: Bool[np.ndarray, "height width"]) -> tuple[int, ...]:
+    """Return the run lengths of a mask, as for :func:`run_length_mask`."""
+    flat = mask.T.ravel()
+    ends = np.flatnonzero(np.diff(flat)) + 1
+    lengths = np.diff(np.r_[0, ends, flat.size]).tolist()
+    return tuple([0, *lengths] if flat[0] else lengths)
+
+
+def region_of(segmentation: Any, height: int, width: int) -> Region:
+    """Return the region of an annotation of COCO: polygons, or uncompressed run lengths of the image."""
+    if isinstance(segmentation, dict):
+        counts = segmentation["counts"]
+        if not isinstance(counts, list) or segmentation["size"] != [height, width]:
+            raise ValueError(f"run lengths: expected a list of numbers for an image of {height} × {width}")
+        run_length_mask(counts, height, width)
+        return tuple(counts)
+    if any(len(points) < 6 or len(points) % 2 for points in segmentation):
+        raise ValueError("a polygon: expected at least three corners, x and y in turn")
+    return tuple(tuple(map(float, points)) for points in segmentation)
+
 
 _OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
 
@@ -49,6 +124,15 @@ class Samples(ABC):
     ids: Int64[Tensor, " samples"]
     skipped: tuple[str, ...] = ()
     prompts: tuple[tuple[str, ...], ...] | None = None
+
+    @classmethod
+    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
+        """Return a whole split; ids are counted from 0 unless given. Pairs may have no labels, None."""
+        numbers = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
+        ids = torch.arange(len(others["captions"] if labels is None else labels))
+        about: dict[str, Any] = {"class_names": tuple(class_names), "labels": numbers, "ids": ids}
+        return cls(name=name, split=split, **(about | others | tensors))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -112,14 +196,6 @@ class ImageSet(Samples):
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
             raise UserError(f"{self.name}: label {outside[0]}: expected 0 to {len(self.class_names) - 1}")
-
-    @classmethod
-    def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
-        """Return a whole split; ids are counted from 0 unless given."""
-        numbers = torch.as_tensor(labels, dtype=torch.int64)
-        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
-        values: dict[str, Any] = {"ids": torch.arange(len(numbers)), **others, **tensors}
-        return cls(name=name, split=split, class_names=tuple(class_names), labels=numbers, **values)
 
     @property
     @abstractmethod
@@ -404,10 +480,7 @@ def content_key(data: ImageSet | PairSet) -> str:
 def model_images(
     data: ImageSet | PairSet, positions: Sequence[int], square: Square, channels: int = 3
 ) -> Float[Tensor, "b channels size size"]:
-    """Return images as float32 in [0, 1] with the size of ``square``, a model's preprocessing, and its channels.
-
-    Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
-    """
+    """Return images in [0, 1] as a model takes them: resized by ``square``, grey ones repeated for three channels."""
     if isinstance(data, FileImages):
         return data.resized(square, channels).images(positions)
     if isinstance(data, PairSet):

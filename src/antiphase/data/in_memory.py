@@ -213,12 +213,8 @@ def checked_pixels(name: str, images: Any) -> Tensor:
         raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_EXPECTED}") from None
     shape, kind = tuple(pixels.shape), str(pixels.dtype).removeprefix("torch.")
     whole = pixels.dtype == torch.uint8
-    if (
-        len(shape) != 4
-        or shape[1] not in (1, 3)
-        or not math.prod(shape)
-        or not (whole or pixels.is_floating_point())
-    ):
+    is_batch = len(shape) == 4 and shape[1] in (1, 3) and math.prod(shape) > 0
+    if not is_batch or not (whole or pixels.is_floating_point()):
         raise UserError(f"{name}: images of shape {shape} and type {kind}; expected {_EXPECTED}")
     pixels = pixels if whole else pixels.float()
     low, high = (float(value) for value in torch.aminmax(pixels))

@@ -24,6 +24,7 @@ from antiphase.statistics.intervals import (
 )
 from antiphase.statistics.seeds_by_images import crossed_mean
 
+Numbers = Int64[Tensor, " n"]
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
@@ -47,11 +48,7 @@ def outcome_rows(**columns: Any) -> pl.DataFrame:
 
 
 def classification_rows(
-    scores: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"],
-    setting: str = "",
-    seed: int = 0,
+    scores: Float[Tensor, "n classes"], labels: Numbers, ids: Numbers, setting: str = "", seed: int = 0
 ) -> pl.DataFrame:
     """Return a row for each image: the class of the highest score, and the rank of the right one; ties in order."""
     right = scores.gather(1, labels[:, None])
@@ -166,10 +163,7 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
 def summarise_tasks(
     rows: pl.DataFrame, twins: Mapping[str, str], groups: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
-    """Return every metric of every model (``results``), and its difference to the twin's (``differences``).
-
-    ``twins`` has the twin's name for each model that has one; ``groups`` names MMVP's patterns for each data set.
-    """
+    """Return every metric of every model (``results``), and its difference to the twin's (``differences``), by name."""
     metrics: dict[tuple[str, ...], Metric] = {}
     for (model, task, data), block in rows.group_by("model", "task", "data", maintain_order=True):
         for metric in task_metrics(str(task), block, (groups or {}).get(str(data))):

@@ -1,4 +1,8 @@
-"""MMVP-VLM: pairs of images that look alike to CLIP, each told apart by a statement of its own."""
+"""MMVP-VLM: pairs of images that look alike to CLIP, each told apart by its own statement; and a substitute of emoji.
+
+Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024, Section 3,
+and ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
+"""
 
 import csv
 import io
@@ -82,11 +86,8 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     """Read MMVP-VLM, or other pairs in its format, from the folder ``root`` (None: ``MMVP_VLM`` below the data folder).
 
     Consecutive rows of ``Questions.csv`` are a pair: an odd question and the next even one. The image of question n of
-    type T is ``MLLM_VLM Images/T/n.jpg``. A pair's pattern is its type; nine types are named by ``PATTERNS`` as they
-    come.
-
-    Source: "Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs", Tong et al., 2024, Section 3, and
-    ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
+    type T is ``MLLM_VLM Images/T/n.jpg``. A pair's pattern is its type; nine types are named by ``PATTERNS`` in their
+    order.
     """
     folder = data_root() / "MMVP_VLM" if root is None else root
     table = folder / "Questions.csv"
@@ -163,11 +164,7 @@ def right_pairs(
 ) -> Bool[Tensor, " pairs"]:
     """Return whether both statements of each pair, behind ``PROMPT``, select their own image, from unit vectors.
 
-    A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of 100·cos(image, t),
-    and image 2 otherwise.
-
-    Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024, Section
-    3, and their ``evaluate_vlm.py``.
+    A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of 100·cos(image, t).
     """
     first = (100.0 * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
     return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)
@@ -217,7 +214,7 @@ TASK = EvaluationTask(
     metrics=_metrics,
     stands_for=lambda data, metric: metric.startswith("mean of "),
     reads_text=True,
-    radar=True,
+    draws_all=True,
     default_data="mmvp",
     paper_data=("mmvp",),
 )

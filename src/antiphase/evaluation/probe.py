@@ -31,6 +31,9 @@ COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
 _HELD_OUT = 0.2  # of each class, where there is no validation split
 Features = Annotated[Float[Tensor, "samples dim"], NOT_EMPTY, FINITE]
+Labels = Int64[Tensor, " samples"]
+Weight = Float[Tensor, "classes dim"]
+Bias = Float[Tensor, " classes"]
 Objective = Literal["norm", "squared"]  # of the penalty on the weights
 
 
@@ -38,8 +41,8 @@ Objective = Literal["norm", "squared"]  # of the penalty on the weights
 class Probe:
     """A linear classifier and its cost."""
 
-    weight: Float[Tensor, "classes dim"]
-    bias: Float[Tensor, " classes"]
+    weight: Weight
+    bias: Bias
     cost: float
 
     def scores(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
@@ -48,12 +51,7 @@ class Probe:
 
 
 def probe_loss(
-    features: Float[Tensor, "n dim"],
-    labels: Int64[Tensor, " n"],
-    weight: Float[Tensor, "classes dim"],
-    bias: Float[Tensor, " classes"],
-    cost: float,
-    objective: Objective = "norm",
+    features: Features, labels: Labels, weight: Weight, bias: Bias, cost: float, objective: Objective = "norm"
 ) -> Float[Tensor, ""]:
     """Return the loss of a probe: the mean cross-entropy and a penalty on the weights, but not on the bias.
 
@@ -71,7 +69,7 @@ def probe_loss(
 @validated
 def fit_probe(
     features: Features,
-    labels: Int64[Tensor, " samples"],
+    labels: Labels,
     num_classes: Count,
     cost: Positive,
     *,
@@ -101,9 +99,7 @@ def fit_probe(
     return Probe(weight.detach(), bias.detach(), cost)
 
 
-def accuracy(
-    predictions: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], *, mean_per_class: bool = False
-) -> float:
+def accuracy(predictions: Labels, labels: Labels, *, mean_per_class: bool = False) -> float:
     """Return the accuracy, or its mean over the classes that occur among the labels, in [0, 1]."""
     labels = labels.cpu()
     right = predictions.cpu() == labels
@@ -113,7 +109,7 @@ def accuracy(
     return float((of.bincount(right.double()) / counts).mean())
 
 
-def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
+def hold_out(labels: Labels, seed: int) -> Bool[Tensor, " n"]:
     """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c."""
     _, of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
     order = torch.randperm(len(of), generator=generator(seed, "hold out"))
@@ -157,8 +153,8 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
 @validated
 def train_probe(
     train: Features,
-    train_labels: Int64[Tensor, " samples"],
-    validation: tuple[Features, Int64[Tensor, " samples"]] | None,
+    train_labels: Labels,
+    validation: tuple[Features, Labels] | None,
     num_classes: Count,
     *,
     seed: Seed = 0,

@@ -86,10 +86,9 @@ def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> 
 
 
 def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
-    """Compare the ASR of two models on the same images: asr(model) − asr(against) for each attack, norm and ε.
+    """Compare the ASR of two models on the same images, asr(model) − asr(against), for each attack, norm and ε.
 
-    Columns of ``COMPARISON_SCHEMA``, with Newcombe's 95 % interval for paired proportions and the exact McNemar
-    p-value, not corrected for multiple comparisons.
+    The interval is Newcombe's for paired proportions, p McNemar's exact one, not corrected for multiple comparisons.
     """
     _refuse_repeats(rows)
     for name in (model, against):

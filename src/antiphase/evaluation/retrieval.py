@@ -14,9 +14,9 @@ from antiphase.data.images import PairSet, model_images
 from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric, estimate, observed, outcome_rows, task_metrics
+from antiphase.evaluation.metrics import Metric, Numbers, estimate, observed, outcome_rows, task_metrics
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
-from antiphase.evaluation.zero_shot import zero_shot_rows
+from antiphase.evaluation.zero_shot import Vectors, zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.modules import device_of
 
@@ -65,10 +65,7 @@ def chosen_captions(pairs: PairSet, captions: Captions) -> tuple[list[str], Int6
 
 
 def retrieval_rows(
-    images: Float[Tensor, "n embed"],
-    texts: Float[Tensor, "m embed"],
-    owners: Int64[Tensor, " m"],
-    ids: Int64[Tensor, " n"],
+    images: Vectors, texts: Float[Tensor, "m embed"], owners: Int64[Tensor, " m"], ids: Numbers
 ) -> pl.DataFrame:
     """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
     places = torch.arange(len(images), device=owners.device)
@@ -120,9 +117,8 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     """Return a line if captions belong to several images: as wrong candidates they stand before the right one."""
     assert isinstance(source.test, PairSet)
     texts, owners = chosen_captions(source.test, protocol.captions)
-    pairs = pl.DataFrame(
-        {"text": [" ".join(text.lower().split()) for text in texts], "image": owners.numpy()}
-    )
+    words = [" ".join(text.lower().split()) for text in texts]
+    pairs = pl.DataFrame({"text": words, "image": owners.numpy()})
     shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)
     count = shared["shared"].sum()
     if not count:

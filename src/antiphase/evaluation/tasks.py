@@ -70,7 +70,7 @@ class EvaluationTask:
     # what its intervals are over, if these share images: such intervals are too narrow, so that the headline counts
     # their differences apart
     dependent_units: str = ""
-    radar: bool = False  # whether the metrics that do not stand for it are a radar chart, instead of dots
+    draws_all: bool = False  # whether its figure shows the metrics that do not stand for it, too
     default_data: str = "openmoji"  # if no data set is named and no other task is asked for
     paper_data: tuple[str, ...] = ()  # data sets of the DiffCLIP paper
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import polars as pl
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, validated
@@ -13,10 +13,11 @@ from antiphase.data.image_sets import class_words
 from antiphase.data.sources import IMAGENET_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric, accuracies, accuracy_stands_for, classification_rows
+from antiphase.evaluation.metrics import Metric, Numbers, accuracies, accuracy_stands_for, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source, has_labels, labelled
 from antiphase.files import digest, read_text
 
+Vectors = Float[Tensor, "n embed"]
 OWN = "own"
 ENSEMBLES = (OWN, "80", "7", "1")
 """The data's own texts, OpenAI's 80 templates for ImageNet, SLIP's seven of them, and ``'a photo of a {}.'``."""
@@ -59,24 +60,20 @@ def _templates(ensemble: str) -> list[str]:
     if "{}" not in ensemble:
         origin = Path(ensemble).expanduser()
         try:
-            lines = [line.strip() for line in read_text(origin).splitlines() if line.strip()]
+            lines = list(filter(None, map(str.strip, read_text(origin).splitlines())))
         except UserError:
             expected = f"expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable file"
             raise UserError(f"templates {ensemble!r}: {expected}") from None
     if not lines:
         raise UserError(f"{origin} has no templates: expected one per line, with {{}} for the class name")
-    for number, line in enumerate(lines, 1):
-        if "{}" not in line:
-            raise UserError(f"{origin}: template {number}, {line!r}: expected {{}} for the class name")
+    if odd := [line for line in lines if "{}" not in line]:
+        where = f"template {lines.index(odd[0]) + 1}, {odd[0]!r}"
+        raise UserError(f"{origin}: {where}: expected {{}} for the class name")
     return lines
 
 
 def zero_shot_rows(
-    images: Float[Tensor, "n embed"],
-    classes: Float[Tensor, "embed classes"],
-    labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"],
-    setting: str = "",
+    images: Vectors, classes: Float[Tensor, "embed classes"], labels: Numbers, ids: Numbers, setting: str = ""
 ) -> pl.DataFrame:
     """Return a row for each image, classified by the cosines of unit vectors."""
     parts = zip(images.split(_ROWS), labels.split(_ROWS), ids.split(_ROWS), strict=True)

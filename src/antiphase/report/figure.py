@@ -35,12 +35,7 @@ class Family:
 
 
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
-    """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour.
-
-    >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
-    >>> families(models)
-    [Family(name='vit', color='#0072B2', models=('vit-0', 'vit-1'))]
-    """
+    """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour."""
     attention = {model["name"]: model["attention"] for model in models}
     first, further = dict(_FIRST), list(_FURTHER)
     found = []
@@ -53,11 +48,7 @@ def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
 
 
 def seed_counts(groups: Sequence[Family]) -> str:
-    """Return the number of training seeds per family, as a number or range; empty if all have one.
-
-    >>> seed_counts([Family("a", "", ("a-0", "a-1")), Family("b", "", ("b-0", "b-1", "b-2")), Family("c", "", ("c",))])
-    '2 to 3'
-    """
+    """Return the number of training seeds per family, such as ``2 to 3``; empty if all have one."""
     counts = [len(family.models) for family in groups if len(family.models) > 1]
     if not counts:
         return ""
@@ -67,16 +58,9 @@ def seed_counts(groups: Sequence[Family]) -> str:
 def with_means(
     frame: pl.DataFrame, groups: Sequence[Family], keys: Sequence[str], within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
-    """Return estimates of models, and below them the means over the seeds of each family that has several.
+    """Return estimates, and below them the means over the seeds of each family that has several.
 
-    Args:
-        frame: columns ``model, value, low, high`` and the keys.
-        groups: the families.
-        keys: what else tells the estimates of a model apart.
-        within: restricts the interval over the seeds to the range of the values.
-
-    Returns:
-        The frame with ``name``, of a model or of a family, in place of ``model``.
+    The frame has ``model, value, low, high`` and the keys; ``name``, of a model or family, then stands for ``model``.
     """
     owner = {model: group.name for group in groups for model in group.models}
     means = over_seeds(
@@ -108,22 +92,27 @@ def dress(axes: Axes, along: Literal["x", "y"] = "y") -> None:
 
 
 def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequence[Family]) -> Figure:
-    """Draw rates over ε with their 95 % intervals.
-
-    Args:
-        panels: of each panel the title, the name of the rate, and a frame as :func:`draw_families` takes it, by
-            ``eps``.
-        groups: The families, in drawing order.
-    """
+    """Draw rates over ε with their 95 % intervals: of each panel its title, the rate's name and a frame by ``eps``."""
     with new_figure(5.0, 3.6 * len(panels)) as figure:
         for place, (title, rate, frame) in enumerate(panels, start=1):
             axes = figure.add_subplot(len(panels), 1, place)
             lines = frame.with_columns(pl.col("value", "low", "high") * 100)
             ends = pl.col("low", "high").fill_null(pl.col("value")).clip(0, 100)
             add_legend(axes, draw_families(axes, lines.with_columns(ends), "eps", groups), fontsize=8.5)
-            _dress(axes, lines["eps"].unique().sort().to_list())
             axes.set_title(title, loc="left", fontsize=9.5, parse_math=False)
             axes.set_ylabel(f"{rate} (%)")
+            axes.set_ylim(0, 100)
+            eps = lines["eps"].unique().sort().to_list()
+            if eps[0] > 0:
+                axes.set_xscale("log", base=2)
+            if len(eps) == 1 and eps[0] > 0:
+                axes.set_xlim(eps[0] / 2, eps[0] * 2)
+            fractions = list(map(eps_label, eps))
+            of_255 = all(one == "0" or one.endswith("/255") for one in fractions)
+            axes.set_xticks(eps, [one.removesuffix("/255") if of_255 else one for one in fractions])
+            axes.minorticks_off()
+            axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
+            dress(axes)
     return figure
 
 
@@ -157,10 +146,7 @@ class ForestLine:
 
 @dataclass(frozen=True)
 class Forest:
-    """Estimates below one another; ``level`` is a value to compare with, ``signed`` of differences of shares.
-
-    Values and limits are multiplied by ``scale`` and printed with ``digits`` decimals.
-    """
+    """Estimates below one another, times ``scale`` with ``digits`` decimals; ``signed`` of differences of shares."""
 
     title: str
     lines: Sequence[ForestLine]
@@ -172,7 +158,6 @@ class Forest:
     digits: int = 1
 
     def number(self, estimate: Estimate) -> str:
-        """Write an estimate with its interval."""
         value, low, high = estimate.value, estimate.low, estimate.high
         if self.signed:
             return points_interval(value, low, high).replace(" points", "")
@@ -209,13 +194,8 @@ def answer_figure(
 ) -> Figure:
     """Draw what a title quotes above accuracies and their chance level.
 
-    Args:
-        what: the quantity that is compared, or that one model has.
-        rows: label, estimates (of one model or pair, or of each seed), 1 or −1 if decided and 0 if not, and whether the
-            title quotes it; differences if there are two sides, else rates. There may be none.
-        accuracy: title of the accuracies.
-        sides: name, colour and accuracies of the model or family and of what it is compared with.
-        level: chance.
+    ``rows`` have label, estimates (of one model or pair, or of each seed), 1 or −1 if decided and 0 if not, and whether
+    the title quotes it; they are differences if there are two ``sides`` (name, colour, accuracies), else rates.
     """
     signed = len(sides) > 1
     colors = (UNDECIDED, sides[0][1], sides[-1][1])
@@ -296,19 +276,10 @@ def draw_families(
     bars: bool = False,
     marks: bool = True,
 ) -> dict[str, Any]:
-    """Draw values with their intervals, as bars or as a band, and return an artist for each entry of a legend.
+    """Draw values by ``name`` over a column, with intervals as bars or a band; return the artists of a legend.
 
     A single model is a line with its interval. A family of several is a thin line for each seed and a thick one for
     their mean, with the interval of the mean.
-
-    Args:
-        axes: where.
-        frame: ``name`` (of a model, or of a family for its mean), ``value``, ``low``, ``high`` and the column
-            ``along``.
-        along: the column of the horizontal axis.
-        groups: the families, in drawing order.
-        bars: whether intervals are bars; a band needs at least two points.
-        marks: whether points are marked; if not, every second line is dashed.
     """
     frame, drawn = frame.sort(along), {}
     for place, family in enumerate(groups):
@@ -342,42 +313,34 @@ def draw_families(
 
 def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG document, the same bytes for the same figure."""
-    with matplotlib.rc_context(STYLE):
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        return _saved(figure, format="svg", metadata=no_metadata).decode()
+    return _saved(figure, "svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
-    """Prepare an SVG document for a page: without prologue, on no ground, with unique ids, scalable and labelled.
-
-    Args:
-        svg: An SVG document of ``as_svg``.
-        name: A name unique on the page; letters, digits, "-" and "_".
-        description: Text for screen readers, without quotes or markup.
-    """
+    """Prepare an SVG document for a page: without prologue, on no ground, with unique ids, scalable and labelled."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
-    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    for size in ("width", "height"):
+        body = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", body, count=1)
     body = body.replace("fill: #ffffff", "fill: none")
     return body.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
 
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as PNG at 200 dots per inch, on white."""
-    return _saved(figure, format="png", dpi=200)
+    return _saved(figure, "png", dpi=200)
 
 
 def as_pdf(figure: Figure) -> bytes:
     """Return the figure as PDF, without a date."""
-    with matplotlib.rc_context(STYLE):
-        return _saved(figure, format="pdf", metadata={"CreationDate": None})
+    return _saved(figure, "pdf", metadata={"CreationDate": None})
 
 
-def _saved(figure: Figure, **how: Any) -> bytes:
+def _saved(figure: Figure, form: str, **how: Any) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, **how)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format=form, **how)
     return buffer.getvalue()
 
 
@@ -388,28 +351,9 @@ def legend_label(family: Family) -> str:
 
 
 def shortened(text: str, length: int = 36) -> str:
-    """Leave the middle of a long name out, such as a path's: its end tells more than its beginning.
-
-    >>> shortened("a" * 20 + "b" * 40, 12)
-    'aaa…bbbbbbbb'
-    """
+    """Leave the middle of a long name out, such as a path's: its end tells more than its beginning."""
     head = (length - 1) * 3 // 10
     return text if len(text) <= length else f"{text[:head]}…{text[head + 1 - length :]}"
-
-
-def _dress(axes: Axes, eps: Sequence[float]) -> None:
-    if eps[0] > 0:
-        axes.set_xscale("log", base=2)
-        if len(eps) == 1:
-            axes.set_xlim(eps[0] / 2, eps[0] * 2)
-    fractions = [eps_label(e) for e in eps]
-    of_255 = all(e == 0 or fraction.endswith("/255") for e, fraction in zip(eps, fractions, strict=True))
-    labels = [fraction.removesuffix("/255") if of_255 else fraction for fraction in fractions]
-    axes.set_xticks(eps, labels)
-    axes.minorticks_off()
-    axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
-    axes.set_ylim(0, 100)
-    dress(axes)
 
 
 _GRID = "#d8d7d2"
@@ -418,14 +362,7 @@ _GRID = "#d8d7d2"
 def draw_radar(
     axes: Any, names: Sequence[str], lines: Sequence[tuple[Sequence[float], Mapping[str, Any]]]
 ) -> None:
-    """Draw values on spokes, the first at the top, then clockwise.
-
-    Args:
-        axes: polar axes.
-        names: names of the spokes.
-        lines: the values of each line in percent, one for each spoke, NaN where there is none; and how matplotlib draws
-            it, with its ``color``.
-    """
+    """Draw lines (values in percent, NaN where there is none, and their look) on spokes, clockwise from the top."""
     angles = [2 * math.pi * at / len(names) for at in range(len(names))]
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
@@ -449,11 +386,7 @@ def draw_radar(
 
 
 def _broken(text: str) -> str:
-    r"""Break a long name in two lines at the space nearest to its middle.
-
-    >>> _broken("Presence of Specific Features")
-    'Presence of\nSpecific Features'
-    """
+    r"""Break a long name in two lines at the space nearest to its middle."""
     spaces = [at for at, letter in enumerate(text) if letter == " "]
     if len(text) < 16 or not spaces:
         return text

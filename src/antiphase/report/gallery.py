@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from markupsafe import Markup
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
 
 from antiphase.errors import UserError
 from antiphase.files import parse_json, replacing
@@ -22,11 +22,7 @@ from antiphase.report.page import environment
 
 @dataclass(frozen=True)
 class AttackGallery:
-    """The same samples under the attack of each model, at one ε; images in [0, 1].
-
-    ``adversarial``, ``clean_prediction`` and ``prediction`` hold one array for each of ``models``; ``files`` are the
-    names of the clean images, if they are files.
-    """
+    """The same samples, with images in [0, 1], under the attack of each of ``models`` at one ε."""
 
     eps: float
     models: tuple[str, ...]
@@ -34,49 +30,35 @@ class AttackGallery:
     sample: Int[np.ndarray, " samples"]
     label: Int[np.ndarray, " samples"]
     clean: Float[np.ndarray, "samples channels height width"]
-    adversarial: tuple[Float[np.ndarray, "samples channels height width"], ...]
-    clean_prediction: tuple[Int[np.ndarray, " samples"], ...]
-    prediction: tuple[Int[np.ndarray, " samples"], ...]
+    adversarial: Float[np.ndarray, "models samples channels height width"]
+    clean_prediction: Int[np.ndarray, "models samples"]
+    prediction: Int[np.ndarray, "models samples"]
     files: tuple[str, ...] = ()
 
 
-_SHARED = ("sample", "label", "clean")
-_BY_MODEL = ("adversarial", "clean_prediction", "prediction")
+_ARRAYS = ("sample", "label", "clean", "adversarial", "clean_prediction", "prediction")
+_NAMES = ("models", "class_names", "files")
 
 
 def write_gallery(path: Path, gallery: AttackGallery) -> None:
-    """Write a gallery as safetensors.
-
-    Tensors ``sample``, ``label``, ``clean`` and, for model m, ``m{m}.adversarial``, ``m{m}.clean_prediction`` and
-    ``m{m}.prediction``; in the header ``eps``, ``models``, ``class_names`` and ``files``, each as JSON.
-    """
-    tensors = {name: getattr(gallery, name) for name in _SHARED}
-    tensors |= {f"m{m}.{name}": array for name in _BY_MODEL for m, array in enumerate(getattr(gallery, name))}
-    names = ("eps", "models", "class_names", "files")
-    header = {name: json.dumps(getattr(gallery, name)) for name in names}
+    """Write a gallery as safetensors, with ε and names as JSON in the header."""
+    header = {name: json.dumps(getattr(gallery, name)) for name in ("eps", *_NAMES)}
     with replacing(path) as temporary:
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary, header)
+        arrays = {name: np.ascontiguousarray(getattr(gallery, name)) for name in _ARRAYS}
+        save_file(arrays, temporary, header)
 
 
-def read_gallery(path: Path) -> AttackGallery:
-    """Read what ``write_gallery`` wrote.
-
-    Raises:
-        UserError: The file is corrupt or lacks a part.
-    """
+def read_gallery(content: bytes) -> AttackGallery:
+    """Return the gallery in the content of a file of ``write_gallery``."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = {name: parse_json(value) for name, value in file.metadata().items()}
-            count = range(len(header["models"]))
-            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in _SHARED}
-            for name in _BY_MODEL:
-                arrays[name] = tuple(file.get_tensor(f"m{m}.{name}") for m in count)
-            models, class_names = tuple(header["models"]), tuple(header["class_names"])
-            files = tuple(header.get("files", ()))
-            return AttackGallery(header["eps"], models, class_names, **arrays, files=files)
-    except (SafetensorError, OSError, KeyError, ValueError, AttributeError) as error:
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = parse_json(content[8:start])["__metadata__"]
+        names: Any = {name: tuple(parse_json(header[name])) for name in _NAMES}
+        arrays: Any = load(content)
+        return AttackGallery(parse_json(header["eps"]), **names, **{name: arrays[name] for name in _ARRAYS})
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}): expected a run's gallery; delete it or run again"
+            f"gallery.safetensors cannot be read ({error}): expected a run's gallery; delete it or run again"
         ) from error
 
 
@@ -85,7 +67,7 @@ _SMALL = 96  # images of at most this many pixels per side are enlarged without 
 
 def magnification(gallery: AttackGallery) -> int:
     """Return the integer factor that stretches the largest perturbation from grey to black or white."""
-    largest = max(float(np.abs(images - gallery.clean).max(initial=0.0)) for images in gallery.adversarial)
+    largest = float(np.abs(gallery.adversarial - gallery.clean).max(initial=0.0))
     return max(int(0.5 / largest + 1e-3), 1) if largest else 1
 
 
@@ -98,13 +80,8 @@ def gallery_markup(
 ) -> Markup:
     """Draw a gallery for a page; perturbations are magnified and centred on grey.
 
-    Args:
-        gallery: the images.
-        colors: of the models.
-        titles: of the samples; their classes where not given.
-        answers: of each model, for each sample what it says without and with the perturbation; the names of the
-            predicted classes where not given.
-        words: said above the images in addition.
+    ``titles`` of the samples are their classes, and the ``answers`` of each model without and with the perturbation
+    the names of the predicted classes, where not given.
     """
     names = dict(enumerate(gallery.class_names))
     named = {

@@ -34,10 +34,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Headline:
-    """The answer in one line of at most ``TITLE`` characters; the sentences and the figure that bear it out.
-
-    ``condition`` says what it was measured with, such as the number of images; ``lead`` may be markup.
-    """
+    """The answer in at most ``TITLE`` characters, what bears it out, and what it was measured with."""
 
     title: str
     lead: str = ""
@@ -85,16 +82,7 @@ def write_page(
     settings: str,
     reading: str = "",
 ) -> None:
-    """Write the page of a run; the same content gives the same bytes.
-
-    Args:
-        path: of the page.
-        record: the content of ``run.json``.
-        headlines: the first is the title.
-        sections: in their order.
-        settings: title of the record's settings.
-        reading: markup on how to read the page, at its end.
-    """
+    """Write the page of a run from the content of its ``run.json``; the same content gives the same bytes."""
     drawn = {}
     places = [panel for section in sections for panel in (section, *section.panels)]
     named = [(f"{place.title}: {plot.name}", plot) for place in places for plot in place.plots]
@@ -110,22 +98,13 @@ def write_page(
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
         run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
     run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
-    values = {
-        "run": run,
-        "headlines": list(zip(headlines, answers, strict=True)),
-        "sections": sections,
-        "drawn": drawn,
-    }
-    page = environment().get_template("page.html")
-    write_text(path, page.render(values, settings_title=settings, reading=Markup(reading)))
+    values = {"headlines": list(zip(headlines, answers, strict=True)), "sections": sections, "drawn": drawn}
+    values |= {"run": run, "settings_title": settings, "reading": Markup(reading)}
+    write_text(path, environment().get_template("page.html").render(values))
 
 
 def in_one_line(value: Any) -> Any:
-    """Return a setting as text.
-
-    >>> in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), in_one_line([])
-    ('steps 20, step_size ε/4, targets none', '–')
-    """
+    """Return a setting as text, such as ``steps 20, step_size ε/4``."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {'none' if item is None else item}" for name, item in value.items())
     return (", ".join(map(str, value)) or "–") if isinstance(value, list) else value
@@ -140,14 +119,9 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    templates.filters |= {
-        "breakable": _breakable,
-        "in_one_line": in_one_line,
-        "eps": eps_label,
-        "table_files": table_files,
-    }
-    templates.filters |= {"attack": words.attack_label, "lambda_range": words.lambda_range}
-    formats = ("percent", "percent_range", "points", "points_interval", "p_text")
+    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line, "table_files": table_files}
+    templates.filters |= {"eps": eps_label, "attack": words.attack_label}
+    formats = ("percent", "percent_range", "points", "points_interval", "p_text", "lambda_range")
     templates.filters |= {name: getattr(words, name) for name in formats}
     return templates
 
@@ -159,15 +133,10 @@ def text(template: str, part: str, **values: Any) -> str:
 
 
 def quoted_place(decided: Sequence[int]) -> int:
-    """Return which of several differences a title quotes: the decided one nearest to the middle, else the middle one.
-
-    >>> quoted_place([0, 0, 0, 1]), quoted_place([0, 0, 0, 0])
-    (3, 1)
-    """
+    """Return which of several differences a title quotes: the decided one nearest to the middle, else the middle."""
     middle = (len(decided) - 1) // 2
-    return min(
-        (place for place, sign in enumerate(decided) if sign), key=lambda p: abs(p - middle), default=middle
-    )
+    places = [place for place, sign in enumerate(decided) if sign]
+    return min(places, key=lambda place: abs(place - middle), default=middle)
 
 
 def answer(template: str, part: str, names: Mapping[str, str], **values: Any) -> str:
@@ -182,20 +151,12 @@ def answer(template: str, part: str, names: Mapping[str, str], **values: Any) ->
 
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
-    """Return a figure for a page: inline SVG and downloads.
-
-    Args:
-        figure: the figure.
-        name: a name unique on the page; letters, digits, "-" and "_".
-        description: text for screen readers.
-    """
-    svg = as_svg(figure)
+    """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
+    svg, downloads = as_svg(figure), {}
     files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    downloads = {
-        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
-        for ending, content in files.items()
-    }
+    for ending, content in files.items():
+        downloads[ending] = f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
     shown = Markup(inline_svg(svg, name, description))
     return {"name": name, "svg": shown, "files": files, "downloads": downloads}
 

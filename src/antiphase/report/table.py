@@ -1,5 +1,6 @@
 """Tables: one object that is HTML on a page, a table on the console, and text in Markdown, LaTeX or CSV."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 class Field:
     """One field: a text, notes below it, the colour of a marker before it, and a CSS class.
 
-    Classes: ``name`` (may wrap), ``word`` (text, not a number), ``mean`` (in the first field: a row of means) and
-    ``undecided`` (pale).
+    ``name`` may wrap, ``word`` is text, ``mean`` begins a row of means, ``undecided`` is pale.
     """
 
     text: str
@@ -49,13 +49,9 @@ class Table:
 
 @dataclass(frozen=True)
 class OnConsole:
-    """A table as rich prints it: the first column in bold, notes below the values, no word broken if there is room.
+    """A table as rich prints it: first column in bold, notes below the values, no word broken if there is room.
 
     Columns that find no room follow in further tables, which repeat the columns of words on the left.
-
-    Attributes:
-        table: title, columns and rows of a :class:`Table` or of another object that has them.
-        columns: those that are shown; all where not given.
     """
 
     table: Any
@@ -99,7 +95,6 @@ class OnConsole:
         return [self.table.columns[place], *(line for field in fields for line in (field.text, *field.notes))]
 
     def _least(self, place: int) -> int:
-        """Return the length of the longest part that is not to be broken."""
         return max(cell_len(part) for line in self._lines(place) for part in _BREAKS.split(line))
 
 
@@ -113,17 +108,10 @@ def tabulate(
     heads: Callable[[Any], str] | Mapping[Any, str] = str,
     csv: "pl.DataFrame | None" = None,
 ) -> Table:
-    """Tabulate estimates in long form: a line for each value of some columns, a column for each value of another.
+    """Tabulate estimates in long form: a line for each value of ``down``, a column for each of ``across``.
 
-    Args:
-        name: of the table.
-        title: of the table.
-        frame: the estimates. ``color`` and ``kind``, if it has them, are of the first field of a line.
-        down: the columns whose values tell the lines apart, as their heads.
-        across: the column whose values have a column each.
-        field: writes one row.
-        heads: writes a value of ``across``, which are sorted; or their heads, in their order.
-        csv: all rows, for the CSV file, if they are others.
+    ``frame`` may have ``color`` and ``kind`` of the first field of a line. ``heads`` writes the values of ``across``,
+    which are sorted, or has their heads in order. ``csv`` are all rows, for the CSV file, if they are others.
     """
     given = frame[across].unique()
     values = [one for one in heads if one in given] if isinstance(heads, Mapping) else given.sort().to_list()
@@ -153,34 +141,25 @@ def rate_field(row: Mapping[str, Any]) -> Field:
 
 
 def difference_field(row: Mapping[str, Any]) -> Field:
-    """Return a difference of rates in points with its interval below it, pale if it is not ``decided``.
-
-    The number is the ``difference`` of the row, or its ``value``.
-    """
+    """Return a difference (``difference`` or ``value``) in points with its interval, pale if it is not ``decided``."""
     value = row["difference"] if "difference" in row else row["value"]
     kind = "" if row.get("decided", True) else "undecided"
     return Field(points(value), (percent_range(row["low"], row["high"]),), kind=kind)
 
 
 def table_text(table: Any, form: str) -> str:
-    """Return a table as text in one of ``TABLE_FORMATS``.
-
-    CSV has all digits, in long form. LaTeX needs the package booktabs; notes are in lines below their numbers.
-
-    Raises:
-        UserError: there is no such format.
-    """
+    """Return a table as text in one of ``TABLE_FORMATS``: CSV is in long form, LaTeX for booktabs."""
     return {"csv": lambda _: table.csv, "latex": latex, "markdown": markdown}[check_format(form)](table)
 
 
 def table_files(table: Any) -> list[tuple[str, str, str]]:
     """Return what a page offers of a table: for each format its label, a file name and a data URI."""
-    files = []
-    for form, (label, ending) in TABLE_FORMATS.items():
-        if content := table_text(table, form):
-            uri = f"data:text/{form};charset=utf-8,{quote(content)}"
-            files.append((label, f"{table.name}.{ending}", uri))
-    return files
+    contents = {form: table_text(table, form) for form in TABLE_FORMATS}
+    return [
+        (label, f"{table.name}.{ending}", f"data:text/{form};charset=utf-8,{quote(contents[form])}")
+        for form, (label, ending) in TABLE_FORMATS.items()
+        if contents[form]
+    ]
 
 
 def markdown(table: Any) -> str:
@@ -198,54 +177,36 @@ def _in_markdown(field: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Escape markup and characters that would break a table row in Markdown.
-
-    >>> print(escaped("DiffCLIP* of [1.0, 2.0] | <b>"))
-    DiffCLIP\* of [1.0, 2.0] \| \<b>
-    """
+    r"""Escape markup and characters that would break a table row in Markdown."""
     marks = r"[\\`*|~$<]|\](?=[(\[:])|(?<!\w)_|_(?!\w)"
     return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
 
 
 def latex(table: Any) -> str:
     """Return a table environment of LaTeX with the rules of booktabs."""
-    words = [_is_words(table, place) for place in range(len(table.columns))]
-    lines = []
+    sides = "".join("l" if _is_words(table, place) else "r" for place in range(len(table.columns)))
+    label, lines = re.sub(r"[^a-z0-9]+", "-", table.name.lower()), []
     for row in table.rows:
         texts = [in_latex(field.text) for field in row]
         if row[0].kind == "mean":
             texts = [f"\\textbf{{{text}}}" for text in texts]
-        depth = max(len(field.notes) for field in row)
-        notes = [
-            [in_latex(note) for note in field.notes] + [""] * (depth - len(field.notes)) for field in row
-        ]
         lines.append(" & ".join(texts).replace("[", "{[}", texts[0].startswith("[")))
-        for line in zip(*notes, strict=True):
-            lines.append(" & ".join(f"\\scriptsize {note}" if note else "" for note in line))
+        for notes in itertools.zip_longest(*(field.notes for field in row), fillvalue=""):
+            lines.append(" & ".join(f"\\scriptsize {in_latex(note)}" if note else "" for note in notes))
     return "\n".join(
         [
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{in_latex(table.title)}}}",
-            f"\\label{{tab:{re.sub(r'[^a-z0-9]+', '-', table.name.lower())}}}",
-            f"\\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
-            "\\toprule",
+            f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}",
+            f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule",
             " & ".join(map(in_latex, table.columns)) + r" \\",
             "\\midrule",
             *(line.strip() + r" \\" for line in lines),
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
+            "\\bottomrule\n\\end{tabular}\n\\end{table}",
         ]
     )
 
 
 def in_latex(text: str) -> str:
-    r"""Escape text for LaTeX; symbols that a font may lack are set in mathematics.
-
-    >>> print(in_latex("ε = 4/255: −3.1 % of a_b, m / (√2·L)"))
-    $\varepsilon$ = 4/255: $-$3.1 \% of a\_b, m / ($\surd$2$\cdot$L)
-    """
+    r"""Escape text for LaTeX; symbols that a font may lack are set in mathematics."""
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
@@ -266,7 +227,6 @@ _BREAKS = re.compile(r"\s|(?<=[/_.:,=-])(?=\w)")  # where a line may end
 
 
 def _is_words(table: Any, place: int) -> bool:
-    """Whether a column is of words, not of numbers."""
     return not place or (bool(table.rows) and table.rows[0][place].kind not in ("", "undecided"))
 
 

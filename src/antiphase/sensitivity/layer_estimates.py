@@ -256,7 +256,7 @@ def prediction_error(rows: pl.DataFrame) -> float:
     return float(np.max(np.abs(predicted / np.sqrt(moved) - 1.0)))
 
 
-def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
+def means(rows: pl.DataFrame, keys: list[str], columns: list[str], bounded: bool = True) -> pl.DataFrame:
     """Average columns over the samples of each group, with intervals over the samples.
 
     Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
@@ -267,7 +267,7 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
         for column in columns
         if len(values := block[column].drop_nulls().to_numpy())
     )
-    return estimate_table(blocks, rows.select(keys).schema)
+    return estimate_table(blocks, rows.select(keys).schema, bounded=bounded)
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1,6 +1,7 @@
 """Relevance of image patches for a text, and attention maps, in the image tower of any dual encoder."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -97,10 +98,18 @@ def attention_map(
 class Method:
     """A kind of map that a figure can show."""
 
-    label: str  # in figures
+    label: str  # in figures, of differential attention
     asks: bool  # whether the map depends on the text: relevance, and not attention
     part: Part
     start: int = 0  # first layer of relevance
+
+    def label_for(self, attention: str) -> str:
+        """Return the label for a kind of attention; the one map of standard attention is A.
+
+        >>> METHODS["attention"].label_for("softmax"), METHODS["positive"].label_for("differential")
+        ('attention A', 'attention A1')
+        """
+        return re.sub(r"A1( − λ·A2)?", "A", self.label) if attention == "softmax" else self.label
 
     def maps(
         self, model: nn.Module, images: Tensor, texts: Sequence[str], layer: int

@@ -14,17 +14,14 @@ from scipy import stats
 
 from antiphase.statistics.intervals import Estimate, Outcomes, check_pairs, is_interval, student_t
 
-LEVEL = 0.05
-"""Two-sided level of every test."""
-LEAST_SEEDS = 8
-"""Training seeds that a verdict about an architecture takes."""
+LEVEL = 0.05  # two-sided level of every test
+LEAST_SEEDS = 8  # training seeds that a verdict about an architecture takes
 
 
 def mcnemar_exact(first: Outcomes, second: Outcomes) -> float:
     """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
 
-    Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
-    value is 1.
+    Under that hypothesis each discordant sample is on either side with probability ½.
     """
     check_pairs(first, second)
     only_first, discordant = int((first & ~second).sum()), int((first != second).sum())
@@ -53,17 +50,10 @@ def mcnemar_clustered(first: Outcomes, second: Outcomes, clusters: Int64[np.ndar
 def decide(
     differences: Sequence[Estimate], p_values: Sequence[float | None] | None = None, seeds: int = 1
 ) -> list[int]:
-    """Return for each difference 1 or −1 if it is decided to be above or below 0, and 0 if it is not decided.
+    """Return for each of the differences shown together 1 or −1 if it is decided to be above or below 0, otherwise 0.
 
-    The differences are shown together, each with a 95 % interval. ``p_values`` are of the hypotheses that they are 0;
-    None where the p-value is that of the interval. Each is a mean over ``seeds`` training seeds; with 1 the intervals
-    are over the images.
-
-    >>> one = Estimate(-0.2, -0.399, -0.001, 200)  # p = 0.049
-    >>> decide([one]), decide([one, one])
-    ([-1], [0, 0])
-    >>> decide([Estimate(0.208, 0.014, 0.406, 24)], [0.0625]), decide([Estimate(0.3, 0.1, 0.5, 3)], seeds=3)
-    ([0], [0])
+    ``p_values`` are of the hypotheses that they are 0; None where it is that of the interval. Each is a mean over
+    ``seeds`` training seeds; with 1 the intervals are over the images.
     """
     if 1 < seeds < LEAST_SEEDS:
         return [0] * len(differences)
@@ -81,9 +71,6 @@ def interval_p(estimate: Estimate, degrees: float) -> float:
     """Return the two-sided p-value of "the true value is 0" that belongs to a 95 % interval m ± t·s.
 
     The interval may be cut off, but not on the side of 0; too few degrees of freedom make p too large.
-
-    >>> round(interval_p(Estimate(2.0, 0.0, 4.0, 8), 7), 3), interval_p(Estimate(0.1, -0.2, 0.4, 1), 0)
-    (0.05, 1.0)
     """
     half = estimate.value - estimate.low if estimate.value > 0 else estimate.high - estimate.value
     if degrees < 1 or not half > 0:
@@ -96,9 +83,6 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
 
     Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
     6:65–70 (1979).
-
-    >>> holm([0.02, 0.001, 0.012], 0.025), holm([0.02, 0.001, 0.013], 0.025)
-    ([True, True, True], [False, True, False])
     """
     rejected = [False] * len(p_values)
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):

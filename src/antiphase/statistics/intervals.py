@@ -1,7 +1,4 @@
-"""Estimates with 95 % intervals: proportions, paired proportions, means over seeds and classes, functions of means.
-
-And linearised values, which make such functions means of one value a sample.
-"""
+"""Estimates with 95 % intervals; linearised values, which make functions of means the mean of one value a sample."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,11 +31,7 @@ class Estimate:
 
 
 def is_interval(low: float, high: float) -> bool:
-    """Return whether two ends bound anything: they are apart, and one of them is finite.
-
-    >>> is_interval(0.1, 0.4), is_interval(0.0, 0.0), is_interval(-math.inf, math.inf)
-    (True, False, False)
-    """
+    """Return whether two ends bound anything: they are apart, and one of them is finite."""
     return high - low > _NO_WIDTH and (math.isfinite(low) or math.isfinite(high))
 
 
@@ -48,11 +41,7 @@ def student_t(degrees: float) -> float:
 
 
 def proportion(successes: int, n: int) -> Estimate:
-    """Estimate a proportion with Wilson's (1927) score interval: every π with |p − π| ≤ z·√(π(1 − π)/n).
-
-    >>> round(proportion(0, 10).high, 4)  # z²/(n + z²)
-    0.2775
-    """
+    """Estimate a proportion with Wilson's (1927) score interval: every π with |p − π| ≤ z·√(π(1 − π)/n)."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"a proportion of {successes} in {n}: expected at least 1 sample, 0 to n successes")
     interval = stats.binomtest(successes, n).proportion_ci(method="wilson")
@@ -98,10 +87,7 @@ def check_pairs(first: np.ndarray, *others: np.ndarray) -> None:
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:
-    """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom.
-
-    The interval may extend beyond the range of the values; see ``as_share``, ``as_size`` and ``as_difference``.
-    """
+    """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom."""
     k = len(values)
     if k < 2:
         raise ValueError(f"mean over {k} seeds: expected at least 2")
@@ -114,10 +100,6 @@ def as_share(estimate: Estimate) -> Estimate:
     If it extends beyond, it is computed on the logit scale by the delta method, logit(m) ± h/(m(1 − m)), and mapped
     back: clipped intervals near 0 or 1 have less than their nominal coverage. At m = 0 and m = 1, which have no logit,
     and if it is infinite, it is clipped.
-
-    >>> share = as_share(Estimate(0.93, 0.81, 1.05, 3))
-    >>> round(share.low, 3), round(share.high, 3)
-    (0.678, 0.988)
     """
     if estimate.low >= 0 and estimate.high <= 1:
         return estimate
@@ -133,10 +115,6 @@ def as_size(estimate: Estimate) -> Estimate:
     """Restrict the interval m ± h of a norm, a distance or a Lipschitz constant to values above 0.
 
     If it reaches 0, it is computed on the log scale by the delta method instead: m·exp(±h/m).
-
-    >>> size = as_size(Estimate(18.0, -4.8, 40.8, 3))
-    >>> round(size.low, 1), round(size.high, 1)
-    (5.1, 63.9)
     """
     if estimate.low > 0:
         return estimate
@@ -155,10 +133,8 @@ def as_difference(estimate: Estimate) -> Estimate:
 
 def clipped(estimate: Estimate, least: float, most: float) -> Estimate:
     """Clip an interval; the estimate stays inside: a fitted trend may lie beyond what a difference can be."""
-    value = estimate.value
-    return replace(
-        estimate, low=min(max(estimate.low, least), value), high=max(min(estimate.high, most), value)
-    )
+    low, high = max(estimate.low, least), min(estimate.high, most)
+    return replace(estimate, low=min(low, estimate.value), high=max(high, estimate.value))
 
 
 def jackknife(parts: Parts, statistic: Statistic) -> Estimate:
@@ -168,9 +144,6 @@ def jackknife(parts: Parts, statistic: Statistic) -> Estimate:
     n − 1 degrees of freedom. The interval of a single sample is infinite.
 
     Source: B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistics 9:586–596 (1981).
-
-    >>> jackknife(np.array([[1.0], [2.0], [3.0]]), lambda means: means[..., 0]).value  # a mean: x̄ ± t·s/√n
-    2.0
     """
     n = len(parts)
     if n < 1:
@@ -190,9 +163,6 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
     n − G degrees of freedom. A group of equal values gets the variance with one more value on either side,
     (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0; a group of one sample the mean variance of the
     others. If no group has two samples the interval is infinite.
-
-    >>> mean_over_groups(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 5])).value == (2 / 3 + 1) / 2
-    True
     """
     if not len(values):
         raise ValueError("a mean over no samples")
@@ -209,7 +179,6 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
 
 
 def _left_out(parts: np.ndarray, statistic: Statistic) -> Values:
-    """Return the statistic without each sample."""
     return statistic((parts.sum(0) - parts) / (len(parts) - 1))
 
 
@@ -224,10 +193,7 @@ def _around(value: float, half: float, n: int) -> Estimate:
 def linearised(parts: Parts, statistic: Statistic) -> Values:
     """Return one value a sample whose mean is f(x̄) and whose variance over n is that of :func:`jackknife`.
 
-    v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎), so that ratios of means can be averaged over training seeds like other values.
-
-    >>> linearised(np.array([[1.0], [2.0], [6.0]]), lambda means: means[..., 0])
-    array([1., 2., 6.])
+    v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎).
     """
     n, value = len(parts), statistic(parts.mean(0))
     if n == 1:
@@ -237,11 +203,7 @@ def linearised(parts: Parts, statistic: Statistic) -> Values:
 
 
 def ratio_values(numerator: Values, denominator: Values) -> Values:
-    """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb.
-
-    >>> float(ratio_values(np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 0.0])).mean())
-    0.5
-    """
+    """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb."""
     total = float(denominator.sum())
     if not total:
         raise ValueError("a ratio to nothing")
@@ -257,19 +219,15 @@ def auc_values(scores: Values, truth: Outcomes) -> Values:
     of, and mᵢ the number of its own kind.
 
     Source: N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53:567–578 (1997).
-
-    >>> float(auc_values(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True])).mean())
-    0.875
     """
     positive, negative = np.sort(scores[truth]), np.sort(scores[~truth])
     if not len(positive) or not len(negative):
         raise ValueError("an area under a curve of one kind of observation")
     own, other = np.where(truth, len(positive), len(negative)), np.where(truth, len(negative), len(positive))
-    below = sum(
-        np.where(truth, np.searchsorted(negative, scores, side), np.searchsorted(positive, scores, side))
-        for side in ("left", "right")
+    places = (
+        [np.searchsorted(some, scores, side) for some in (negative, positive)] for side in ("left", "right")
     )
-    below = below / 2 / other
+    below = sum(np.where(truth, *pair) for pair in places) / 2 / other
     right = np.where(truth, below, 1 - below)
     area = float(right[truth].mean())
     return area + len(scores) * (right - area) / own
@@ -283,12 +241,12 @@ def standardised(
 ) -> SeedsBySamples:
     """Return values whose mean is Σ_k w_k·μ_k: the rate if a model's images had a common population's covariate.
 
-    A model with smaller margins is broken more often even if nothing else sets it apart; post-stratification by the
-    margin takes that away. The strata k lie between the quantiles of the population's covariate (ties may leave fewer);
-    w_k is the share of the population in stratum k, p_k that of the model's own images, and μ_k the mean of the model's
-    values there, or in the nearest stratum that has some. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i −
-    μ_k), where k is its own stratum and k(r,i) that of the r-th of the R members of the population; the second term is
-    0 on average. Models are comparable if images of the same stratum are.
+    Post-stratification, such as by the margin: models with smaller ones are broken more often. The strata k lie between
+    the quantiles of the population's covariate (ties may leave fewer); w_k is the share of the population in stratum k,
+    p_k that of the model's own images, and μ_k the mean of the model's values there, or in the nearest stratum that has
+    some. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), where k is its own stratum and k(r,i) that
+    of the r-th of the R members of the population; the second term is 0 on average. Models are comparable if images of
+    the same stratum are.
 
     Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
     """

@@ -17,8 +17,7 @@ from scipy import stats
 from antiphase.statistics.decisions import LEVEL
 from antiphase.statistics.intervals import Estimate, SeedsBySamples, student_t
 
-POWER = 0.8
-"""Probability with which a difference is to be found."""
+POWER = 0.8  # probability with which a difference is to be found
 MOST_SEEDS = 1000
 _LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there
 
@@ -79,9 +78,6 @@ def crossed_mean(values: SeedsBySamples) -> CrossedEstimate:
     The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
     equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply a
     rate of 0. With one seed the interval is over the samples only.
-
-    >>> crossed_mean(np.array([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]])).value
-    0.625
     """
     k, n = values.shape
     if not values.size or not np.isfinite(values).all():
@@ -108,10 +104,6 @@ def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> flo
     that of the 95 % interval.
 
     Source: J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988), section 2.
-
-    >>> spread = Spread(16, 1000, 1.0, 0.0, 0.0)
-    >>> round(power_of(3.0, spread), 2), round(power_of(0.0, spread), 3)
-    (0.8, 0.025)
     """
     if not spread.error:
         return 1.0 if difference else 0.0
@@ -120,10 +112,7 @@ def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> flo
 
 
 def power_within(difference: float, margin: float, spread: Spread) -> float:
-    """Return the probability that the whole 95 % interval lies within ±margin, for a true difference.
-
-    P(|m̂| < margin − t₀.₉₇₅·s), m̂ normal around the difference.
-    """
+    """Return P(|m̂| < margin − t₀.₉₇₅·s): the 95 % interval lies within ±margin, m̂ normal around the difference."""
     if not spread.error:
         return float(abs(difference) < margin)
     room, shift = margin / spread.error - student_t(spread.degrees), difference / spread.error
@@ -131,13 +120,7 @@ def power_within(difference: float, margin: float, spread: Spread) -> float:
 
 
 def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
-    """Return the smallest number of seeds, at least ``least``, that is enough; None if ``MOST_SEEDS`` are not.
-
-    ``enough`` holds for every larger number as well.
-
-    >>> seeds_until(lambda seeds: seeds >= 20), seeds_until(lambda seeds: False), seeds_until(lambda seeds: True, 8)
-    (20, None, 8)
-    """
+    """Return the smallest number of seeds from ``least`` on that is enough; None if ``MOST_SEEDS`` are not."""
     if not enough(MOST_SEEDS):
         return None
     return least + bisect.bisect_left(range(least, MOST_SEEDS), x=True, key=enough)

@@ -39,7 +39,6 @@ __all__ = [name for names in _HOMES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"antiphase.studies.{module}"), name)

@@ -1,22 +1,10 @@
-"""Claims as checked statements, each with one of four verdicts.
+"""Claims as checked statements: differences that should all be above 0, judged by the rule in ``report/findings.toml``.
 
-A check is a difference d that is claimed to be above 0, with a 95 % interval. Its verdict is the first that applies:
-
-- *contradicted*: the opposite is off 0. The one-sided p-values of "d ≥ 0" of a claim's checks are corrected by Holm;
-- *smaller than claimed*: the paper prints an effect, and the whole interval lies below it, be it above 0 or not;
-- *holds*: the interval lies above 0;
-- *absent*: the paper prints none, and the whole interval lies within the claim's margin, the largest difference that
-  does not matter;
-- *undecided*: none of these, or fewer than ``LEAST_SEEDS`` training seeds.
-
-A claim is contradicted if one of its checks is; otherwise undecided, smaller than claimed or absent if one is;
-otherwise it holds. Checks that do not decide are shown beside the others: the single ε of a claim that is about the
-mean over all of them. So it holds if all its checks do, which needs no correction (intersection-union test), and
-contradicts itself by chance in at most 2.5 % of the cases, however many checks it has. If e checks need not hold, each
-of the others has to hold at the one-sided level 2.5 % / (e + 1), so that too few of them hold by chance in at most
-2.5 % of the cases (partial conjunction). *Absent* is not corrected for the number of checks. Under the profile
-``smoke`` (two images, one seed) claims are not judged. Models that were not trained here, such as released checkpoints,
-have no training seeds: their differences are judged over images, and the verdict is about these models only.
+A claim that holds if all its checks do needs no correction (intersection-union test), and contradicts itself by chance
+in at most 2.5 % of the cases, however many checks it has: the p-values of the opposite are corrected by Holm. If e
+checks need not hold, each of the others has to hold at the one-sided level 2.5 % / (e + 1), so that too few hold by
+chance in at most 2.5 % of the cases (partial conjunction). *Absent* is not corrected for the number of checks. Models
+that were not trained here have no training seeds: they are judged over images, and the verdict is about them only.
 
 Sources: R. L. Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24:295–300 (1982);
 S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6:65–70 (1979);
@@ -49,33 +37,11 @@ from antiphase.statistics.seeds_by_images import (
 from antiphase.studies.estimation import ASR, difference, mean
 from antiphase.terminal import eps_label
 
-Verdict = Literal[
-    "holds",
-    "smaller than claimed",
-    "contradicted",
-    "absent",
-    "undecided",
-    "not judged (smoke)",
-    "not run",
-    "beside",
-]
+Tested = Literal["holds", "smaller than claimed", "contradicted", "absent", "undecided"]
+Verdict = Literal[Tested, "not judged (smoke)", "not run", "beside"]
 Unit = Literal["points", ""]
 MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
-RULE = (
-    "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
-    "these that applies: **contradicted**, its 95 % interval lies below 0 (corrected by Holm for the number of "
-    "differences); **smaller than claimed**, the paper prints an effect and the interval lies below it, be it above 0 "
-    "or not; **holds**, it lies above 0; **absent**, the paper prints no effect and the interval lies within "
-    f"±{100 * (MARGINS['points'] or 0):g} points, or the margin that its study declares; **undecided**. A claim "
-    "is contradicted if one of its differences is; otherwise undecided, smaller than claimed or absent if one "
-    "is; otherwise it holds. A claim on several ε is about the mean of the difference over all ε of its study; "
-    "each ε stands beside it. If a claim allows exceptions, as many of its worst differences are left out, and "
-    f"the others are judged more strictly. Fewer than {LEAST_SEEDS} training seeds give no verdict."
-)
-"""The verdicts in words, for readers of results."""
-
-
 NOT_IN_PAPER = "not in the paper"
 OWN = "own"
 _NOT_ITS_OWN = (NOT_IN_PAPER, "a summary of the paper")
@@ -83,24 +49,16 @@ _NOT_ITS_OWN = (NOT_IN_PAPER, "a summary of the paper")
 
 @dataclass(frozen=True)
 class Check:
-    """A difference that is claimed to be above zero.
+    """A difference that is claimed to be above zero."""
 
-    Attributes:
-        what: the difference in words, such as ``"ASR(DiffViT) − ASR(ViT) at 1/255"``.
-        estimate: its estimate with a 95 % interval over seeds and images; None if rows are missing.
-        unit: ``"points"`` for differences of fractions, shown in percentage points with the interval clipped to ±100;
-            empty for other values.
-        judged: whether there is a verdict; False under the profile ``smoke``.
-        decides: whether the claim's verdict depends on it; other checks are shown beside it.
-        over: what the interval has to be over: training seeds, or images alone for models that were not trained here.
-    """
-
-    what: str
-    estimate: Estimate | None
-    unit: Unit = "points"
-    judged: bool = True
-    decides: bool = True
-    over: Literal["seeds", "images"] = "seeds"
+    what: str  # in words, such as "ASR(DiffViT) − ASR(ViT) at 1/255"
+    estimate: Estimate | None  # with a 95 % interval over seeds and images; None if rows are missing
+    unit: Unit = "points"  # of fractions, with the interval clipped to ±100; empty for other values
+    judged: bool = True  # whether there is a verdict; False under the profile smoke
+    decides: bool = True  # whether the claim's verdict depends on it; other checks are shown beside it
+    over: Literal["seeds", "images"] = (
+        "seeds"  # of the interval: images alone for models that were not trained here
+    )
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
@@ -108,7 +66,6 @@ class Check:
 
     @property
     def spread(self) -> Spread | None:
-        """The variance of the estimate, if known."""
         return self.estimate.spread if isinstance(self.estimate, CrossedEstimate) else None
 
     @property
@@ -124,13 +81,10 @@ class Claim:
     Attributes:
         effect: the effect that the paper prints, the smallest one if several, in the unit of the estimates; or None.
         exceptions: number of checks that need not hold, where the paper says "almost every".
-        margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points); by default
+        margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points), if not
             that of ``MARGINS``; with 0, no difference is called absent.
         seconds: core-seconds that one training seed of all its checks takes, trainings included; None if unknown.
         paper: the paper that the source is in, where it is not that of the study.
-
-    Raises:
-        UserError: The margin is not a number of at least 0.
     """
 
     name: str
@@ -146,46 +100,27 @@ class Claim:
     def __post_init__(self) -> None:
         number = isinstance(self.margin, int | float) and not isinstance(self.margin, bool)
         if self.margin is not None and not (number and math.isfinite(self.margin) and self.margin >= 0):
-            raise UserError(
-                f"claim {self.name!r}: margin {self.margin!r}: expected a number of at least 0, such as 0.02 for 2 "
-                "points"
-            )
+            expected = "expected a number of at least 0, such as 0.02 for 2 points"
+            raise UserError(f"claim {self.name!r}: margin {self.margin!r}: {expected}")
 
     def whose(self, paper: str) -> str:
-        """Return the paper that makes the claim, or ``OWN`` for a question of ours.
-
-        >>> [Claim("", source, "", []).whose("diffclip") for source in ("Section 4.2", NOT_IN_PAPER)]
-        ['diffclip', 'own']
-        """
+        """Return the paper that makes the claim, or ``OWN`` for a question of ours."""
         return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
-        """Return the margin that applies to a check."""
         return MARGINS[check.unit] if self.margin is None else self.margin
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The verdict of each check."""
         opposite = iter(holm([_p_value(check, -1) for check in self.deciding], LEVEL / 2))
         return [self._verdict(check, next(opposite)) if check.decides else "beside" for check in self.checks]
 
     @property
     def deciding(self) -> list[Check]:
-        """The checks that its verdict depends on."""
         return [check for check in self.checks if check.decides]
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the claim.
-
-        >>> def over_16_seeds(value, error):
-        ...     spread, half = Spread(16, 1000, error**2, 0.0, 0.0), 2.13 * error
-        ...     return Check("a − b", CrossedEstimate(value, value - half, value + half, 1000, spread))
-        >>> yes, none = over_16_seeds(0.1, 0.01), over_16_seeds(0.0, 0.005)
-        >>> open_, no = over_16_seeds(0.0, 0.05), over_16_seeds(-0.1, 0.01)
-        >>> [Claim("", "", "", checks).verdict for checks in ([yes], [yes, none], [yes, none, open_], [open_, no])]
-        ['holds', 'absent', 'undecided', 'contradicted']
-        """
         return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property
@@ -196,20 +131,15 @@ class Claim:
 
     @cached_property
     def seeds_needed(self) -> int | None:
-        """Training seeds with which a verdict is expected, if the differences seen are the true ones.
-
-        Each check is expected to have a verdict once its power is 80 %. None if no number of seeds is enough, fewer
-        than two were seen, or the claim is judged over images.
-        """
+        """Training seeds with which a verdict is expected, with a power of 80 %, if the differences seen are true."""
         if any(check.seeds < 2 or check.over == "images" for check in self.deciding):
             return None
-        return seeds_until(
-            lambda seeds: (
-                joint([self._expected(check, seeds) for check in self.deciding], self.exceptions)
-                != "undecided"
-            ),
-            LEAST_SEEDS,
-        )
+
+        def enough(seeds: int) -> bool:
+            verdicts: list[Verdict] = [self._expected(check, seeds) for check in self.deciding]
+            return joint(verdicts, self.exceptions) != "undecided"
+
+        return seeds_until(enough, LEAST_SEEDS)
 
     @property
     def _level(self) -> float:
@@ -241,9 +171,8 @@ class Claim:
         if check.estimate is None or check.spread is None:
             return "undecided"
         spread, value, margin = check.spread.at(seeds), check.estimate.value, self.margin_of(check)
-        level = (
-            self._level if value > 0 else LEVEL / 2 / len(self.deciding)
-        )  # Holm's first step: at most strict
+        # Holm's first step: at most strict
+        level = self._level if value > 0 else LEVEL / 2 / len(self.deciding)
         off_zero = power_of(value, spread, level) >= POWER
         if off_zero and value <= 0:
             return "contradicted"
@@ -258,11 +187,7 @@ class Claim:
 
 
 def joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
-    """Return the verdict of a claim from those of its checks, of which the worst ``exceptions`` do not count.
-
-    >>> joint(["holds", "undecided", "contradicted"], 1), joint(["holds", "contradicted"], 1)
-    ('undecided', 'holds')
-    """
+    """Return the verdict of a claim from those of its checks, of which the worst ``exceptions`` do not count."""
     for verdict in ("not run", "not judged (smoke)"):
         if verdict in verdicts or not verdicts:
             return verdict
@@ -293,25 +218,14 @@ def higher(
     unit: Unit = "points",
     **levels: Any,
 ) -> list[Check]:
-    """Return the checks mean(first series) > mean(other series), for each combination of levels.
-
-    Args:
-        first: series that is said to be higher.
-        **levels: columns, and the values that select rows of both: one, or several.
-    """
+    """Return the checks mean(first series) > mean(other series), for each combination of levels of columns."""
     return apart(rows, "series", first, than, value, f"{what}({first}) − {what}({than})", unit, **levels)
 
 
 def on_average(
     rows: pl.DataFrame, first: str, *, than: str, eps: Sequence[float], **levels: Any
 ) -> list[Check]:
-    """Return the check that the mean of the difference in ASR over all ε is above 0, and each ε beside it.
-
-    Args:
-        first: series that is said to be higher.
-        eps: all budgets of the study.
-        **levels: columns, and the value that selects rows of both.
-    """
+    """Return the check that the mean difference in ASR over all ε of a study is above 0, and each ε beside it."""
     some = rows.filter(pl.any_horizontal((pl.col("eps") - one).abs() < 1e-9 for one in eps))
     pair = [{"series": series, **levels} for series in (first, than)]
     words = f"ASR({first}) − ASR({than}){in_words(levels)}"
@@ -324,9 +238,8 @@ def on_average(
 
 def above(rows: pl.DataFrame, what: str, value: pl.Expr, unit: Unit = "", **levels: Any) -> list[Check]:
     """Return the checks mean > 0, for each combination of levels."""
-    return [
-        Check(f"{what}{in_words(where)}", mean(rows, where, value), unit) for where in combinations(levels)
-    ]
+    every = combinations(levels)
+    return [Check(f"{what}{in_words(where)}", mean(rows, where, value), unit) for where in every]
 
 
 def apart(
@@ -340,37 +253,27 @@ def apart(
     **levels: Any,
 ) -> list[Check]:
     """Return the checks mean(first level of a column) > mean(second), for each combination of other levels."""
-    return [
-        Check(
-            f"{what}{in_words(where)}",
-            difference(rows, {**where, column: first}, {**where, column: second}, value),
-            unit,
-        )
-        for where in combinations(levels)
-    ]
+    found = []
+    for where in combinations(levels):
+        one, other = ({**where, column: level} for level in (first, second))
+        found.append(Check(f"{what}{in_words(where)}", difference(rows, one, other, value), unit))
+    return found
 
 
 def combinations(levels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield every combination of levels; the last changes fastest."""
-    several = [
-        list(some) if isinstance(some, list | tuple | pl.Series) else [some] for some in levels.values()
-    ]
-    for values in product(*several):
+    lists = (list, tuple, pl.Series)
+    for values in product(*(some if isinstance(some, lists) else [some] for some in levels.values())):
         yield dict(zip(levels, values, strict=True))
 
 
 def in_words(where: Mapping[str, Any]) -> str:
-    """Say which rows were chosen.
-
-    >>> in_words({"eps": 1 / 255, "depth": 3, "data": "cifar10"})
-    ' at 1/255, depth 3, cifar10'
-    """
+    """Say which rows were chosen."""
     said = {name: value for name, value in where.items() if name not in UNSAID}
     eps = f" at {eps_label(said.pop('eps'))}" if "eps" in said else ""
     named = ("data", "site", "at", "perturbation")
-    return eps + "".join(
-        f", {value}" if name in named else f", {name} {value}" for name, value in said.items()
-    )
+    words = (f"{value}" if name in named else f"{name} {value}" for name, value in said.items())
+    return eps + "".join(f", {word}" for word in words)
 
 
 def each_data(rows: pl.DataFrame, claims: Callable[[pl.DataFrame], list[Claim]]) -> list[Claim]:

@@ -1,7 +1,9 @@
 """``antiphase study …``: what its commands do and print."""
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -18,7 +20,7 @@ from antiphase.studies.options import (
     StatusOptions,
     StudyOptions,
 )
-from antiphase.terminal import console, say
+from antiphase.terminal import console, duration, say
 
 if TYPE_CHECKING:
     from antiphase.studies.results import Result
@@ -45,37 +47,26 @@ def _show(options: StudyOptions, _: str) -> Answer:
     from antiphase.studies.paper_settings import shown_settings, text_of
     from antiphase.studies.plan import describe, select
     from antiphase.studies.results import costs
-    from antiphase.studies.store import identity
+    from antiphase.studies.store import folder_name
 
-    chosen = select(options)
-    found = []
+    chosen, answer = select(options), []
     for one in chosen.studies:
-        plan, cells = chosen.plan(one), []
-        say(f"{one.label}: {one.title} ({one.paper})\n\n{text_of(one).strip()}\n")
+        plan, about = chosen.plan(one), {"study": one.name, "paper": one.paper, "artefact": one.label}
+        about |= {"title": one.title, "text": text_of(one), "profile": chosen.profile.name}
+        say(f"{one.label}: {one.title} ({one.paper})\n\n{about['text'].strip()}\n")
         settings = shown_settings(one, chosen.profile) | costs(one.cells(chosen.profile), chosen.store)
         for name, value in settings.items():
             say(f"{name}: {value}")
         say()
-        missing = {identity(cell) for cell in plan.missing}
+        cells, missing = [], set(map(folder_name, plan.missing))
         for cell in plan.cells:
-            mark = "·" if identity(cell) in missing else "✓" if chosen.store.done(cell) else " "
-            say(f"{mark} {cell.table}-{identity(cell)}  {cell.label}")
-            cells.append({"cell": f"{cell.table}-{identity(cell)}", "label": cell.label, "done": mark == "✓"})
+            name = folder_name(cell)
+            mark = "·" if name in missing else "✓" if chosen.store.done(cell) else " "
+            say(f"{mark} {name}  {cell.label}")
+            cells.append({"cell": name, "label": cell.label, "done": mark == "✓"})
         say(f"\n{describe(plan)}")
-        found.append(
-            {
-                "study": one.name,
-                "paper": one.paper,
-                "artefact": one.label,
-                "title": one.title,
-                "text": text_of(one),
-                "profile": chosen.profile.name,
-                "settings": dict(settings),
-                "cells": cells,
-                "seconds": plan.seconds,
-            }
-        )
-    return found
+        answer.append(about | {"settings": settings, "cells": cells, "seconds": plan.seconds})
+    return answer
 
 
 def _run(options: RunOptions, _: str) -> Answer:
@@ -86,31 +77,30 @@ def _run(options: RunOptions, _: str) -> Answer:
 
 def _status(options: StatusOptions, _: str) -> Answer:
     from antiphase.studies.plan import select
-    from antiphase.terminal import duration
 
     chosen, answer, rows = select(options), [], []
     for study in chosen.studies:
         plan = chosen.plan(study)
         running = [cell for cell in plan.missing if chosen.store.busy(cell)]
-        counts = {
-            "done": sum(chosen.store.done(cell) for cell in plan.cells),
-            "running": len(running),
-            "to_do": len(plan.missing) - len(running),
-        }
+        done, damaged = sum(chosen.store.done(cell) for cell in plan.cells), list(plan.damaged.values())
+        counts = {"done": done, "running": len(running), "to_do": len(plan.missing) - len(running)}
         time = duration(plan.seconds) if plan.missing else "–"
-        rows.append((study.name, *counts.values(), len(plan.damaged), time))
-        damaged, seconds = list(plan.damaged.values()), plan.seconds if plan.missing else 0
+        rows.append((study.name, *counts.values(), len(damaged), time))
+        seconds = plan.seconds if plan.missing else 0
         answer.append({"study": study.name, **counts, "damaged": damaged, "seconds": seconds})
-        for why in damaged:
-            say(f"damaged: {why}", err=True)
-        for cell in running:
-            say(f"running: {cell.label}", err=True)
+        for line in (
+            *(f"damaged: {why}" for why in damaged),
+            *(f"running: {cell.label}" for cell in running),
+        ):
+            say(line, err=True)
     _print_table(("study", "done", "running", "to do", "damaged", "time left"), rows)
     return answer
 
 
 def _rows(options: RowsOptions, _: str) -> Answer:
-    from antiphase.studies.results import chosen_rows, plain_rows, write_rows
+    from polars import selectors
+
+    from antiphase.studies.results import chosen_rows, write_rows
 
     tables = chosen_rows(options)
     if options.out is not None:
@@ -121,18 +111,29 @@ def _rows(options: RowsOptions, _: str) -> Answer:
         say(f"{key}: {len(frame):,} rows")
         for column in frame:  # the first values of each
             say(f"  {column.name}: {', '.join(map(str, column.head(5)))}, …")
-    return {key: plain_rows(frame) for key, frame in tables.items()}
+    # what is not a finite number is null
+    return {key: json.loads(frame.drop(selectors.binary()).write_json()) for key, frame in tables.items()}
 
 
-def _claims(options: ClaimsOptions, _: str) -> Answer:
-    from antiphase.studies.plan import reading
-    from antiphase.studies.report.findings import replace_claims
-    from antiphase.studies.report.tables import console_claims, plain_claims
-    from antiphase.studies.results import results_of
+def _results(options: Any) -> "list[Result]":
+    """Return what is known of some studies, of which at least one cell is finished."""
+    from antiphase.studies.results import reading, results_of
 
     options = reading(options)
     results = results_of(options)
-    _check_some(results, options)
+    if not any(result.done for result in results):
+        raise UserError(
+            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
+            f"{options.next_command('run')} makes them"
+        )
+    return results
+
+
+def _claims(options: ClaimsOptions, _: str) -> Answer:
+    from antiphase.studies.report.findings import replace_claims
+    from antiphase.studies.report.tables import console_claims, plain_claims
+
+    results = _results(options)
     if options.into is not None:
         replace_claims(results, options.into)
         say(options.into)
@@ -144,30 +145,18 @@ def _claims(options: ClaimsOptions, _: str) -> Answer:
 def _pack(options: PackOptions, _: str) -> Answer:
     from antiphase.studies.results import pack_studies
 
-    found = {}
+    counts = {}
     for name, count in pack_studies(options):
         say(f"{name}: {count} cells added to {options.to}")
-        found[name] = count
-    return {"to": str(options.to), "cells_added": found}
-
-
-def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
-    if not any(result.done for result in results):
-        raise UserError(
-            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
-            f"{options.next_command('run')} makes them"
-        )
+        counts[name] = count
+    return {"to": str(options.to), "cells_added": counts}
 
 
 def _report(options: ReportOptions, _: str) -> Answer:
-    from antiphase.studies.plan import reading
     from antiphase.studies.report.findings import replace_findings, write_findings
     from antiphase.studies.report.site import write_site
-    from antiphase.studies.results import results_of
 
-    options = reading(options)
-    results = results_of(options)
-    _check_some(results, options)
+    results = _results(options)
     written = {"site": str(write_site(results, options.out))}
     if options.markdown is not None:
         write_findings(results, options.markdown)
@@ -180,32 +169,31 @@ def _report(options: ReportOptions, _: str) -> Answer:
 
 
 def _new(options: NewOptions, _: str) -> Answer:
-    from antiphase.studies.plan import write_study
+    from importlib.resources import files
 
-    path = str(write_study(options.name))
+    from antiphase.files import write_text
+
+    path = Path(f"{options.name}.py")
+    if path.exists():
+        raise UserError(f"{path}: exists; give another name")
+    text = files("antiphase.studies").joinpath("example.py").read_text(encoding="utf-8")
+    text = text.replace("NAME.py", path.name).replace('Study("example"', f'Study("{options.name}"')
+    write_text(path, text)
     say(path)
-    return {"file": path}
+    return {"file": str(path)}
 
 
-_OPTIONS = {
-    "list": ListOptions,
-    "show": StudyOptions,
-    "status": StatusOptions,
-    "rows": RowsOptions,
-    "claims": ClaimsOptions,
-    "pack": PackOptions,
-    "report": ReportOptions,
-    "new": NewOptions,
-}
+_COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
+_COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
 COMMANDS = {
     f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}")
-    for name, options in _OPTIONS.items()
+    for name, options in _COMMANDS.items()
 }
 COMMANDS["study run"] = Command(
     "study run",
     RunOptions,
     "antiphase.studies.command:_run",
-    "antiphase.studies.run_result:StudyResult",
-    in_folder=False,
+    "antiphase.studies.report.site:StudyResult",
+    False,
 )
 """The commands of the group ``study``."""

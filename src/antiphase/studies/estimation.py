@@ -31,9 +31,6 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
         by: columns that define the groups, which keep the order of their first rows.
         kind: range of the value, and so of its interval: a fraction in [0, 1], a size (norm, distance, Lipschitz
             constant) above 0, a difference of fractions in [−1, 1], or any number.
-
-    Raises:
-        UserError: The seeds of a group were not measured on the same samples.
     """
     found = []
     for key, block in rows.group_by(by, maintain_order=True):
@@ -46,13 +43,7 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
 
 
 def over(*found: pl.DataFrame, samples: str = "images") -> str:
-    """Return a phrase for captions: the number of training seeds and samples that intervals are over.
-
-    >>> over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]}))
-    '3 training seeds and 300 to 1,000 images'
-    >>> over(pl.DataFrame({"n": [2], "seeds": [1]}), samples="pairs")
-    '2 pairs, for one training seed'
-    """
+    """Return a phrase for captions: the number of training seeds and samples that intervals are over."""
     frame = pl.concat([each.select("n", "seeds") for each in found]).drop_nulls()
     if frame.is_empty():
         return samples
@@ -68,10 +59,7 @@ def over(*found: pl.DataFrame, samples: str = "images") -> str:
 def difference(
     rows: pl.DataFrame, first: Mapping[str, Any], second: Mapping[str, Any], value: pl.Expr
 ) -> CrossedEstimate | None:
-    """Estimate mean(first) − mean(second), paired by training seed and sample.
-
-    Only training seeds that both have are used.
-    """
+    """Estimate mean(first) − mean(second), paired by training seed, of those that both have, and sample."""
     return contrast(rows, [(1.0, first), (-1.0, second)], value)
 
 
@@ -83,12 +71,7 @@ def mean(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr) -> Crosse
 def share_above(
     rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr, level: float
 ) -> CrossedEstimate | None:
-    """Estimate a share minus a level; the interval is that of a share, so level + its ends stay within [0, 1].
-
-    Args:
-        value: hits or fractions, within [0, 1].
-        level: what the share is compared with.
-    """
+    """Estimate a share, of values in [0, 1], minus a level; level + the ends of the interval stay within [0, 1]."""
     estimate = contrast(rows, [(1.0, which)], value)
     if estimate is None:
         return None
@@ -97,19 +80,14 @@ def share_above(
 
 
 def gaps(attacks: pl.DataFrame, first: str = "DiffViT", second: str = "ViT") -> pl.DataFrame:
-    """Return the difference in success between two series for each image: 1, 0 or −1 in ``value``.
-
-    Returns:
-        Columns ``data, depth, dim, training_seed, sample, eps, cell, value``; ``cell`` lists both cells.
-    """
+    """Return the difference in success between two series for each image and ε, in ``value``: 1, 0 or −1."""
     keys = ["data", "depth", "dim", SEED, SAMPLE, "eps"]
     one, other = (
         attacks.filter(series=series).select(*keys, "cell", value=ASR) for series in (first, second)
     )
     both = one.join(other, on=keys, nulls_equal=True, maintain_order="left")
-    return both.select(
-        *keys, cell=pl.concat_list("cell", "cell_right"), value=pl.col("value") - pl.col("value_right")
-    )
+    cells, value = pl.concat_list("cell", "cell_right"), pl.col("value") - pl.col("value_right")
+    return both.select(*keys, cell=cells, value=value)
 
 
 def trend(
@@ -123,9 +101,6 @@ def trend(
 
     With x the levels (or their log2) and w = (x − x̄)/Σ(x − x̄)²·(x_max − x_min), the contrast Σ w·mean(level): the slope
     of least squares times the range, for each training seed and sample. All levels count, not only the ends.
-
-    Raises:
-        UserError: The levels were not measured on the same samples, or one is not above 0 on the scale ``log2``.
     """
     levels = _levels(rows, column, where)
     if len(levels) < 2:
@@ -134,37 +109,26 @@ def trend(
         raise UserError(f"trend over log2 of {column} {levels[0]}: expected levels above 0")
     x = np.log2(levels) if scale == "log2" else np.array(levels, float)
     centred = x - x.mean()
-    weights = centred / np.square(centred).sum() * (x[-1] - x[0])
-    groups = [
-        (float(weight), {**where, column: level}) for weight, level in zip(weights, levels, strict=True)
-    ]
-    return contrast(rows, groups, value)
+    weights = (centred / np.square(centred).sum() * (x[-1] - x[0])).tolist()
+    groups = [{**where, column: level} for level in levels]
+    return contrast(rows, list(zip(weights, groups, strict=True)), value)
 
 
 def peak(
     rows: pl.DataFrame, column: str, at: Any, where: Mapping[str, Any], value: pl.Expr
 ) -> list[tuple[str, CrossedEstimate | None]]:
-    """Estimate how far a mean at one level of a column lies above those of the levels below it and above it.
+    """Estimate how far a mean at one level of a column lies above the average of the levels below, and of those above.
 
-    At a peak both differences are above 0. The means on either side are averages over their levels, so neighbours that
-    are nearly as high as the peak do not decide alone.
+    At a peak both differences are above 0.
     """
-    levels = _levels(rows, column, where)
-    sides = {
-        "below": [level for level in levels if level < at],
-        "above": [level for level in levels if level > at],
-    }
-    peak_group = (1.0, {**where, column: at})
-    return [
-        (
-            side,
-            contrast(
-                rows, [peak_group, *((-1.0 / len(others), {**where, column: one}) for one in others)], value
-            ),
-        )
-        for side, others in sides.items()
-        if others
-    ]
+    levels, found = _levels(rows, column, where), []
+    sides = {"below": [level for level in levels if level < at]}
+    sides["above"] = [level for level in levels if level > at]
+    for side, others in sides.items():
+        if others:
+            groups = [(-1.0 / len(others), {**where, column: level}) for level in others]
+            found.append((side, contrast(rows, [(1.0, {**where, column: at}), *groups], value)))
+    return found
 
 
 def contrast(
@@ -174,9 +138,6 @@ def contrast(
 
     Args:
         groups: the weight of each group, and the columns and values that select its rows.
-
-    Raises:
-        UserError: The groups were not measured on the same samples.
     """
     weights, selections = zip(*groups, strict=True)
     blocks = [_chosen(rows, which) for which in selections]
@@ -184,26 +145,18 @@ def contrast(
     if not seeds:
         return None
     blocks = [block.filter(pl.col(SEED).is_in(sorted(seeds))) for block in blocks]
-    matrices = [
-        _matrix(block, value, str(dict(which))) for block, which in zip(blocks, selections, strict=True)
-    ]
-    for block, which in zip(blocks, selections, strict=True):
+    combined, cells = 0.0, set()
+    for weight, which, block in zip(weights, selections, blocks, strict=True):
+        combined = combined + weight * _matrix(block, value, str(dict(which)))
         if set(block[SAMPLE]) != set(blocks[0][SAMPLE]):
             raise UserError(
                 f"{dict(selections[0])} and {dict(which)}: measured on different images; "
                 "measure both with the same settings"
             )
-    combined = sum(weight * matrix for weight, matrix in zip(weights, matrices, strict=True))
-    cells = {cell for block in blocks for cell in _cells(block)}
+        if "cell" in block.columns:  # a row made of several cells has a list of them
+            own = block["cell"].unique()
+            cells.update(own.explode() if own.dtype == pl.List else own)
     return replace(crossed_mean(np.asarray(combined)), cells=tuple(sorted(cells)))
-
-
-def _cells(block: pl.DataFrame) -> list[str]:
-    """Return the identities of the cells that rows are from; a row made of several cells has a list of them."""
-    if "cell" not in block.columns:
-        return []
-    own = block["cell"].unique()
-    return (own.explode().unique() if own.dtype == pl.List else own).to_list()
 
 
 def _levels(rows: pl.DataFrame, column: str, where: Mapping[str, Any]) -> list[Any]:
@@ -219,23 +172,17 @@ def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:
 
 def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     """Return (seeds, samples)."""
-    if (
-        "cell" in block.columns
-        and block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1
-    ):
+    one = block.group_by(SEED, SAMPLE)
+    if "cell" in block.columns and one.agg(pl.col("cell").n_unique())["cell"].max() != 1:
         raise UserError(
             f"{what}: rows of several cells per seed and sample; select one by a column such as lambda_schedule, "
             "attack or eps"
         )
-    means = (
-        block.select(SEED, SAMPLE, value=value)
-        .group_by(SEED, SAMPLE)
-        .agg(pl.mean("value"))
-        .sort(SEED, SAMPLE)
-    )
-    seeds, samples = means[SEED].unique(maintain_order=True), means[SAMPLE].unique().sort()
-    whole = len(means) == len(seeds) * len(samples)
-    matrix = means["value"].to_numpy().astype(np.float64).reshape(len(seeds), -1) if whole else None
+    means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value"))
+    means = means.sort(SEED, SAMPLE)
+    seeds, samples = means[SEED].n_unique(), means[SAMPLE].n_unique()
+    whole = len(means) == seeds * samples
+    matrix = means["value"].to_numpy().astype(np.float64).reshape(seeds, -1) if whole else None
     # every seed has every sample exactly once
     if matrix is None or not np.isfinite(matrix).all():
         raise UserError(f"{what}: not every seed was measured on the same images, or a value is not finite")

@@ -18,28 +18,15 @@ ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)
 BY_SEED = "by_seed"
 """Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
 
-
-IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)
-"""Budgets in words."""
-
-INTERVALS = "95 % intervals"
-"""What stands in the brackets of most tables."""
+IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)  # budgets in words
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
+    """One pair of axes: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick.
 
-    Attributes:
-        points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them), ``ESTIMATES`` and,
-            optionally, ``BY_SEED``.
-        kind: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick, which shows
-            neither intervals nor the paper's numbers.
-        scale: scale of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.
-        ticks: names of the positions 0, 1, 2, …; empty for numbers.
-        percent: whether values are fractions in [0, 1], shown in percent.
-        paper: the paper's numbers, columns ``series, x, value``, drawn with hollow markers.
-        level: a horizontal reference line, such as 0 for differences.
+    Points have the columns ``series`` (String), ``x`` (Float64), ``ESTIMATES`` and, optionally, ``BY_SEED``; a radar
+    chart shows neither intervals nor the paper's numbers.
     """
 
     title: str
@@ -47,11 +34,11 @@ class Panel:
     y: str
     points: pl.DataFrame
     kind: Literal["line", "bar", "radar"] = "line"
-    scale: Literal["linear", "log", "eps"] = "linear"
-    ticks: tuple[str, ...] = ()
-    percent: bool = False
-    paper: pl.DataFrame | None = None
-    level: float | None = None
+    scale: Literal["linear", "log", "eps"] = "linear"  # horizontal; "eps" is logarithmic with ticks in 255ths
+    ticks: tuple[str, ...] = ()  # names of the positions 0, 1, 2, …; empty for numbers
+    percent: bool = False  # whether values are fractions in [0, 1], shown in percent
+    paper: pl.DataFrame | None = None  # the paper's numbers: series, x, value; with hollow markers
+    level: float | None = None  # a horizontal reference line, such as 0 for differences
 
 
 @dataclass(frozen=True)
@@ -84,24 +71,15 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of estimates.
+    """A table of estimates, whose rows and columns are in the order of their first cell."""
 
-    Attributes:
-        name: name of its CSV; letters, digits and "-".
-        cells: columns ``row`` (String), ``column`` (String), ``ESTIMATES`` and ``paper`` (Float64, the paper's number
-            in the same unit, or null); rows and columns are in the order of their first cell.
-        percent: whether values are fractions in [0, 1], shown in percent.
-        digits: number of decimals; None for as many as each interval supports.
-        brackets: what stands in brackets.
-    """
-
-    name: str
+    name: str  # of its CSV: letters, digits and "-"
     title: str
     index: str
-    cells: pl.DataFrame
-    percent: bool = True
-    digits: int | None = 1
-    brackets: str = INTERVALS
+    cells: pl.DataFrame  # row, column (String), ESTIMATES and paper (Float64, the paper's number or null)
+    percent: bool = True  # whether values are fractions in [0, 1], shown in percent
+    digits: int | None = 1  # None: as many as each interval supports
+    brackets: str = "95 % intervals"
 
 
 @dataclass(frozen=True)
@@ -127,18 +105,15 @@ def panels(
 
     Args:
         estimates: columns ``series``, ``ESTIMATES``, optionally ``BY_SEED``, and those of the title and of ``x``.
-        x: position on the horizontal axis.
         paper: the paper's numbers, columns ``series``, ``x``, ``value`` and some of the title's.
     """
     shown = []
     for words, chosen, block in _groups(estimates, title):
         kept = [BY_SEED] if BY_SEED in block.columns else []
         place = (pl.col(x) if isinstance(x, str) else x).cast(pl.Float64)
-        points = block.select("series", *ESTIMATES, *kept, x=place)
-        theirs = (
-            None if paper is None else paper.filter(**{k: v for k, v in chosen.items() if k in paper.columns})
-        )
-        if theirs is not None:
+        points, theirs = block.select("series", *ESTIMATES, *kept, x=place), None
+        if paper is not None:
+            theirs = paper.filter(**{name: chosen[name] for name in chosen if name in paper.columns})
             theirs = None if theirs.is_empty() else theirs.select("series", "x", "value")
         shown.append(Panel(words, *labels, points, paper=theirs, **style))
     return tuple(shown)
@@ -155,11 +130,7 @@ def tables(
     paper: pl.DataFrame | None = None,
     **style: Any,
 ) -> list[Table]:
-    """Return a table of estimates for each combination of the columns that the title names, as in :func:`panels`.
-
-    Args:
-        estimates: columns ``ESTIMATES`` and those of title, rows and columns.
-    """
+    """Return a table of estimates for each combination of the columns that the title names, as in :func:`panels`."""
     shown = []
     for words, chosen, block in _groups(estimates, title):
         row, column = (pl.col(one) if isinstance(one, str) else one for one in (row, column))

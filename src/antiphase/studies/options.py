@@ -10,29 +10,9 @@ from pydantic import AfterValidator, Field, model_validator
 from antiphase.commands.options import BatchSize, Device, Directory, Options, Quiet, Track, Typed, Words
 from antiphase.errors import UserError, shown
 
-Names = Annotated[
-    tuple[str, ...],
-    Typed(argument=True, metavar="STUDY"),
-    Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all."),
-]
-ProfileName = Annotated[
-    Literal["smoke", "laptop", "paper"],
-    Field(
-        description="Size: smoke takes seconds, laptop hours on 2 cores; paper has the paper's data and sizes."
-    ),
-]
-Seeds = Annotated[
-    int | None,
-    Field(
-        ge=1,
-        le=1000,
-        description="Number of training seeds. If not given: the study's own number, which its page says; 1 for the "
-        "profile smoke.",
-    ),
-]
-RELEASED = "released"
-"""In ``--models``: the pair of the DiffCLIP paper's authors."""
-
+RELEASED = "released"  # in `--models`: the pair of the DiffCLIP paper's authors
+STORE = Path("antiphase-store")
+RESULTS = Path("results")
 _KINDS = ("diffclip:", "open_clip:")
 
 
@@ -57,6 +37,11 @@ def _is_run(spec: str) -> bool:
     return (Path(spec).expanduser() / "recipe.json").is_file()
 
 
+Names = Annotated[
+    tuple[str, ...],
+    Typed(argument=True, metavar="STUDY"),
+    Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all."),
+]
 GivenModels = Annotated[
     Words,
     AfterValidator(_known_models),
@@ -77,10 +62,6 @@ Baseline = Annotated[
         "unverified."
     ),
 ]
-StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
-RowsFolder = Annotated[
-    Path | None, Field(description="Directory of rows written by study pack, read in place of the store.")
-]
 ReadRows = Annotated[
     Path | None,
     Field(
@@ -88,8 +69,6 @@ ReadRows = Annotated[
         "store: results/, if there is one, as in a clone."
     ),
 ]
-STORE = Path("antiphase-store")
-RESULTS = Path("results")
 
 
 class ListOptions(Options):
@@ -101,18 +80,27 @@ class StudyOptions(Options):
 
     **Examples**
 
-    antiphase study show table-1
-
     antiphase study show figure-3a --profile paper
     """
 
     names: Names
-    profile: ProfileName = "laptop"
-    seeds: Seeds = None
+    profile: Literal["smoke", "laptop", "paper"] = Field(
+        "laptop",
+        description="Size: smoke takes seconds, laptop hours on 2 cores; paper has the paper's data and sizes.",
+    )
+    seeds: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="Number of training seeds. If not given: the study's own number, which its page says; 1 for the "
+        "profile smoke.",
+    )
     models: GivenModels = ()
     baseline: Baseline = None
-    store: StoreFolder = STORE
-    rows: RowsFolder = None
+    store: Annotated[Directory, Field(description="Directory of rows and checkpoints.")] = STORE
+    rows: Path | None = Field(
+        None, description="Directory of rows written by study pack, read in place of the store."
+    )
 
     @property
     def place(self) -> Path:
@@ -143,8 +131,6 @@ class StatusOptions(AnyStudyOptions):
 
     **Examples**
 
-    antiphase study status
-
     antiphase study status robustness --profile paper
     """
 
@@ -162,8 +148,6 @@ class RunOptions(StudyOptions):
 
     antiphase study run table-3 --profile paper --dry-run
 
-    antiphase study run my-study.py --seeds 5
-
     torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
 
     antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
@@ -173,12 +157,9 @@ class RunOptions(StudyOptions):
         None,
         description="Directory of rows written by study pack; measurements that are there are not run again.",
     )
-
-    jobs: Annotated[
-        int,
-        Typed(flags=("--jobs", "-j")),
-        Field(ge=1, description="Worker processes that share the cells; with SLURM, jobs."),
-    ] = 1
+    jobs: Annotated[int, Typed(flags=("--jobs", "-j"))] = Field(
+        1, ge=1, description="Worker processes that share the cells; with SLURM, jobs."
+    )
     executor: Literal["local", "slurm"] = Field(
         "local", description="Where the workers run: on this machine, or under SLURM (through submitit)."
     )
@@ -208,8 +189,6 @@ class RowsOptions(StudyOptions):
 
     **Examples**
 
-    antiphase study rows table-1 --profile smoke
-
     antiphase study rows figure-2a --table attack --out asr.csv
     """
 
@@ -229,22 +208,16 @@ class ClaimsOptions(AnyStudyOptions):
 
     **Examples**
 
-    antiphase study claims
-
     antiphase study claims robustness --json
 
     antiphase study claims --into docs/findings.md
     """
 
     rows: ReadRows = None
-    into: Annotated[
-        Path | None,
-        Typed(metavar="FILE"),
-        Field(
-            description="Markdown file in which to replace the lines between `<!-- claims -->` and "
-            "`<!-- /claims -->`."
-        ),
-    ] = None
+    into: Annotated[Path | None, Typed(metavar="FILE")] = Field(
+        None,
+        description="Markdown file in which to replace the lines between `<!-- claims -->` and `<!-- /claims -->`.",
+    )
 
 
 class PackOptions(AnyStudyOptions):
@@ -266,8 +239,6 @@ class ReportOptions(AnyStudyOptions):
     """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
 
     **Examples**
-
-    antiphase study report
 
     antiphase study report robustness --profile paper --out site --markdown findings.md
 
@@ -303,15 +274,11 @@ class NewOptions(Options):
     **Examples**
 
     antiphase study new my-study
-
-    antiphase study run my-study.py --profile smoke
     """
 
-    name: Annotated[
-        str,
-        Typed(argument=True, metavar="NAME"),
-        Field(description="Name of the study; NAME.py is written to the current folder."),
-    ]
+    name: Annotated[str, Typed(argument=True, metavar="NAME")] = Field(
+        description="Name of the study; NAME.py is written to the current folder."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "NewOptions":

@@ -25,24 +25,17 @@ CELLS_FILE = "cells.parquet"
 README = "README.md"
 _LEFT_OUT = ("forwards", "backwards")
 _EXACT = ("eps",)  # compared with ε of the studies
-_SCHEMA: dict[str, Any] = {
-    **dict.fromkeys(("cell", "file", "table", "label", "what"), pl.String),
-    **{"rows": pl.Int64, "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean},
-    **dict.fromkeys(
-        ("finished", "hardware", "versions", "warnings", "study", "command", "commit"), pl.String
-    ),
-}
 _JSON = ("what", "versions", "warnings")
+_SCHEMA: dict[str, Any] = dict.fromkeys(("cell", "file", "table", "label", "what"), pl.String)
+_SCHEMA |= {"rows": pl.Int64, "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean}
+_SCHEMA |= dict.fromkeys(("finished", "hardware", *_JSON[1:], "study", "command", "commit"), pl.String)
 _RESTORE = "restore the file"
 _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "statistics": False}
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A folder of rows that ship, read like a store.
-
-    Rows of a source before it was ``RENEWED`` stand in for those of now, which a store never mixes with them.
-    """
+    """A folder of rows that ship, read like a store; rows of sources before they were ``RENEWED`` count, too."""
 
     root: Path
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -56,19 +49,15 @@ class Pack:
         return own if own in self._records else identity(cell, renewed=False)
 
     def record(self, cell: Any) -> dict[str, Any] | None:
-        """Return the record of a cell: seconds, work, versions, hardware, warnings."""
         return self._records.get(self._key(cell))
 
     def damage(self, cell: Any) -> str | None:
-        """Return None: the version control of the folder finds damage."""
-        return None
+        return None  # the version control of the folder finds it
 
     def busy(self, cell: Any) -> bool:
-        """Return False: nothing is run here."""
         return False
 
     def rows(self, cell: Any) -> pl.DataFrame | None:
-        """Return the rows of a measurement, or None."""
         own = self._key(cell)
         if not (file := self._records.get(own, {}).get("file")):
             return None
@@ -76,9 +65,7 @@ class Pack:
             whole = _parquet(self.root / file)
             if "cell" not in whole.columns:
                 raise UserError(f"{self.root / file}: has no column cell; {_RESTORE}")
-            self._read[file] = whole.partition_by(
-                "cell", as_dict=True, include_key=False, maintain_order=True
-            )
+            self._read[file] = whole.partition_by("cell", as_dict=True, include_key=False)
         if (own,) not in self._read[file]:
             raise UserError(f"{self.root / file}: has no rows of cell {own}; {_RESTORE}")
         return _widened(self._read[file][(own,)])
@@ -103,40 +90,29 @@ class Pack:
 
 
 def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
-    """Add the finished cells of a study to a folder and return how many were new.
+    """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
-    Cells that are there already stay as they are, so rows are neither repeated nor lost. The same cells give the same
-    bytes, in whatever order they came.
+    The same cells give the same bytes, in whatever order they came.
     """
     known = set(pack.cells["cell"])
     records, rows = [], {}
-    for cell in closure(cells, identity):
+    for cell in closure(cells):
         own, record = identity(cell), source.record(cell)
         if own in known or record is None:
             continue
         found = source.rows(cell) if source.done(cell) else None
         if found is None and cell in cells:
             continue  # not finished, or damaged
-        file = "" if found is None else _file(cell.table, found)
+        file = ""
         if found is not None:
+            attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
+            file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
             kept = _rounded(found.drop(*_LEFT_OUT, *cell.unshipped, strict=False), cell.shipped_bits)
             rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
-        about = {
-            "cell": own,
-            "file": file,
-            "table": cell.table,
-            "label": cell.label,
-            "what": described(cell),
-            "rows": 0 if found is None else len(found),
-            "study": study,
-            "command": command,
-            "commit": source_commit(),
-            **{
-                name: record[name]
-                for name in _SCHEMA
-                if name in record and name not in ("cell", "file", "what")
-            },
-        }
+        about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
+        about |= {"study": study, "command": command, "commit": source_commit()}
+        about |= {name: value for name, value in record.items() if name in _SCHEMA}
+        about |= {"cell": own, "file": file, "what": described(cell)}
         records.append(
             about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
         )
@@ -152,18 +128,8 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
     return len(records)
 
 
-def _file(table: str, rows: pl.DataFrame) -> str:
-    """Return the file of a cell's rows."""
-    attacks = rows["attack"].unique().to_list() if "attack" in rows.columns else []
-    return "-".join([table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
-
-
 def _rounded(rows: pl.DataFrame, bits: int) -> pl.DataFrame:
-    """Round numbers to their first significant bits: with 12, the relative error is below 1/4,096.
-
-    >>> _rounded(pl.DataFrame({"loss": [1 / 3, None, 0.0]}), 12)["loss"].to_list()
-    [0.3333740234375, None, 0.0]
-    """
+    """Round numbers to their first significant bits: with 12, the relative error is below 1/4,096."""
 
     def to_bits(column: pl.Series) -> pl.Series:
         mantissa, exponent = np.frexp(column.to_numpy())
@@ -187,7 +153,6 @@ def _write(rows: pl.DataFrame, path: Path) -> None:
 
 
 def _widened(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with the types that measurements write: 64 bits."""
     return rows.with_columns(pl.selectors.integer().cast(pl.Int64), pl.selectors.float().cast(pl.Float64))
 
 
@@ -195,24 +160,23 @@ def _parquet(path: Path) -> pl.DataFrame:
     return read_rows(path, _RESTORE)
 
 
+_HEAD = """\
+# Rows behind the published numbers
+
+Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
+`antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
+studies use is listed with the one that was packed first.
+
+| study | table | cells | rows | core-minutes | command | commit | hardware |
+|---|---|---:|---:|---:|---|---|---|"""
+
+
 def _readme(cells: pl.DataFrame) -> str:
-    """Return what made the rows, a line for each study, table, commit and kind of hardware."""
-    lines = [
-        "# Rows behind the published numbers",
-        "",
-        "Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and",
-        "`antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several",
-        "studies use is listed with the one that was packed first.",
-        "",
-        "| study | table | cells | rows | core-minutes | command | commit | hardware |",
-        "|---|---|---:|---:|---:|---|---|---|",
-    ]
+    lines = [_HEAD]
     keys = ["study", "table", "command", "commit", "hardware"]
     for key, group in cells.sort(*keys, "cell").group_by(keys, maintain_order=True):
         study, table, command, commit, hardware = map(str, key)
         minutes = sum(core_seconds(record) for record in group.iter_rows(named=True)) / 60
         numbers = (f"{len(group):,}", f"{group['rows'].sum():,}", f"{minutes:,.1f}")
-        lines.append(
-            "| " + " | ".join([study, table, *numbers, f"`{command}`", commit or "–", hardware]) + " |"
-        )
+        lines.append(f"| {' | '.join([study, table, *numbers, f'`{command}`', commit or '–', hardware])} |")
     return "\n".join(lines) + "\n"

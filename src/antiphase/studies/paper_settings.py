@@ -1,9 +1,10 @@
-"""The papers' printed settings and numbers, ``papers/*/printed.toml``, and the check of a study against them.
+"""The papers' printed settings and numbers, ``papers/*/printed.toml``, and claims, ``papers/*/claims.toml``.
 
 A dry run builds what every cell would use, without data and without training, and compares it with the paper's text.
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +14,8 @@ from typing import Any, Literal
 import polars as pl
 from pydantic import BaseModel
 
+from antiphase.studies.claims import Claim, joint
 from antiphase.studies.spec import Cell, Profile, Study, closure
-from antiphase.studies.store import identity
 
 Verdict = Literal["same", "declared deviation", "differs"]
 Facts = dict[str, tuple[Any, ...]]
@@ -23,17 +24,11 @@ PAPERS = Path(__file__).parent / "papers"
 
 @dataclass(frozen=True)
 class Line:
-    """One setting of a study, as its paper's text prints it; the fields are those of the TOML files.
+    """One setting of a study, as its paper's text prints it; the fields are those of the TOML files."""
 
-    Attributes:
-        name: name of the setting, see :func:`gather`.
-        paper: the paper's values over all cells of the study; empty if the paper prints none.
-        ours: our values if they deviate from the paper's or if it prints none; None if they are the same.
-    """
-
-    name: str
-    paper: tuple[Any, ...]
-    ours: tuple[Any, ...] | None = None
+    name: str  # see :func:`gather`
+    paper: tuple[Any, ...]  # values over all cells of the study; empty if the paper prints none
+    ours: tuple[Any, ...] | None = None  # None if they are the paper's
     source: str = ""
     quote: str = ""
     exact: bool = True
@@ -41,31 +36,20 @@ class Line:
     why: str = ""
 
     def verdict(self, values: tuple[Any, ...]) -> Verdict:
-        """Compare the values in a study with the paper's and with the declared ones.
-
-        >>> line = Line("train.seeds", (1,), ours=(3,), why="for an interval")
-        >>> line.verdict((1,)), line.verdict((3,)), line.verdict((2,))
-        ('same', 'declared deviation', 'differs')
-        """
-        if self.paper and self._covers(self.paper, values):
-            return "same"
-        return "declared deviation" if self.ours and self._covers(self.ours, values) else "differs"
-
-    def _covers(self, expected: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
-        theirs, ours = ({_rounded(value) for value in some} for some in (expected, values))
-        return theirs == ours if self.exact else theirs <= ours
-
-
-def _rounded(value: Any) -> Any:
-    return round(float(value), 9) if isinstance(value, int | float) else value
+        """Compare the values in a study with the paper's and with the declared ones."""
+        known: tuple[tuple[Any, Verdict], ...] = ((self.paper, "same"), (self.ours, "declared deviation"))
+        for expected, verdict in known:
+            theirs, ours = (
+                {round(float(one), 9) if isinstance(one, int | float) else one for one in some or ()}
+                for some in (expected, values)
+            )
+            if expected and (theirs == ours if self.exact else theirs <= ours):
+                return verdict
+        return "differs"
 
 
 def in_words(values: tuple[Any, ...]) -> str:
-    """Return the values of a setting for a reader.
-
-    >>> in_words((0.5, 1, "pgd"))
-    '0.5, 1, pgd'
-    """
+    """Return the values of a setting for a reader."""
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
@@ -95,20 +79,16 @@ def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
 def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Name values by kind and name; a list has several, and a list in it is a tuple."""
     values = {f"{kind}.{name}": value for kind, names in kinds.items() for name, value in names.items()}
-    several = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     return {
-        name: tuple(tuple(one) if isinstance(one, list) else one for one in some)
-        for name, some in several.items()
+        name: tuple(tuple(one) if isinstance(one, list) else one for one in value)
+        if isinstance(value, list)
+        else (value,)
+        for name, value in values.items()
     }
 
 
 def printed_numbers(paper: str, study: str) -> pl.DataFrame:
-    """Return the numbers of a paper's tables that belong to a study.
-
-    Returns:
-        A row for each number: the columns named in ``keys``, ``column``, ``value`` and, behind a ±, ``sd``; shares,
-        where the paper prints percent.
-    """
+    """Return the numbers of a paper's tables that belong to a study."""
     rows = []
     for block in _read(paper)["numbers"]:
         scale, keys = (100 if block.get("percent") else 1), block["keys"]
@@ -136,10 +116,8 @@ def text_of(study: Study) -> str:
 
 def shown_settings(study: Study, profile: Profile) -> dict[str, str]:
     """Return the settings shown on a study's page: its own, and under the profile ``paper`` each deviation."""
-    declared = {
-        f"deviation in {line.name}": f"{in_words(line.ours or ())}. {line.why}"
-        for line in deviations(study, profile)
-    }
+    lines = deviations(study, profile)
+    declared = {f"deviation in {line.name}": f"{in_words(line.ours or ())}. {line.why}" for line in lines}
     return {**study.settings(profile), **declared}
 
 
@@ -149,20 +127,19 @@ def deviations(study: Study, profile: Profile) -> list[Line]:
     return [line for line in lines if line.why]
 
 
-def note_of(study: Study, profile: Profile) -> str:
-    """Return the sentence that names a study's deviations next to its figures; empty if there are none."""
-    names = dict.fromkeys(line.name for line in deviations(study, profile))
-    return f"Declared deviations from the paper: {', '.join(names)}; the settings say which." if names else ""
+def note_of(study: Study, profile: Profile) -> list[str]:
+    """Return the sentence that names a study's deviations next to its figures, if there are any."""
+    names = ", ".join(dict.fromkeys(line.name for line in deviations(study, profile)))
+    return [f"Declared deviations from the paper: {names}; the settings say which."] if names else []
 
 
 def gather(study: Study, profile: Profile) -> Facts:
-    """Build what every cell of a study would use; return the values of each setting, in the order of the cells.
+    """Return the values of each setting that the cells of a study would use; of random seeds, their number.
 
-    A budget is in 255ths, as ``NAME_255``; of a random seed, ``KIND.seed``, only the number of values is returned, as
-    ``KIND.seeds``.
+    A budget is in 255ths, as ``NAME_255``.
     """
     values: dict[str, dict[Any, None]] = {}
-    for cell in closure(study.cells(profile), identity):
+    for cell in closure(study.cells(profile)):
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
     return dict(
@@ -173,8 +150,7 @@ def gather(study: Study, profile: Profile) -> Facts:
 
 def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
     """Yield names and values of what a cell would use; a name may come several times."""
-    for kind, used in cell.facts():
-        yield from _leaves(f"{kind}.", used)
+    return (leaf for kind, used in cell.facts() for leaf in _leaves(f"{kind}.", used))
 
 
 def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
@@ -191,20 +167,20 @@ def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
 
 
 def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any, ...], Verdict]]:
-    """Return every line of a paper's text with a study's values and whether they are the paper's.
-
-    If all models are given instead of trained, the lines of their training are left out.
-    """
+    """Return every line of a paper's text, but for trainings if all models are given, with our values and verdict."""
     kinds = {name.partition(".")[0] for name in facts}
     left_out = {"train", "clip"} - kinds if "given" in kinds else set()
-    kept = [(line, facts.get(line.name, ())) for line in lines if line.name.partition(".")[0] not in left_out]
-    return [(line, values, line.verdict(values)) for line, values in kept]
+    return [
+        (line, values := facts.get(line.name, ()), line.verdict(values))
+        for line in lines
+        if line.name.partition(".")[0] not in left_out
+    ]
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:
     """Yield how many cells were built, and a table of settings: ours, the paper's, equal or not."""
     facts = gather(study, profile)
-    yield f"{study.name}: {len(closure(study.cells(profile), identity))} cells built"
+    yield f"{study.name}: {len(closure(study.cells(profile)))} cells built"
     rows = [
         (line.name, in_words(ours) or "nothing", in_words(line.paper) or "–", verdict)
         for line, ours, verdict in compare(printed_settings(study.paper).get(study.name, ()), facts)
@@ -212,3 +188,42 @@ def dry_run(study: Study, profile: Profile) -> Iterator[str]:
     for row in [("setting", "ours", "paper", "verdict")] * bool(rows) + rows:
         yield "  {:32}  {:24}  {:24}  {}".format(*row)
     yield from (f"given: {note}" for note in facts.get("given.note", ()))
+
+
+RIGHT, WRONG, UNTESTED = "theorem, right", "theorem, wrong as printed", "not tested"
+
+
+@lru_cache
+def entries(paper: str) -> tuple[dict[str, Any], ...]:
+    """Return the claims of a paper; none of a group that has no register."""
+    file = PAPERS / paper / "claims.toml"
+    return tuple(tomllib.loads(file.read_text(encoding="utf-8"))["claims"]) if file.exists() else ()
+
+
+@lru_cache
+def effects(paper: str) -> dict[str, float]:
+    """Return the smallest difference that a paper prints for a claim of a study, by ``STUDY/CLAIM``."""
+    printed: dict[str, list[float]] = {}
+    for entry in entries(paper):
+        for claim in entry.get("claims", ()):
+            printed.setdefault(claim, []).extend(entry.get("effect", {}).get("difference", ()))
+    return {claim: max(0.0, min(sizes)) for claim, sizes in printed.items() if sizes}
+
+
+def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
+    """Return what became of an entry: the joint verdict of the claims (``STUDY/CLAIM``) or parts that test it."""
+    named = {one["name"]: one for one in entries(paper)}
+    known: list[Any] = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
+    own = [claims[key] for key in entry.get("claims", ()) if key in claims]
+    known += [claim.verdict for claim in own if claim.verdict != "not run" and not claim.lacks_seeds]
+    known = [verdict for verdict in known if verdict not in (UNTESTED, RIGHT, WRONG)]
+    if not known:
+        proof = entry.get("proof", "")
+        wrong = proof.startswith("Wrong") or "Refuted" in proof
+        return WRONG if wrong else RIGHT if proof else UNTESTED
+    return joint(known)
+
+
+def outcomes(paper: str, claims: Mapping[str, Claim]) -> Counter[str]:
+    """Count what became of a paper's claims."""
+    return Counter(outcome(entry, paper, claims) for entry in entries(paper))

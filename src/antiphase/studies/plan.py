@@ -9,19 +9,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from antiphase.errors import UserError, shown
-from antiphase.files import write_text
 from antiphase.models.schemes.python_code import guarded
 from antiphase.studies import own, papers
-from antiphase.studies.options import RESULTS, STORE, StudyOptions
+from antiphase.studies.options import StudyOptions
 from antiphase.studies.pack import Pack
 from antiphase.studies.spec import Cell, Profile, Study, closure, profile
 from antiphase.studies.store import Reader, Store, identity
-from antiphase.terminal import duration, say
+from antiphase.terminal import duration
 
 _USUAL = {"train": 60.0, "attack": 20.0, "answers": 600.0}
 """Seconds of a cell before the first one of its table is finished; 10 for others."""
@@ -29,27 +26,17 @@ _USUAL = {"train": 60.0, "attack": 20.0, "answers": 600.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of some studies and their state.
+    """The cells of some studies and their state."""
 
-    Attributes:
-        cells: all cells, dependencies first.
-        missing: cells that a run will make, in this order: missing measurements and the trainings they need.
-        damaged: reasons, by identity, for cells that will be made again.
-        seconds: estimated time for the missing cells, run one after the other.
-    """
-
-    cells: list[Cell]
-    missing: list[Cell]
-    damaged: dict[str, str]
-    seconds: float
+    cells: list[Cell]  # all, dependencies first
+    missing: list[Cell]  # what a run will make, in this order: measurements and the trainings they need
+    damaged: dict[str, str]  # why cells will be made again, by identity
+    seconds: float  # estimated for the missing cells, one after the other
 
 
 def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
-    """Compare cells with the store and return what a run would do.
-
-    A training without weights is repeated only if a missing cell needs it; a damaged one always.
-    """
-    everything = {identity(cell): cell for cell in closure(cells, identity)}
+    """Return what a run would do: a training without weights is repeated only if a missing cell needs it."""
+    everything = {identity(cell): cell for cell in closure(cells)}
     damaged = {name: why for name, cell in everything.items() if (why := store.damage(cell)) is not None}
     done = {name for name, cell in everything.items() if store.done(cell)}
     asked = set(map(identity, cells))
@@ -63,16 +50,20 @@ def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
 
 
 def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Reader) -> float:
-    """Estimate the time of cells in seconds, run one after the other, from the finished cells of ``among``.
-
-    A cell takes as long as those of its table did on average, uninterrupted.
-    """
+    """Estimate the seconds of cells: as long as finished cells of their table ``among`` some took, uninterrupted."""
     seconds: dict[str, list[float]] = {}
     for cell in among:
         if (record := store.record(cell)) and record["whole"]:
             seconds.setdefault(cell.table, []).append(record["seconds"])
     rates = {table: statistics.mean(values) for table, values in seconds.items()}
     return sum(rates.get(cell.table, _USUAL.get(cell.table, 10.0)) for cell in cells)
+
+
+_EFFECTS = {
+    "models": "studies that measure CLIPs",
+    "baseline": "studies of the released pair: with --models released, or Figures 2(b), 2(d) and 4 of robustness, "
+    "paper",
+}
 
 
 @dataclass(frozen=True)
@@ -85,11 +76,9 @@ class Selection:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells of all the studies."""
         return [cell for study in self.studies for cell in study.cells(self.profile)]
 
     def plan(self, study: Study) -> Plan:
-        """Return what a run of one study would do."""
         return make_plan(study.cells(self.profile), self.store)
 
 
@@ -98,31 +87,19 @@ def select(options: StudyOptions) -> Selection:
     size = profile(options.profile, options.seeds)
     chosen = replace(size, models=options.models, baseline=options.baseline)
     studies = find_studies(options.names)
-    if chosen.models:
-        _check_effect(studies, chosen, replace(chosen, models=()), "models", "studies that measure CLIPs")
-    if chosen.baseline:
-        where = "studies of the released pair: with --models released, or Figures 2(b), 2(d) and 4 of robustness, paper"
-        _check_effect(studies, chosen, replace(chosen, baseline=None), "baseline", where)
+    for name, where in _EFFECTS.items():
+        without = replace(chosen, **{name: getattr(size, name)})
+        if without != chosen and all(study.cells(chosen) == study.cells(without) for study in studies):
+            names = ", ".join(study.name for study in studies[:3]) + (", …" if len(studies) > 3 else "")
+            raise UserError(
+                f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}"
+            )
     if options.rows is not None and not options.rows.is_dir():
         raise UserError(
             f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"
         )
     store = Store(options.store) if options.rows is None else Pack(options.rows)
     return Selection(chosen, studies, store)
-
-
-def reading(options: Any) -> Any:
-    """Return the options of a command that reads: without a store, and if no rows are named, with those of results/."""
-    if options.rows is None and options.store == STORE and not STORE.exists() and RESULTS.is_dir():
-        say(f"there is no {STORE} here: rows are read from {RESULTS}", err=True)
-        return options.model_copy(update={"rows": RESULTS})
-    return options
-
-
-def _check_effect(studies: list[Study], chosen: Profile, without: Profile, name: str, where: str) -> None:
-    if all(list(study.cells(chosen)) == list(study.cells(without)) for study in studies):
-        names = ", ".join(study.name for study in studies[:3]) + (", …" if len(studies) > 3 else "")
-        raise UserError(f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}")
 
 
 def describe(plan: Plan) -> str:
@@ -155,11 +132,7 @@ def _order(label: str) -> tuple[str, int, str]:
 
 
 def find_studies(names: Sequence[str]) -> list[Study]:
-    """Return studies by name, by paper (``robustness``, ``diffclip``; ``own`` for ours), by file, or all.
-
-    Raises:
-        UserError: A name is unknown, or a file defines no study.
-    """
+    """Return studies by name, by paper (``robustness``, ``diffclip``; ``own`` for ours), by file, or all."""
     known = known_studies()
     chosen: dict[str, Study] = {}
     for name in names:
@@ -180,11 +153,7 @@ def find_studies(names: Sequence[str]) -> list[Study]:
 
 
 def load_study(path: Path) -> Study:
-    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules next to it.
-
-    Raises:
-        UserError: The file does not exist, raises an error, or defines no ``study``.
-    """
+    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules next to it."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; create one with antiphase study new NAME")
     spec = importlib.util.spec_from_file_location(f"antiphase_study_{path.stem}", path)
@@ -199,14 +168,3 @@ def load_study(path: Path) -> Study:
     if not isinstance(study, Study):
         raise UserError(f"{path}: expected `study = Study(…)`; antiphase study new NAME writes an example")
     return study
-
-
-def write_study(name: str) -> Path:
-    """Write ``NAME.py`` into the current folder and return its path."""
-    path = Path(f"{name}.py")
-    if path.exists():
-        raise UserError(f"{path}: exists; give another name")
-    text = files("antiphase.studies").joinpath("example.py").read_text(encoding="utf-8")
-    text = text.replace("NAME.py", f"{name}.py").replace('Study("example"', f'Study("{name}"')
-    write_text(path, text)
-    return path

@@ -1,6 +1,5 @@
 """The results of a study, as input of the report."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from polars import selectors
 
 from antiphase.errors import UserError, first_line
 from antiphase.files import replacing
@@ -17,12 +15,13 @@ from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import SEED
 from antiphase.studies.figures import Artefact
-from antiphase.studies.options import PackOptions, RowsOptions, StudyOptions
+from antiphase.studies.options import RESULTS, STORE, PackOptions, RowsOptions, StudyOptions
 from antiphase.studies.pack import Pack, add_to_pack
 from antiphase.studies.paper_settings import note_of, shown_settings, text_of
-from antiphase.studies.plan import reading, select
+from antiphase.studies.plan import select
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
 from antiphase.studies.store import Reader, core_seconds, identity
+from antiphase.terminal import say
 
 
 @dataclass(frozen=True)
@@ -54,68 +53,54 @@ def study_rows(cells: Sequence[Cell], store: Reader) -> RowsByTable:
         if store.done(cell) and (rows := store.rows(cell)) is not None:
             factors = (dict.fromkeys(FACTORS) | cell.factors()).items()
             constant = [pl.lit(value, FACTORS.get(name)).alias(name) for name, value in factors]
-            tables.setdefault(cell.table, []).append(
-                rows.with_columns(*constant, cell=pl.lit(identity(cell)))
-            )
+            own = rows.with_columns(*constant, cell=pl.lit(identity(cell)))
+            tables.setdefault(cell.table, []).append(own)
     return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in tables.items()}
 
 
-def result(study: Study, profile: Profile, store: Reader, command: str, partial: bool = False) -> Result:
-    """Return the results of a study under a profile, as far as its finished cells allow.
+def result(study: Study, profile: Profile, store: Reader, command: str) -> Result:
+    """Return the results of a study as far as its finished cells allow.
 
-    Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
-    never under the profile ``smoke``.
-
-    Raises:
-        UserError: The rows are of an older schema.
+    Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first.
     """
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]
     rows = study_rows(done, store)
     artefact, claims = None, []
     if {cell.table for cell in cells} <= set(rows):
-        artefact, claims = _read(study, rows, profile)
-        complete = partial or len(done) == len(cells)
-        by_identity = {identity(cell): cell for cell in done}
+        try:
+            artefact, claims = study.draw(rows), study.claims(rows)
+        except pl.exceptions.ColumnNotFoundError as error:
+            lacking = first_line(error).strip("\"'` ")
+            raise UserError(
+                f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study "
+                "again"
+            ) from None
+        artefact = replace(artefact, notes=[*artefact.notes, *note_of(study, profile)])
+        complete, by_identity = len(done) == len(cells), {identity(cell): cell for cell in done}
         claims = [_judged(claim, by_identity, store, complete, profile) for claim in claims]
     records = [record for cell in done if (record := store.record(cell)) is not None]
     versions: dict[str, set[str]] = {}
     for name, version in (pair for record in records for pair in record["versions"].items()):
         versions.setdefault(name, set()).add(version)
-    settings = {**shown_settings(study, profile), **costs(cells, store)}
+    settings = shown_settings(study, profile) | costs(cells, store)
     if warnings := sorted({warning for record in records for warning in record["warnings"]}):
         settings["warnings"] = "; ".join(warnings)
     return Result(
-        study.name,
-        study.paper,
-        study.label,
-        study.title,
-        text_of(study),
-        profile.name,
-        training_seeds(cells),
-        command,
-        len(done),
-        len(cells),
-        artefact,
-        claims,
-        settings,
-        {name: ", ".join(sorted(several)) for name, several in sorted(versions.items())},
-        sorted({record["hardware"] for record in records}),
-        sum(record["seconds"] for record in records),
+        **{name: getattr(study, name) for name in ("name", "paper", "label", "title")},
+        text=text_of(study),
+        profile=profile.name,
+        seeds=training_seeds(cells),
+        command=command,
+        done=len(done),
+        total=len(cells),
+        artefact=artefact,
+        claims=claims,
+        settings=settings,
+        versions={name: ", ".join(sorted(several)) for name, several in sorted(versions.items())},
+        hardware=sorted({record["hardware"] for record in records}),
+        seconds=sum(record["seconds"] for record in records),
     )
-
-
-def _read(study: Study, rows: RowsByTable, profile: Profile) -> tuple[Artefact, Sequence[Claim]]:
-    """Return what a study draws, with a note of what deviates from the paper, and what it claims."""
-    try:
-        drawn, claims = study.draw(rows), study.claims(rows)
-    except pl.exceptions.ColumnNotFoundError as error:
-        lacking = first_line(error).strip("\"'` ")
-        raise UserError(
-            f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study again"
-        ) from None
-    note = note_of(study, profile)
-    return replace(drawn, notes=[*drawn.notes, note]) if note else drawn, claims
 
 
 def _judged(
@@ -129,22 +114,18 @@ def _judged(
         measured = [cells[cell] for cell in known if cell in cells] or list(cells.values())
         given = bool(measured) and check.seeds == 1 and not any(cell.needs() for cell in measured)
         behind += measured
-        checks.append(
-            replace(
-                check,
-                estimate=check.estimate if complete else None,
-                judged=profile.name != "smoke",
-                over="images" if given else "seeds",
-            )
-        )
+        estimate, over = check.estimate if complete else None, "images" if given else "seeds"
+        checks.append(replace(check, estimate=estimate, judged=profile.name != "smoke", over=over))
     fewest = min((check.seeds for check in claim.checks), default=0)
-    return replace(claim, checks=checks, seconds=seconds_per_seed(behind, store, fewest))
+    records = [record for cell in closure(behind) if (record := store.record(cell)) is not None]
+    seconds = sum(map(core_seconds, records)) / fewest if behind and fewest else None
+    return replace(claim, checks=checks, seconds=seconds)
 
 
 def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
     """Return the numbers of trainings and of measurements, and the core-minutes that those on record took."""
     measured = {identity(cell) for cell in cells}
-    trainings = [cell for cell in closure(cells, identity) if identity(cell) not in measured]
+    trainings = [cell for cell in closure(cells) if identity(cell) not in measured]
     words = {}
     for name, some in (("trainings", trainings), ("measurements", cells)):
         seconds = [core_seconds(record) for cell in some if (record := store.record(cell)) is not None]
@@ -158,12 +139,12 @@ def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
     return tuple(sorted(seed for seed in seeds if seed is not None))
 
 
-def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float | None:
-    """Return the recorded core-seconds of cells and their trainings, divided by a number of training seeds."""
-    records = [store.record(cell) for cell in closure(cells, identity)]
-    if not records or not seeds:
-        return None
-    return sum(core_seconds(record) for record in records if record is not None) / seeds
+def reading(options: Any) -> Any:
+    """Return the options of a command that reads: without a store, and if no rows are named, with those of results/."""
+    if options.rows is None and options.store == STORE and not STORE.exists() and RESULTS.is_dir():
+        say(f"there is no {STORE} here: rows are read from {RESULTS}", err=True)
+        return options.model_copy(update={"rows": RESULTS})
+    return options
 
 
 def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
@@ -185,20 +166,13 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     return {key: frame for key, frame in rows.items() if table in (None, key)}
 
 
-def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows for JSON; what is not a finite number is null, and binary columns are left out."""
-    return json.loads(frame.drop(selectors.binary()).write_json())
-
-
 def write_rows(frame: pl.DataFrame, out: Path) -> None:
     """Write rows as CSV or Parquet."""
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"{out}: expected a name that ends in .csv or .parquet")
     nested = [column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary]
     if out.suffix == ".csv" and nested:
-        raise UserError(
-            f"{out}: column {nested[0]} does not fit a CSV; expected a name that ends in .parquet"
-        )
+        raise UserError(f"{out}: column {nested[0]} does not fit a CSV; expected a name ending in .parquet")
     with replacing(out) as temporary, temporary.open("wb") as file:
         (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(file)
 
@@ -218,15 +192,11 @@ def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
 
 
 def _command(options: StudyOptions, study: Study) -> str:
-    """Return the command that makes the cells of a study."""
     files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
     return shlex.join(["antiphase", "study", "run", next(files, study.name), *options.words])
 
 
-def results_of(options: StudyOptions, partial: bool = False) -> list[Result]:
+def results_of(options: StudyOptions) -> list[Result]:
     """Return what the store knows of the studies that the options name."""
     chosen = select(options)
-    return [
-        result(study, chosen.profile, chosen.store, _command(options, study), partial)
-        for study in chosen.studies
-    ]
+    return [result(study, chosen.profile, chosen.store, _command(options, study)) for study in chosen.studies]

@@ -21,13 +21,12 @@ from antiphase.files import room
 from antiphase.processes import this_process
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.studies.cells import TrainVit
-from antiphase.studies.context import Lab
 from antiphase.studies.options import RunOptions
 from antiphase.studies.pack import Pack
 from antiphase.studies.paper_settings import dry_run
 from antiphase.studies.plan import Plan, describe, expected, make_plan, select
 from antiphase.studies.results import training_seeds
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import Store, identity, source_commit
 from antiphase.terminal import duration, say
 from antiphase.training.classifier import train_together
@@ -44,12 +43,7 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
     """Run all missing cells and return the plan afterwards.
 
     Several processes may share one store: each cell is run by one of them while the others take the next, and wait at
-    the end. Under torchrun the processes share every cell. A cell that fails (missing data, a loss that is not finite)
-    does not stop cells that do not depend on it.
-
-    Raises:
-        Failures: Some cells failed, with one line for each distinct reason.
-        UserError: The disk is full.
+    the end. Under torchrun the processes share every cell. A cell that fails does not stop those that do not need it.
     """
     with room(lab.store.root):
         plan = make_plan(cells, lab.store)
@@ -65,10 +59,10 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
                 time.sleep(_POLL_SECONDS)
     if run.failed:
         by_reason: dict[str, list[str]] = {}
-        for label, why in run.failed.values():
+        for label, why in sorted(run.failed.values(), key=lambda failure: failure[1] == _WAITED):
             by_reason.setdefault(why, []).append(label)
         lines = [f"{len(run.failed)} cells failed"]
-        for why, (label, *others) in sorted(by_reason.items(), key=lambda reason: reason[0] == _WAITED):
+        for why, (label, *others) in by_reason.items():
             lines.append(f"{label}{f' and {len(others)} more' if others else ''}: {why}")
         raise Failures("\n".join(lines))
     return make_plan(cells, lab.store)
@@ -106,10 +100,7 @@ class _Run:
         return len(self.left) < before
 
     def train_stacks(self) -> None:
-        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle.
-
-        If one of a stack fails, all of it are left to be trained by themselves.
-        """
+        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle."""
         stacks: dict[str, list[TrainVit]] = {}
         for cell in self.left:
             if isinstance(cell, TrainVit) and not cell.adversary:
@@ -123,13 +114,13 @@ class _Run:
                 if len(mine) < 2:
                     continue
                 began = time.monotonic()
-                train, held_out = mine[0].images(self.lab)
-                recipes = [cell.recipe_for(train) for cell in mine]
+                images = mine[0].images(self.lab)
+                recipes = [cell.recipe_for(images[0]) for cell in mine]
                 self.say(f"together: {', '.join(cell.label for cell in mine)}")
                 folders = [store.folder(cell) for cell in mine]
                 try:
-                    train_together(recipes, train, held_out, folders, self.lab.device, say=self.say)
-                except UserError as error:
+                    train_together(recipes, *images, folders, self.lab.device, say=self.say)
+                except UserError as error:  # all are left to be trained by themselves
                     self.say(f"not together: {error}")
                     continue
                 seconds = round((time.monotonic() - began) / len(mine), 3)
@@ -137,7 +128,6 @@ class _Run:
                     self.finish(cell, None, seconds, whole=True)
 
     def judge(self, cell: Cell) -> Step:
-        """Return what to do with a cell now."""
         store = self.lab.store
         if store.done(cell):
             return "done"
@@ -164,7 +154,6 @@ class _Run:
             return self.work(cell) if step == "run" else step
 
     def work(self, cell: Cell) -> Step:
-        """Run a cell and record it."""
         lab, store, process = self.lab, self.lab.store, self.lab.process
         if process.first:
             store.log("begin", cell)
@@ -192,7 +181,6 @@ class _Run:
         return "run"
 
     def finish(self, cell: Cell, rows: pl.DataFrame | None, seconds: float, *, whole: bool) -> None:
-        """Write the rows and the record of a cell."""
         about = {"seconds": seconds, "whole": whole, "warnings": sorted(set(self.lab.warnings))}
         about |= {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit()}
         self.lab.store.finish(cell, rows, about | environment_record(self.lab.device))
@@ -200,11 +188,7 @@ class _Run:
 
 
 def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -> None:
-    """Start all workers but one as processes with a share of the cores, and a GPU if there are several; run the last.
-
-    Raises:
-        UserError: a worker fails.
-    """
+    """Start all workers but one as processes with a share of the cores, or a GPU each; run the last."""
     import torch
 
     cores = max(1, len(os.sched_getaffinity(0)) // workers)
@@ -236,12 +220,7 @@ def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -
 def submit(
     folder: Path, settings: Mapping[str, Any], command: Sequence[str], workers: int, **how: Any
 ) -> list[Any]:
-    """Submit one cluster job per worker with submitit and return the jobs.
-
-    Args:
-        settings: arguments of ``AutoExecutor.update_parameters``: ``timeout_min``, ``slurm_partition``, ….
-        **how: arguments of ``AutoExecutor``.
-    """
+    """Submit one cluster job per worker with submitit and return the jobs."""
     try:
         import submitit
     except ImportError:
@@ -259,11 +238,7 @@ def submit(
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse ``name=value`` settings; integers become numbers.
-
-    >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
-    {'timeout_min': 240, 'slurm_partition': 'gpu'}
-    """
+    """Parse ``name=value`` settings; integers become numbers."""
     settings: dict[str, Any] = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -274,11 +249,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
-    """Run every missing cell of some studies; return how many there are, were missing and are missing now.
-
-    Raises:
-        UserError: an option does not suit the processes, or a cell fails.
-    """
+    """Run every missing cell of some studies; return how many there are, were missing and are missing now."""
     if options.track:
         from antiphase.training.loop import check_trackers
 
@@ -287,9 +258,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     cells = chosen.cells
     store = Store(options.store, None if options.rows is None else Pack(options.rows))
     if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
-        raise UserError(
-            "--jobs and --executor are for one process; under torchrun the processes share every cell"
-        )
+        raise UserError("--jobs and --executor are for one process; those of torchrun share every cell")
     for study in chosen.studies if options.dry_run else ():
         for line in dry_run(study, chosen.profile):
             told(line)
@@ -301,9 +270,8 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
             own = study.cells(chosen.profile)
             seeds = len(training_seeds(own))  # released models have none
             if chosen.profile.name != "smoke" and seeds < LEAST_SEEDS and any(cell.needs() for cell in own):
-                say(
-                    f"{study.name}: {seeds} training seeds; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
-                )
+                enough = f"a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
+                say(f"{study.name}: {seeds} training seeds; {enough}")
     counts = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
         return counts

@@ -7,8 +7,7 @@ from antiphase.data.sources import SOURCES
 from antiphase.studies.cells import TrainClip, TrainVit
 from antiphase.studies.cells.training import count_parameters
 
-IN_SHORT = "in short"
-"""The setting of a study under which these words are."""
+IN_SHORT = "in short"  # the setting of a study under which these words are
 
 
 def titled(data: str) -> str:
@@ -21,16 +20,9 @@ def titled(data: str) -> str:
 
 
 def vits_in_short(models: Sequence[TrainVit]) -> str:
-    """Return the layers, the width and the size of some ViTs, and their data.
-
-    >>> sizes = {"dim": 64, "num_heads": 4, "patch_size": 7}
-    >>> vits_in_short([TrainVit(model="vit", data="fashion-mnist", sizes={"depth": at, **sizes}) for at in (1, 12)])
-    'ViTs and DiffViTs with 1 to 12 layers and 55 thousand to 605 thousand parameters on Fashion-MNIST (28×28 grey, 10 classes)'
-    """  # noqa: E501
-    layers, sizes = (
-        sorted({model.depth for model in models}),
-        sorted(count_parameters(model.config()) for model in models),  # pyright: ignore[reportArgumentType]
-    )
+    """Return the layers and the size of some ViTs, and their data."""
+    layers = sorted({model.depth for model in models})
+    sizes = [count_parameters(model.config()) for model in models]  # pyright: ignore[reportArgumentType]
     blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
     return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
@@ -42,23 +34,14 @@ def clips_in_short(models: Sequence[TrainClip]) -> str:
 
 
 def _range(sizes: Sequence[int]) -> str:
-    """Return the smallest and the largest of some numbers of parameters, rounded.
-
-    >>> _range([55_114, 604_938]), _range([12_732_097, 12_700_000])
-    ('55 thousand to 605 thousand', '12.7 million')
-    """
-    words = [
-        f"{size / 1e6:.1f} million" if size >= 1e6 else f"{size / 1e3:.0f} thousand" for size in sorted(sizes)
-    ]
-    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
+    """Return the smallest and the largest of some numbers of parameters, rounded."""
+    ends = (min(sizes), max(sizes))
+    words = [f"{end / 1e6:.1f} million" if end >= 1e6 else f"{end / 1e3:.0f} thousand" for end in ends]
+    return " to ".join(dict.fromkeys(words))
 
 
 def _sets(names: Iterable[str]) -> str:
-    """Return data sets with their facts, where they are known.
-
-    >>> _sets(["cifar10", "cc3m"])
-    'CIFAR-10 (32×32 RGB, 10 classes) and cc3m'
-    """
+    """Return data sets with their facts, where they are known."""
     found = []
     for name in dict.fromkeys(names):
         facts = SOURCES.get(name, "").partition(" (")[0].partition(", ")[2]

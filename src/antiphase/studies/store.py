@@ -1,8 +1,7 @@
-"""Cells on disk, each in its own folder with its rows, checkpoints and provenance.
+"""Cells on disk, each in a folder ``cells/TABLE-IDENTITY`` with its rows, checkpoints and provenance.
 
-A folder ``cells/TABLE-IDENTITY`` is finished if it has a ``done.json`` and every file listed there has the recorded
-digest. A process that runs a cell holds a file lock, which the system releases when the process ends: killed runs need
-no clean-up, and several runs can share a store.
+It is finished if it has a ``done.json`` and every file listed there has the recorded digest. A process that runs a cell
+holds a file lock, which the system releases when the process ends: several runs can share a store.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ class _Record(BaseModel):
 
 
 class Reader(Protocol):
-    """What finished cells are read from: a store, or rows that ship. A record is a dictionary."""
+    """What finished cells are read from: a store, or rows that ship."""
 
     def done(self, cell: Any) -> bool: ...
     def record(self, cell: Any) -> dict[str, Any] | None: ...
@@ -65,17 +64,14 @@ class Store:
     shipped: Reader | None = None
 
     def folder(self, cell: Any) -> Path:
-        """Return the folder of a cell, which may not exist."""
         return self.root / "cells" / folder_name(cell)
 
     def done(self, cell: Any) -> bool:
-        """Whether the cell is finished and undamaged."""
         if self.shipped is not None and self.shipped.done(cell):
             return True
         return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
 
     def record(self, cell: Any) -> dict[str, Any] | None:
-        """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
         try:
             return read_json(self.folder(cell) / DONE_FILE, _Record).model_dump()
         except UserError:
@@ -108,11 +104,11 @@ class Store:
         folder = self.folder(cell)
         if rows is not None:
             write_frame(folder / ROWS_FILE, rows)
-        paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-        kept = [
-            path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)
-        ]
-        files = {str(path): file_digest(folder / path) for path in kept}
+        files = {}
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder)
+            if path.is_file() and name.parts[0] != WORK_FOLDER and not name.parts[0].startswith(PRIVATE):
+                files[str(name)] = file_digest(path)
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
         # last: until then a killed run resumes from it
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
@@ -128,15 +124,14 @@ class Store:
         path = self.root / "locks" / folder_name(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
+            mine = True
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
-                return
-            yield True
+                mine = False
+            yield mine
 
     def busy(self, cell: Any) -> bool:
-        """Return whether a process is running the cell."""
         if not (self.root / "locks" / folder_name(cell)).exists():
             return False
         with self.claim(cell) as mine:
@@ -144,13 +139,8 @@ class Store:
 
     def log(self, event: str, cell: Any, **about: Any) -> None:
         """Append an event, its cell, time and process to ``log.jsonl``."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "event": event,
-            "cell": folder_name(cell),
-            "label": cell.label,
-            "process": f"{os.uname().nodename}:{os.getpid()}",
-        }
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, "cell": folder_name(cell)}
+        line |= {"label": cell.label, "process": f"{os.uname().nodename}:{os.getpid()}"}
         # a single write keeps lines of several processes apart
         with (self.root / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | about, ensure_ascii=False) + "\n")
@@ -167,32 +157,21 @@ def _digest_of(*files: tuple[Path, int, int]) -> str:
     return digest(*(path.read_bytes() for path, _, _ in files))
 
 
-RENEWED: dict[str, str] = dict.fromkeys(
-    ("openmoji", "noto-emoji", "emoji-mmvp", "emoji-scenes", "emoji-objects", "emoji-pope"),
-    "split by concept",
-)
+_EMOJI = ("openmoji", "noto-emoji", "emoji-mmvp", "emoji-scenes", "emoji-objects", "emoji-pope")
+RENEWED: dict[str, str] = dict.fromkeys(_EMOJI, "split by concept")
 """Data sources that changed since rows on them were first stored, and how: new cells on them are others."""
-
 _LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
 
 
 def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
-    """Return class, version and non-default fields of a cell, ready for JSON.
-
-    Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
-    not change the identity of existing cells.
-
-    Args:
-        renewed: whether sources that are ``RENEWED`` are told from what they were.
-    """
+    """Return class, version and non-default fields of a cell for JSON, ``RENEWED`` sources told from what they were."""
     fields = {}
     for field in dataclasses.fields(cell):
         value, default = getattr(cell, field.name), field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        if field.metadata.get("identity") is not False and (
-            default is dataclasses.MISSING or value != default
-        ):
+        told = default is dataclasses.MISSING or value != default
+        if told and field.metadata.get("identity") is not False:
             fields[field.name] = _plain(value, renewed)
     what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
     content = cell.content() if callable(getattr(cell, "content", None)) else {}
@@ -228,17 +207,11 @@ def _plain(value: Any, renewed: bool) -> Any:
         return {"function": value.__name__, "source": _source(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UserError(
-        f"{value!r} in a cell: expected numbers, strings, tuples, dictionaries, functions or cells"
-    )
+    raise UserError(f"{value!r} in a cell: expected numbers, strings, tuples, dictionaries, functions, cells")
 
 
 def core_seconds(record: Mapping[str, Any]) -> float:
-    """Return the seconds of a cell times its threads; those of a GPU as they are.
-
-    >>> core_seconds({"seconds": 30.0, "hardware": "AMD EPYC 7B13, 2 threads"})
-    60.0
-    """
+    """Return the seconds of a cell times its threads; those of a GPU as they are."""
     threads = re.search(r", (\d+) threads$", record["hardware"])
     return record["seconds"] * (int(threads[1]) if threads else 1)
 
@@ -252,7 +225,7 @@ def source_commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        return commit + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "."))
+        changed = bool(git("status", "--porcelain", "--untracked-files=no", "."))
+        return git("rev-parse", "--short=12", "HEAD") + "+" * changed
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -119,8 +119,7 @@ def perturb(
     """Return the perturbed images of ``"pgd"`` or ``"fast"``, by x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)).
 
     x₀ is uniform in the ball around x, and Π the projection onto it and [0, 1]. Parameter gradients are not touched,
-    and the model stays in training mode. ``logits`` is the model in the precision of training, with float32 logits;
-    ``eps`` is that of this update, and ``keys`` come from :func:`start_keys`.
+    and the model, ``logits``, stays in training mode. ``keys`` come from :func:`start_keys`.
     """
 
     def gradient(x: Images) -> Images:
@@ -142,8 +141,7 @@ def replay(
     """Replay a minibatch ``count`` times as in ``"free"`` and return the mean loss of the replays.
 
     One backward pass of replay k gives both the parameter gradient at x_k and x_{k+1} = Π(x_k + α·sign ∇ₓ loss).
-    ``backward`` runs it for given images and returns the loss without a graph; ``update`` updates the parameters and
-    resets their gradients, but the update after the last replay is left to the caller.
+    ``update`` updates the parameters; the update after the last replay is left to the caller.
     """
     losses: list[Tensor] = []
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -23,13 +24,14 @@ from antiphase.models.card import mean_lambdas
 from antiphase.models.trained import StartingModel
 from antiphase.models.vit import build
 from antiphase.precision import autocast
-from antiphase.streams import generator, key
+from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.training import adversarial, loop
-from antiphase.training.augment import flip_crop
 from antiphase.training.defences import Step, check_defences, defended_loss, in_use, values
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 from antiphase.training.loop import METRICS_FILE, Tracker, check_finite
 from antiphase.training.recipe import Recipe, learning_rate
+
+_SHIFT = 4  # pixels, the usual choice for 32-pixel images
 
 
 @validated
@@ -92,8 +94,8 @@ def _begin(
     bare: Any = given if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
     if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
         raise UserError("the model: expected a module with weights that can be trained")
-    check_defences(recipe.defences, bare, recipe.adversarial is not None)
-    strengths = in_use(recipe.defences)
+    check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
+    strengths = in_use(recipe.defences or {})
     own = make_optimizer([*bare.parameters()], recipe)
     if "ema" in strengths:
         keep_average(own, strengths["ema"])
@@ -173,10 +175,10 @@ def _begin(
         if validation is not None:
             numbers["accuracy"] = accuracy(bare, validation, device)
             if adversary is not None:
-                robust = adversarial.robust_accuracy(
-                    bare, validation, adversary.eps, device, seed=recipe.seed
+                eps, seed = adversary.eps, recipe.seed
+                numbers["robust_accuracy"] = adversarial.robust_accuracy(
+                    bare, validation, eps, device, seed=seed
                 )
-                numbers["robust_accuracy"] = robust
         if strengths:
             some = torch.arange(min(len(train), recipe.batch_size))
             images, labels = train.images(some).to(device), train.labels[some].to(device)
@@ -192,6 +194,21 @@ def _begin(
                 checkpoints.save(bare, written, out, dtype)
 
     return loop.Task(model, optimizer, steps, rate, gradients, evaluate, save if "ema" in strengths else None)
+
+
+def flip_crop(
+    images: Float[Tensor, "batch channels height width"], ids: Int64[Tensor, " batch"], seed: int, epoch: int
+) -> Float[Tensor, "batch channels height width"]:
+    """Flip each image left to right with probability ½ and shift it by up to 4 pixels, with zero padding."""
+    draws = uniform(sample_keys(key(seed, "flip-crop", epoch), ids), 3)
+    images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)
+    padded = torch.nn.functional.pad(images, [_SHIFT] * 4)
+    offsets = (draws[:, 1:] * (2 * _SHIFT + 1)).long()
+    height, width = images.shape[-2:]
+    rows = offsets[:, 0, None] + torch.arange(height)
+    columns = offsets[:, 1, None] + torch.arange(width)
+    batch = torch.arange(len(images))[:, None, None]
+    return padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 @validated
@@ -253,9 +270,8 @@ def train_together(
     pixels, classes = train.images(everything).to(device), train.labels[everything].to(device)
 
     def summed_loss(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = vmap(lambda own, held, batch: functional_call(models[0], (own, held), (batch,)))(
-            weights, buffers, images
-        )
+        together = vmap(lambda own, held, batch: functional_call(models[0], (own, held), (batch,)))
+        logits = together(weights, buffers, images)
         losses = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
         means = losses.view(labels.shape).mean(1)  # one for each model
         return means.sum(), means.detach()
@@ -264,9 +280,8 @@ def train_together(
     logs: list[list[dict[str, Any]]] = [[] for _ in recipes]
     for epoch in range(first.epochs):
         began, sums = time.monotonic(), torch.zeros(len(recipes), device=device)
-        orders = torch.stack(
-            [torch.randperm(len(train), generator=generator(one.seed, "order", epoch)) for one in recipes]
-        ).to(device)
+        draws = (generator(recipe.seed, "order", epoch) for recipe in recipes)
+        orders = torch.stack([torch.randperm(len(train), generator=draw) for draw in draws]).to(device)
         for step, batch in enumerate(orders.split(first.batch_size, 1)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(first, epoch * steps + step, steps)
@@ -278,9 +293,8 @@ def train_together(
             sums += means
         check_finite(sums.tolist(), (epoch + 1) * steps)
         rate = len(train) / (time.monotonic() - began)
-        say(
-            f"epoch {epoch + 1}/{first.epochs} · loss {float(sums.mean()) / steps:.4f} · {rate:.0f} images/s each"
-        )
+        mean_loss = float(sums.mean()) / steps
+        say(f"epoch {epoch + 1}/{first.epochs} · loss {mean_loss:.4f} · {rate:.0f} images/s each")
         last = epoch + 1 == first.epochs
         with torch.no_grad():
             for place, model in enumerate(models):

@@ -1,16 +1,19 @@
 """Contrastive training of CLIP and its differential variants: the loss, the exact gradient of a batch, the run."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int64, UInt8
 from open_clip.loss import ClipLoss, SigLipLoss
+from PIL import Image
 from torch import Tensor
 
 from antiphase.attention import outputs_only
@@ -20,12 +23,12 @@ from antiphase.data.images import PairBatch
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import mean_lambdas
+from antiphase.models.checkpoints import load_into
 from antiphase.models.clip import CLIP, build_clip, tokenize
 from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
-from antiphase.training.augment import random_crops
 from antiphase.training.loop import Tracker
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
 
@@ -42,6 +45,7 @@ def train_clip(
     pairs: PairSource,
     out: Path,
     *,
+    weights: dict[str, Tensor] | None = None,
     evaluate: Evaluate | None = None,
     part: int | None = None,
     compiled: bool = False,
@@ -52,11 +56,12 @@ def train_clip(
     """Train a dual encoder and write it to a directory.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
-    epoch) and, if samples were unusable, ``bad-samples.txt``. Calling it again resumes an interrupted run at the next
-    batch, and returns the log of a finished one. Under torchrun the processes share every batch; the gradient is that
-    of the whole batch. A ``UserError`` stops it if 1,000 samples in a row (or a whole epoch) are unreadable.
+    epoch) and, if samples were unusable, ``bad-samples.txt``; 1,000 of them in a row, or a whole epoch, stop the
+    training. Calling it again resumes an interrupted run at the next batch, and returns the log of a finished one.
+    Under torchrun the processes share every batch; the gradient is that of the whole batch.
 
     Args:
+        weights: to start from; None: those that the recipe's seed draws.
         evaluate: maps the model, in evaluation mode, to entries of the log at the end of an epoch.
         part: samples per pass through the towers (GradCache); None: the whole share of the process. Rounding only.
         compiled: run the towers with torch.compile.
@@ -65,20 +70,39 @@ def train_clip(
     """
 
     def begin(accelerator: Accelerator) -> loop.Task:
-        steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
-        if recipe.batch_size % (world := accelerator.num_processes):
-            raise UserError(
-                f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
-            )
+        steps, world = pairs.steps_per_epoch(recipe.batch_size), accelerator.num_processes
+        loop.check_divisible(recipe.batch_size, world)
+        places = recipe.batch_size // world
         model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
+        if weights is not None:
+            load_into(model, weights, "the weights to start from")
         model.visual.checkpointing = model.text.checkpointing = checkpointing
         if compiled:
             model.visual.compile()
             model.text.compile(dynamic=True)
-        shares = _Shares(recipe, pairs, model, accelerator, out)
+        path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        bad = dict.fromkeys(lines)  # each once
+
+        def note_bad(lines: Iterable[str]) -> None:
+            known = len(bad)
+            bad.update(dict.fromkeys(lines))
+            if len(bad) > known:
+                write_text(path, "".join(f"{line}\n" for line in bad))
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            for share in shares.from_step(epoch, first):
+            unread = 0  # samples in a row, counted in whole shares
+            process: dict[str, Any] = {"rank": accelerator.process_index, "world": world}
+            batches = pairs.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, first=first, **process)
+            prepared = in_threads(
+                lambda one: (prepare(recipe, model, places, epoch, one), one.bad), batches, 2
+            )
+            for share, lines in prepared:
+                note_bad(lines)
+                unread = 0 if share.valid.any() else unread + len(share.valid)
+                if unread >= min(_PATIENCE, steps * places):
+                    fault = f"none of the last {unread:,} samples could be read, training stopped"
+                    raise UserError(f"{pairs.name}: {fault}; see {path}, and download the images again")
                 with outputs_only():  # of the image tower's last block, only the class token is used
                     loss = accumulate(model, share, accelerator, recipe.loss, recipe.precision, part)
                 yield loss, share.size
@@ -89,13 +113,14 @@ def train_clip(
 
         def measure() -> dict[str, Any]:
             numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
-            numbers |= {"bad_samples": len(shares.bad)} if shares.bad else {}
+            numbers |= {"bad_samples": len(bad)} if bad else {}
             return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
+        note_bad(getattr(pairs, "skipped", ()))
         optimizer = clip_optimizer(model, recipe)
         optimizer.register_step_post_hook(clamp_scale)
-        rate = partial(clip_learning_rate, recipe, steps_per_epoch=steps_per_epoch)
-        return loop.Task(model, optimizer, steps_per_epoch, rate, gradients, measure)
+        rate = partial(clip_learning_rate, recipe, steps_per_epoch=steps)
+        return loop.Task(model, optimizer, steps, rate, gradients, measure)
 
     return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
 
@@ -103,72 +128,83 @@ def train_clip(
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay only on parameters with at least two axes."""
     groups = loop.decayed([*model.parameters()], recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
-    return torch.optim.AdamW(
-        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon, fused=True
-    )
+    rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
+    return torch.optim.AdamW(groups, **rates, fused=True)
 
 
-class _Shares:
-    """This process's share of each step."""
+@dataclass(frozen=True)
+class Share:
+    """One process's share of a batch; all processes have shares of equal length."""
 
-    def __init__(
-        self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
-    ) -> None:
-        self.recipe, self.pairs = recipe, pairs
-        self.process = {"rank": accelerator.process_index, "world": accelerator.num_processes}
-        self.size = model.image_shape[1]
-        self.patches = model.visual.pos_embed.shape[1] - 1
-        self.context_length = model.text.context_length
-        self.places = recipe.batch_size // accelerator.num_processes
-        self.path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        self.bad = dict.fromkeys(lines)  # lines of the file, each once
-        self._note_bad(getattr(pairs, "skipped", ()))
+    images: UInt8[Tensor, "share 3 height width"]
+    tokens: Int64[Tensor, "share length"]
+    valid: Bool[Tensor, " share"]  # False for padding in place of an unreadable sample
+    keep: Int64[Tensor, "share kept"] | None  # indices of the patches that are not dropped
+    size: int  # samples in the whole batch
 
-    def _note_bad(self, lines: Iterable[str]) -> None:
-        known = len(self.bad)
-        self.bad |= dict.fromkeys(lines)
-        if len(self.bad) > known:
-            write_text(self.path, "".join(f"{line}\n" for line in self.bad))
 
-    def from_step(self, epoch: int, first: int) -> "Iterator[Share]":
-        recipe, unread = self.recipe, 0  # unreadable samples in a row, counted in whole shares
-        steps = self.pairs.steps_per_epoch(recipe.batch_size)
-        place: dict[str, Any] = {"seed": recipe.seed, "epoch": epoch, "first": first, **self.process}
-        batches = self.pairs.batches(recipe.batch_size, **place)
-        prepared = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
-        for share, bad in prepared:
-            self._note_bad(bad)
-            unread = 0 if share.valid.any() else unread + len(share.valid)
-            if unread >= min(_PATIENCE, steps * self.places):
-                raise UserError(
-                    f"{self.pairs.name}: none of the last {unread:,} samples could be read, training stopped; "
-                    f"see {self.path}, and download the images again"
-                )
-            yield share
+def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: PairBatch) -> Share:
+    """Crop images, choose captions and patches, all keyed by (seed, epoch, sample), for a share of ``places``."""
+    ids, good = batch.ids, len(batch.images)
+    size, patches = model.image_shape[1], model.visual.pos_embed.shape[1] - 1
 
-    def prepare(self, epoch: int, batch: PairBatch) -> "Share":
-        """Crop images, choose captions and patches, all keyed by (seed, epoch, sample)."""
-        recipe, places, ids, good = self.recipe, self.places, batch.ids, len(batch.images)
+    def keys(name: str, ids: Tensor = ids) -> Tensor:
+        return sample_keys(key(recipe.seed, name, epoch), ids)
 
-        def keys(name: str, ids: Tensor = ids) -> Tensor:
-            return sample_keys(key(recipe.seed, name, epoch), ids)
+    images = torch.zeros(places, 3, size, size, dtype=torch.uint8)
+    if good:
+        images[:good] = random_crops(batch.images, keys("crop"), size, recipe.crop)
+    draws = uniform(keys("caption"), 1)[:, 0].tolist()
+    captions = [
+        several[int(draw * len(several)) if recipe.captions == "any" else 0]
+        for several, draw in zip(batch.captions, draws, strict=True)
+    ]
+    tokens = tokenize([*captions, *[""] * (places - good)], model.text.context_length)  # pyright: ignore
+    keep = None
+    if recipe.patch_dropout:
+        count = max(1, round(patches * (1.0 - recipe.patch_dropout)))
+        padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
+        keep = uniform(keys("patches", padded), patches).argsort(1)[:, :count].sort(1).values
+    return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
 
-        images = torch.zeros(places, 3, self.size, self.size, dtype=torch.uint8)
-        if good:
-            images[:good] = random_crops(batch.images, keys("crop"), self.size, recipe.crop)
-        draws = uniform(keys("caption"), 1)[:, 0].tolist()
-        captions = [
-            several[int(draw * len(several)) if recipe.captions == "any" else 0]
-            for several, draw in zip(batch.captions, draws, strict=True)
-        ]
-        tokens = tokenize([*captions, *[""] * (places - good)], self.context_length)  # pyright: ignore
-        keep = None
-        if recipe.patch_dropout:
-            count = max(1, round(self.patches * (1.0 - recipe.patch_dropout)))
-            padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
-            keep = uniform(keys("patches", padded), self.patches).argsort(1)[:, :count].sort(1).values
-        return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
+
+def random_crops(
+    images: Sequence[UInt8[Tensor, "3 height width"]],
+    keys: Int64[Tensor, " batch"],
+    size: int,
+    scale: tuple[float, float],
+) -> UInt8[Tensor, "batch 3 size size"]:
+    """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
+
+    Like torchvision's RandomResizedCrop, with an area of ``scale`` times the image's and an aspect ratio between 3/4
+    and 4/3, but pixels just outside the crop contribute to its border.
+    """
+    draws = uniform(keys, 2 * 10 + 2).double()  # ten attempts to fit an area in
+    crops = []
+    for image, own in zip(images, draws, strict=True):
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        box = _crop_box(picture.height, picture.width, own, scale)
+        square = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        crops.append(torch.from_numpy(np.array(square)))
+    return torch.stack(crops).permute(0, 3, 1, 2)
+
+
+def _crop_box(
+    height: int, width: int, draws: Float[Tensor, " numbers"], scale: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a random crop."""
+    log_ratio = math.log(4.0 / 3.0)
+    for area_draw, ratio_draw in draws[:-2].view(-1, 2).tolist():
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * area_draw)
+        ratio = math.exp(log_ratio * (2.0 * ratio_draw - 1.0))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            across, down = draws[-2:].tolist()
+            left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
 
 
 class FeatureGradients(NamedTuple):
@@ -222,17 +258,6 @@ def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor |
     by_image = F.cross_entropy(scale * image @ text.detach().T, own)
     by_text = F.cross_entropy(scale * text @ image.detach().T, own)
     return (by_image + by_text) / 2
-
-
-@dataclass(frozen=True)
-class Share:
-    """One process's share of a batch; all processes have shares of equal length."""
-
-    images: UInt8[Tensor, "share 3 height width"]
-    tokens: Int64[Tensor, "share length"]
-    valid: Bool[Tensor, " share"]  # False for padding in place of an unreadable sample
-    keep: Int64[Tensor, "share kept"] | None  # indices of the patches that are not dropped
-    size: int  # samples in the whole batch
 
 
 def accumulate(

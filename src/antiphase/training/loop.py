@@ -27,9 +27,7 @@ STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU
 _CHECK_EVERY_SECONDS = 2.0
-_DIVERGED = (
-    "training stopped, the last saved state is kept; try a lower --learning-rate or --precision float32"
-)
+_DIVERGED = "the last saved state is kept; try a lower --learning-rate or --precision float32"
 
 
 Tracker = str | GeneralTracker
@@ -130,6 +128,13 @@ def train(
     return metrics
 
 
+def check_divisible(batch_size: int, processes: int) -> None:
+    """Refuse batches that processes cannot share evenly."""
+    if batch_size % processes:
+        expected = f"expected a multiple of {processes}, the number of processes"
+        raise UserError(f"batch size {batch_size}: {expected}")
+
+
 def decayed(
     parameters: Sequence[Tensor], weight_decay: float, decays: Callable[[Tensor], bool]
 ) -> list[dict[str, Any]]:
@@ -186,7 +191,21 @@ def _run(
         if len(different := set(began_at.tolist())) > 1:
             fault = f"the processes resume from different steps {sorted(different)}"
             raise UserError(f"{path}: {fault}; use a folder shared by all of them")
-    saver = _Saver(task, identity, path, accelerator)
+    sharded = any(map(is_sharded, task.model.parameters()))
+    due_at = time.monotonic() + 2.0
+
+    def save_if_due(last: bool = False) -> None:
+        """Save regularly, in at most 5 % of the run time; this does not affect the result."""
+        nonlocal due_at
+        began = time.monotonic()
+        due = accelerator.is_main_process and (began >= due_at or last)
+        if sharded:  # every process helps to gather what the main one writes
+            due = bool(accelerator.reduce(torch.tensor(due, device=accelerator.device).float(), "sum"))
+        if due:
+            _write_state(task, standing, identity, path, accelerator)
+            ended = time.monotonic()
+            due_at = ended + max(2.0, 20.0 * (ended - began))
+
     shown = progress and accelerator.is_main_process
     with status_bar("training", epochs * steps, shown, standing.step) as bar:
         for epoch in range(standing.step // steps, epochs):
@@ -206,9 +225,7 @@ def _run(
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == steps or len(losses) == _CHECK_EVERY_STEPS:
-                    means: Any = accelerator.reduce(
-                        torch.stack(losses).double(), "mean"
-                    )  # over the processes
+                    means: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # of processes
                     # one by one, so that the sum does not depend on how often losses are read
                     standing.loss_sum = sum(means.tolist(), standing.loss_sum)
                     check_finite([standing.loss_sum], standing.step, len(losses))
@@ -220,7 +237,7 @@ def _run(
                     row = {"loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
                     track(row | {"images_per_second": speed}, standing.step)
                     if within + 1 < steps:
-                        saver.save_if_due(standing)
+                        save_if_due()
             _check_weights(task.model.parameters(), standing.step, accelerator)
             task.model.eval()
             row = {"epoch": epoch + 1, **row, **task.evaluate(), "images_per_second": round(speed, 1)}
@@ -231,7 +248,7 @@ def _run(
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
             if shown:
                 bar.say(f"{now} · {_described({name: row[name] for name in row if name != 'epoch'})}")
-            saver.save_if_due(standing, last=epoch + 1 == epochs)
+            save_if_due(last=epoch + 1 == epochs)
     return standing.metrics
 
 
@@ -268,37 +285,23 @@ def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerato
         raise UserError(f"weights became NaN or infinite before step {step + 1}: {_DIVERGED}")
 
 
-class _Saver:
-    """Save the state regularly, in at most 5 % of the run time; this does not affect the result."""
-
-    def __init__(self, task: Task, identity: str, path: Path, accelerator: Accelerator) -> None:
-        self.task, self.identity, self.path, self.accelerator = task, identity, path, accelerator
-        self.sharded = any(map(is_sharded, task.model.parameters()))
-        self.due = time.monotonic() + 2.0
-
-    def save_if_due(self, standing: _Standing, *, last: bool = False) -> None:
-        began = time.monotonic()
-        writes = self.accelerator.is_main_process
-        due = writes and (began >= self.due or last)
-        if self.sharded:  # every process helps to gather what the main one writes
-            vote = torch.tensor(due, device=self.accelerator.device).float()
-            due = bool(self.accelerator.reduce(vote, "sum"))
-        if not due:
-            return
-        model = self.accelerator.unwrap_model(self.task.model)
-        state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        for index, slots in self.task.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
-        gathered = ((name, checkpoints.whole(tensor)) for name, tensor in state.items())
-        tensors = checkpoints.unshared({name: tensor for name, tensor in gathered if writes})
-        if not writes:
-            return
-        _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
-        metadata = {"identity": self.identity, "standing": json.dumps(asdict(standing))}
-        with replacing(self.path) as temporary:
-            save_file(tensors, temporary, metadata)
-        ended = time.monotonic()
-        self.due = ended + max(2.0, 20.0 * (ended - began))
+def _write_state(
+    task: Task, standing: _Standing, identity: str, path: Path, accelerator: Accelerator
+) -> None:
+    """Write weights, optimizer state and progress; called in every process, the main one writes."""
+    writes = accelerator.is_main_process
+    model = accelerator.unwrap_model(task.model)
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, slots in task.optimizer.state_dict()["state"].items():
+        state |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
+    gathered = ((name, checkpoints.whole(tensor)) for name, tensor in state.items())
+    tensors = checkpoints.unshared({name: tensor for name, tensor in gathered if writes})
+    if not writes:
+        return
+    _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
+    metadata = {"identity": identity, "standing": json.dumps(asdict(standing))}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata)
 
 
 def _load(task: Task, identity: str, path: Path) -> _Standing:

@@ -22,12 +22,21 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class Recipe(Fields):
+class _Stored(Fields):
+    """Fields that are None are not stored, so that recipes of before they existed keep their identity."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class Recipe(_Stored):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
     on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no weight
-    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2).
+    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2), ``defences`` are
+    strengths by name (:mod:`antiphase.training.defences`).
     """
 
     model: VitConfig | StartingModel
@@ -45,17 +54,7 @@ class Recipe(Fields):
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
-    defences: dict[str, float] = Field(default_factory=dict)  # strengths by name
-
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # keeps the identity of recipes written before adversarial training and defences existed
-        fields = dump(self)
-        if self.adversarial is None:
-            fields.pop("adversarial", None)
-        if not self.defences:
-            fields.pop("defences", None)
-        return fields
+    defences: dict[str, float] | None = None  # strengths by name
 
 
 @validated
@@ -83,9 +82,8 @@ def make_recipe(
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        raise UserError(
-            f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
-        )
+        fix = "lower it or train longer"
+        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; {fix}")
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -122,7 +120,7 @@ Kind = Literal["clip", "siglip", "slip_exact"]
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(Fields):
+class ClipRecipe(_Stored):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
     The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
@@ -133,6 +131,7 @@ class ClipRecipe(Fields):
     model: ClipConfig
     data: str
     data_fingerprint: str
+    start: str | None = None  # SHA-256 of the weights of another run that it starts from
     seed: Seed = 0
     epochs: Count = 40
     batch_size: int = Field(default=4096, ge=2)

@@ -230,19 +230,11 @@ def assemble(
     merge: int = 1,
     seed: int = 0,
 ) -> tuple[VlmConfig, VisionLanguageModel]:
-    """Return architecture and model with which stage 1 begins.
-
-    ``model`` has an image tower and came from ``spec``; ``name`` is the language model's, and ``seed`` that of the
-    projector's weights. The others are as in :class:`VlmConfig`.
-    """
+    """Return architecture and model for stage 1, of a model with an image tower and a language model's ``name``."""
     tower, (language, tokenizer) = image_tokens(model), load_language(name)
     about = {"tower_spec": spec, "tower": tower.reference, "tower_sha256": weights_digest(tower)}
-    about |= {
-        "language": name,
-        "language_sha256": weights_digest(language),
-        "projector": kind,
-        "merge": merge,
-    }
+    about |= {"language": name, "language_sha256": weights_digest(language)}
+    about |= {"projector": kind, "merge": merge}
     config = VlmConfig(**about, prompt=Prompt(tokenizer, style).style)
     projector = _projector(config, tower, language, seed)
     return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
@@ -268,8 +260,7 @@ def save_vlm(
 ) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
-    The recipe has the model's :class:`VlmConfig` under ``model``. A tuned language model is rounded to ``dtype``, all
-    else is kept as it is. ``write`` is False in those processes that only help to gather sharded weights.
+    A tuned language model is rounded to ``dtype``. Without ``write``, a process only helps to gather sharded weights.
     """
     folder, tensors = Path(directory), {}
     tuned = VlmConfig.model_validate(recipe["model"]).tuned
@@ -332,11 +323,9 @@ def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) ->
 
 def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
     """Return the weights that are in a model's file: all but those of a language model that was not trained."""
-    return {
-        name: weight
-        for name, weight in named_weights(vlm).items()
-        if not name.startswith("language.") or is_lora(name) or tuned
-    }
+    weights = named_weights(vlm)
+    kept = (name for name in weights if tuned or is_lora(name) or not name.startswith("language."))
+    return {name: weights[name] for name in kept}
 
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:

@@ -113,7 +113,12 @@ def image_tokens(model: nn.Module) -> Tower:
     else:
         expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
         raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
-    return Tower(visual, model.square, about | _preprocessing(model.normalize, model.square), model.normalize)
+    normalize, square = model.normalize, model.square
+    defaults = {field.name: field.default for field in fields(Square)}  # left out, as in older files
+    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
+    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
+    about |= {"interpolation": square.interpolation, **changed, "mean": mean, "std": std}
+    return Tower(visual, square, about | ({"bgr": True} if normalize.bgr else {}), normalize)
 
 
 def build_tower(reference: dict[str, Any]) -> Tower:
@@ -142,23 +147,14 @@ def build_tower(reference: dict[str, Any]) -> Tower:
 def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Square) -> Tower:
     if config is None:
         raise UserError("the image tower was built by hand; expected one built from a configuration")
-    written = config.model_dump(mode="json")
-    about = {"kind": "antiphase", "config": written, "interpolation": square.interpolation}
-    return Tower(visual, square, about)
-
-
-def _preprocessing(normalize: Normalize, square: Square) -> dict[str, Any]:
-    """Return the preprocessing without what is at its default, as older files have it."""
-    defaults = {field.name: field.default for field in fields(Square)}
-    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
-    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
-    order = {"bgr": True} if normalize.bgr else {}
-    return {"interpolation": square.interpolation, **changed, "mean": mean, "std": std, **order}
+    about = {"kind": "antiphase", "config": config.model_dump(mode="json")}
+    return Tower(visual, square, about | {"interpolation": square.interpolation})
 
 
 Kind = Literal["linear", "mlp2x"]
 Words = Float[Tensor, "batch language"]
 Ids = Int64[Tensor, "batch length"]
+Mask = Bool[Tensor, "batch length"]
 _RIDGE = 1e-3
 IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
 IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
@@ -255,9 +251,8 @@ class Prompt:
     def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
         template = self.tokenizer.get_chat_template()
         dated = _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), template)
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=dated, tokenize=False, add_generation_prompt=opened
-        )
+        how = {"chat_template": dated, "tokenize": False, "add_generation_prompt": opened}
+        return self.tokenizer.apply_chat_template(messages, **how)
 
     def _tokenised(self, pieces: Pieces, image: bool, begins: bool = False) -> tuple[Row, Row]:
         """Return ids and labels; the text has the token that begins a sequence in the style ``llava`` anyway."""
@@ -319,11 +314,9 @@ class Projector(nn.Module):
 
         Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
         the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
-        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is
-        the mean word. Tokens are centred from then on.
-
-        ``batches`` are tokens of some images and the mean word embedding of the caption of each, ``norm`` is the root
-        mean square distance of the captions' words from their mean.
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, that of the
+        words of captions around their mean; b is the mean word. ``batches`` are tokens of some images and the mean
+        word of each caption.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
@@ -404,7 +397,7 @@ class VisionLanguageModel(nn.Module):
         images: Images | None,
         input_ids: Ids,
         labels: Ids | None = None,
-        attention_mask: Bool[Tensor, "batch length"] | None = None,
+        attention_mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
         """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +24,7 @@ from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.loop import Tracker
 from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
-from antiphase.vlm.model import IGNORED, IMAGE, VisionLanguageModel
+from antiphase.vlm.model import IGNORED, IMAGE, Ids, Images, Mask, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time
@@ -66,7 +66,7 @@ def train_vlm(
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
             raise UserError(
-                "checkpointing: the model's blocks are not known; leave out --checkpointing and --shard"
+                "checkpointing: the model has no known blocks; leave out --checkpointing and --shard"
             )
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         sample(0)  # refuses data of another stage
@@ -111,8 +111,7 @@ def train_vlm(
 
 def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
     size, projector = recipe.batch_size, recipe.model.projector
-    if size % processes:
-        raise UserError(f"batch size {size}: expected a multiple of {processes}, the number of processes")
+    loop.check_divisible(size, processes)
     if conversations < size:
         raise UserError(f"batch size {size}: expected 1 to {conversations}, the number of conversations")
     if sharded and processes == 1:
@@ -219,13 +218,7 @@ class SummedLoss(nn.Module):
         super().__init__()
         self.vlm = vlm
 
-    def forward(
-        self,
-        images: Float[Tensor, "batch 3 height width"] | None,
-        ids: Int64[Tensor, "batch length"],
-        labels: Int64[Tensor, "batch length"],
-        mask: Bool[Tensor, "batch length"],
-    ) -> Float[Tensor, ""]:
+    def forward(self, images: Images | None, ids: Ids, labels: Ids, mask: Mask) -> Float[Tensor, ""]:
         """Return the sum; for the arguments see :meth:`~antiphase.vlm.VisionLanguageModel.embed`."""
         vlm = self.vlm
         embedded, expanded, used = vlm.embed(images, ids, labels, mask)
@@ -267,29 +260,20 @@ def accumulate(
     samples = sorted(samples, key=lambda sample: len(sample.ids))  # so that little is padded
     sharded = any(map(loop.is_sharded, model.parameters()))
     scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)  # on the right
+    blank = torch.zeros(model.vlm.image_shape)
     for start in range(0, len(samples), size):
         chosen = samples[start : start + size]
+        ids = pad([one.ids for one in chosen])
+        labels = pad([one.labels for one in chosen], padding_value=IGNORED)
+        mask = pad([torch.ones_like(one.ids, dtype=torch.bool) for one in chosen])
+        some = any(one.image is not None for one in chosen)
+        stacked = torch.stack([blank if one.image is None else one.image for one in chosen]).to(device)
         # cached copies would keep the whole of a sharded model in memory
         with autocast(device, precision, cache=not sharded):
-            summed = model(*_together(chosen, model.vlm.image_shape, device))
+            summed = model(stacked if some else None, ids.to(device), labels.to(device), mask.to(device))
         (summed * scale / total).backward()
         loss += summed.detach() / total
     if not sharded:
         sum_gradients(model.parameters(), accelerator)
     return loss * accelerator.num_processes
-
-
-def _together(
-    samples: Sequence[Sample], shape: tuple[int, ...], device: torch.device
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Return images (None: there are none), ids, labels and mask of some samples, padded on the right."""
-    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-    ids = pad([sample.ids for sample in samples])
-    labels = pad([sample.labels for sample in samples], padding_value=IGNORED)
-    mask = pad([torch.ones_like(sample.ids, dtype=torch.bool) for sample in samples])
-    images = None
-    if any(sample.image is not None for sample in samples):
-        blank = torch.zeros(shape)
-        several = [blank if sample.image is None else sample.image for sample in samples]
-        images = torch.stack(several).to(device)
-    return images, ids.to(device), labels.to(device), mask.to(device)

@@ -8,9 +8,10 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.register import RIGHT, UNTESTED, WRONG, entries
+from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, entries
+from antiphase.studies.report.figures import text_svg
 from antiphase.studies.report.findings import QUESTIONS, replace_findings, summary, write_findings
-from antiphase.studies.report.forest import LOOKS, answer_lines, forest_figure, forest_lines, forest_svg
+from antiphase.studies.report.forest import LOOKS, answer_lines, forest_figure, forest_lines
 from antiphase.studies.report.tables import counts_sheet
 from antiphase.studies.report.words import TESTED, deciding, tally
 from tests.studies.report import made_up_studies as made_up
@@ -91,7 +92,7 @@ def test_every_interval_is_where_its_axis_says_and_no_line_hides_another(narrow)
 
 
 def test_its_text_is_text():
-    svg = forest_svg(forest_lines(results()))
+    svg = text_svg(forest_figure(forest_lines(results())))
     assert "DiffViT is more fragile at λ_init 0.8." in svg
     assert "Verdana" in svg
     assert len(svg) < 60_000

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from antiphase.report.table import markdown
-from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact, Gallery, Panel, Plot, Table
 from antiphase.studies.report.site import prose, write_site
 from antiphase.studies.report.tables import (
@@ -24,6 +23,7 @@ from antiphase.studies.report.tables import (
     plot_csv,
     table_sheet,
 )
+from antiphase.studies.report.words import RULE
 from tests.studies.report import made_up_studies as made_up
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}

@@ -10,7 +10,7 @@ first, and report POPE on clean images only.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.commands.audit.cells import KeptImages, measure, with_worst_case
+from antiphase.commands.audit.cells import KeptImages, measure
 from antiphase.commands.audit.gallery import draw_gallery, keep_some, with_images
 from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_settings, attacks_of
+from antiphase.commands.audit.run import attack_settings, attacks_of, combined
 from antiphase.commands.audit.time_estimate import say_time
 from antiphase.commands.evaluate.sources import load_source
 from antiphase.commands.lineup import Lineup
@@ -52,22 +52,14 @@ _words = partial(text, "answers.txt")
 
 
 def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
-    """Attack every question of every vision-language model and write the run directory; return the summary.
-
-    ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
-    ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
-    :func:`~antiphase.vlm.pope.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
-    gallery.
-
-    Args:
-        options: what is attacked, and how.
-        command: as typed, for the record.
-        lineup: models and questions; loaded as the options say if not given.
-
-    Raises:
-        UserError: a model does not answer questions, or the questions cannot be loaded.
-    """
-    lineup = lineup or _load(options)
+    """Attack every question of every model and write the run directory, as an audit's; return the summary."""
+    if lineup is None:
+        check_twins(options.model, options.against)
+        loaded = load_models([*options.model, *options.against], find_device(options.device), answering=True)
+        how = (options.split, options.limit, None, False, False, not options.quiet)
+        asked_of: Any = load_source(str(options.data), *how).test
+        count = len(options.model)
+        lineup = Lineup(loaded[:count], loaded[count:], asked_of.followed_by(options.suffix))
     pope: PopeSet = lineup.data
     began, out = time.monotonic(), options.out
     for model in lineup.everyone:
@@ -76,7 +68,6 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
                 f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
                 f"antiphase train-vlm writes it, for {pope.name}"
             )
-    parts, warnings = [], []
     models: dict[str, Any] = dict(lineup.by_name)
     asked = {name: asked_images(pope, model.square) for name, model in models.items()}
     first = asked[lineup.names[0]]
@@ -87,13 +78,11 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         for name, _, attacks in attacks_of(lineup, options)
     )
     say_time(works, out, context=lambda data: data.which)
-    for name, model, attacks in attacks_of(lineup, options):
-        part, told = attack_answers(name, model, pope, attacks, out, kept)
-        parts.append(part)
-        warnings += [f"{name}: {note}" for note in told]
-    rows = pl.concat(parts)
-    if options.worst_case:
-        rows = with_worst_case(rows, options.worst_case)
+    measured = [
+        (name, *attack_answers(name, model, pope, attacks, out, kept))
+        for name, model, attacks in attacks_of(lineup, options)
+    ]
+    rows, warnings = combined(measured, options)
     if files := getattr(pope.pictures, "files", None):
         named = pl.DataFrame({"image": pope.pictures.ids.numpy(), "file": list(map(printable, files))})
         rows = rows.join(named, on="image", maintain_order="left")
@@ -113,29 +102,15 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     }
     warnings = doubts_about(lineup.models, lineup.twins) + warnings
     stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
-    count = len(pope.names)
-    write_run(lineup, stored, summary, {"rows": rows}, settings, warnings, command, began, n=count)
+    frames, count = {"rows": rows}, len(pope.names)
+    write_run(lineup, stored, summary, frames, settings, warnings, command, began, n=count)
     return summary
-
-
-def _load(options: AuditOptions) -> Lineup:
-    check_twins(options.model, options.against)
-    specs = [*options.model, *options.against]
-    loaded = load_models(specs, find_device(options.device), answering=True)
-    data = load_source(str(options.data), options.split, options.limit, None, False, False, not options.quiet)
-    pope: Any = data.test
-    count = len(options.model)
-    return Lineup(loaded[:count], loaded[count:], pope.followed_by(options.suffix))
 
 
 def attack_answers(
     name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path, kept: KeptImages | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA``, and the warnings.
-
-    Rows are written under ``out`` as they come, from which a killed attack resumes. Under torchrun the processes share
-    the questions. What several samplings ask is attacked once.
-    """
+    """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA`` and the warnings."""
     asked = asked_images(pope, model.square)
     yes_no, few = YesNo(model, asked.questions), _by_few(options)
     rows, warnings = measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
@@ -154,11 +129,7 @@ def _by_few(options: AuditOptions) -> AuditOptions:
 
 
 def gallery_samples(rows: pl.DataFrame) -> list[int]:
-    """Return the samples of ten questions: first those about absent objects whose right answer changed.
-
-    Args:
-        rows: of the shown models at one ε; a question counts as changed if it is for one of them.
-    """
+    """Return ten samples of rows at one ε: first those about absent objects whose right answer changed for a model."""
     changed = pl.col("success") & (pl.col("clean_prediction") == pl.col("label"))
     questions = rows.group_by("sample", maintain_order=True).agg(
         changed=changed.any(), label=pl.col("label").first()
@@ -170,7 +141,6 @@ def gallery_samples(rows: pl.DataFrame) -> list[int]:
 def _write_gallery(
     rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path
 ) -> None:
-    """Write ten attacked questions, and what the models answer in words without and with the perturbation."""
     gallery = draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
     if gallery is None:
@@ -206,15 +176,13 @@ class AnswersResult(Result):
     def sections(self) -> list[Section]:
         groups = families(self.summary["models"])
         colors = colors_of(groups)
+        pope = self.summary["pope"]
         results, differences = (
-            pl.DataFrame(self.summary["pope"][part], infer_schema_length=None)
-            for part in ("results", "differences")
+            pl.DataFrame(pope[part], infer_schema_length=None) for part in ("results", "differences")
         )
         shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
-        panels = [
-            (attack_name(str(attack)), str(metric), rows.rename({"family": "name"}))
-            for (attack, metric), rows in shown.group_by(["attack", "metric"], maintain_order=True)
-        ]
+        blocks = shown.rename({"family": "name"}).group_by(["attack", "metric"], maintain_order=True)
+        panels = [(attack_name(str(attack)), str(metric), rows) for (attack, metric), rows in blocks]
         plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
         results = results.with_columns(color=pl.col("family").replace_strict(colors))
         rates = _tables(results, ["metric", "attack"], rate_field)
@@ -228,8 +196,7 @@ class AnswersResult(Result):
             tables = _tables(differences, ["metric", "what", "attack"], difference_field)
             sections.append(Section("differences", "Differences", _words("differences"), tables=tables))
         if "questions.json" in self.files and "gallery.safetensors" in self.files:
-            with self.unpacked() as folder:
-                gallery = read_gallery(folder / "gallery.safetensors")
+            gallery = read_gallery(self.files["gallery.safetensors"])
             words = self.read_json("questions.json", ("questions", "answers"))
             markup = gallery_markup(gallery, colors, words["questions"], words["answers"], _words("gallery"))
             sections.append(Section("gallery", "Ten questions", markup=markup, in_navigation="Questions"))
@@ -237,7 +204,6 @@ class AnswersResult(Result):
 
 
 def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, Any]], Field]) -> list[Table]:
-    """Tabulate estimates, a table for each value of ``by``: families and samplings down, ε across."""
     tables, line = [], pl.format("{}, {}", "family", "sampling")
     for names, block in frame.group_by(by, maintain_order=True):
         *what, attack = map(str, names)
@@ -252,10 +218,10 @@ def _budget(eps: float) -> str:
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
-    """Return whether hallucination moves more for the models than for their twins, and its numbers.
+    """Return whether hallucination moves more for the models than for their twins, at the smallest ε.
 
-    It is judged at the smallest ε and under the first attack. Where an attack changes every answer, as large budgets
-    tend to, the difference of the rises says nothing but which model said yes more often before.
+    Where an attack changes every answer, as large budgets tend to, the difference of the rises says nothing but which
+    model said yes more often before.
     """
     first = {"attack": answers["results"][0]["attack"], "metric": "false yes", "sampling": ALL}
     eps = min(row["eps"] for row in answers["results"] if row["eps"])
@@ -266,8 +232,7 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
     row = moves[0]
     (sign,) = decide([estimate_of(row)], seeds=row["seeds"])
     values = {**row, "sign": sign, "least_seeds": LEAST_SEEDS}
-    names = {side: row[side] for side in ("model", "twin")}
-    title = answer("answers.txt", "title", names, **values)
+    title = answer("answers.txt", "title", {side: row[side] for side in ("model", "twin")}, **values)
     return Headline(title, _words("lead", **values), _words("condition", **values))
 
 
@@ -280,15 +245,11 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
     rows = [row for row in rows if (row["model"], row["twin"]) == sides]
     shown = rows or _only(answers["results"], first | {"metric": "false yes", "family": sides[0]})
     quoted = min(row["eps"] for row in shown if row["eps"])
-    lines = [
-        (
-            f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack",
-            [estimate_of(row)],
-            decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1,
-            row["eps"] == quoted,
-        )
-        for row in shown
-    ]
+    lines = []
+    for row in shown:
+        sign = decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1
+        label = f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack"
+        lines.append((label, [estimate_of(row)], sign, row["eps"] == quoted))
     accuracies = [
         (row["family"], colors[row["family"]], [estimate_of(row)])
         for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
@@ -301,14 +262,3 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
 
 def _only(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row.items() >= values.items()]
-
-
-@dataclass(frozen=True)
-class Questions:
-    """What an audit does where the data are questions; see ``antiphase.registry.QUESTIONS``."""
-
-    attack: Any
-    result: type[Result]
-
-
-QUESTIONS = Questions(attack, AnswersResult)

@@ -20,6 +20,7 @@ from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
 from antiphase.files import write_json, write_text
 from antiphase.report.page import environment
+from antiphase.report.table import escaped
 from antiphase.statistics.intervals import proportion
 from antiphase.terminal import safe
 
@@ -212,7 +213,6 @@ class RobustnessCard(Part):
         return self
 
     def content(self) -> dict[str, Any]:
-        """Return the card as JSON holds it."""
         return self.model_dump(mode="json")
 
 
@@ -220,14 +220,7 @@ CARD = "card.json"
 
 
 def read_card(path: str | Path) -> RobustnessCard:
-    """Read a card and check that its numbers fit each other.
-
-    Args:
-        path: of the card, or of the run directory that holds it.
-
-    Raises:
-        UserError: the file is missing or no card, or a number in it does not fit the others; names the field.
-    """
+    """Read a card, or that of a run directory; a UserError names the field that is wrong or does not fit the others."""
     file = Path(path)
     file, name = file / CARD if file.is_dir() else file, f"card {shown(str(path))}: "
     try:
@@ -247,13 +240,7 @@ _NOT_THE_AUDIT = ("out", "quiet", "batch_size", "fail_under", "independent")  # 
 
 
 def write_card(result: Any, directory: Path) -> Path | None:
-    """Write ``card.json`` and ``CARD.md`` into the directory of an audit or attack.
-
-    What was filled in by hand in a card of the same weights stays.
-
-    Returns:
-        The path of ``card.json``; None for a run that does not say with which options it was made.
-    """
+    """Write ``card.json`` and ``CARD.md`` next to a run; what was filled in by hand for the same weights stays."""
     card, path, before = card_of_run(result), directory / CARD, {}
     if card is None:
         return None
@@ -267,7 +254,7 @@ def write_card(result: Any, directory: Path) -> Path | None:
 
 
 def card_of_run(result: Any) -> RobustnessCard | None:
-    """Return the card of a run; None where :func:`write_card` writes none."""
+    """Return the card of a run; None for one that does not say with which options it was made."""
     run = result.record
     options = run.get("options", {})
     if not options or "fingerprints" not in run:
@@ -326,16 +313,12 @@ def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any
     }
 
 
-_MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word
 _PLAIN = re.compile(r"[\w:/.,#?=+@ -]+")
 _METRICS = dict(asr="ASR", asr_correct="ASR, correctly classified only", robust_accuracy="Robust accuracy")
 
 
 def card_markdown(card: RobustnessCard) -> str:
-    """Return the content of ``CARD.md``.
-
-    The front matter has each model's numbers as a ``model-index``, which the hub shows; twins are in the tables only.
-    """
+    """Return ``CARD.md``; its front matter has the models' numbers as a ``model-index``, which the hub shows."""
     rows = {(model.name, row.attack, row.norm, row.eps): row for model in card.models for row in model.rates}
     attacks: dict[tuple[str, str], dict[float, None]] = {}
     for _, attack, norm, eps in sorted(rows, key=lambda cell: cell[-1]):
@@ -355,7 +338,6 @@ def card_markdown(card: RobustnessCard) -> str:
 
 
 def _decided(differences: Sequence[Any], **more: int) -> list[tuple[Any, str]]:
-    """Return each difference with what the report decides; they come in the order of its tables."""
     if not differences:
         return []
     frame = pl.DataFrame([row.model_dump() | more for row in differences])
@@ -373,21 +355,11 @@ def _linked(model: Model) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""Return text that Markdown shows as it is, in one line.
-
-    >>> print(_escaped("<b>|[a](b)|\n# _c_ d_e"))
-    &lt;b>\|\[a\](b)\| # \_c\_ d_e
-    """
-    text = _MARKS.sub(r"\\\g<0>", safe(" ".join(text.split())))
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return escaped(safe(text))
 
 
 def _quoted(text: str) -> str:
-    r"""Return text as YAML.
-
-    >>> print(_quoted('a "ε" 🙂\x1b'))
-    "a \"ε\" 🙂\\x1b"
-    """
+    r"""Return text as YAML."""
     return json.dumps(safe(text), ensure_ascii=False)
 
 

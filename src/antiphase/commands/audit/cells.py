@@ -42,10 +42,7 @@ _CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
 
 @dataclass(frozen=True)
 class KeptImages:
-    """Adversarial images of a few samples at one ε, kept next to their rows for a gallery.
-
-    ``files`` has their places by model, attack and sample, once they are attacked.
-    """
+    """Adversarial images of a few samples at one ε for a gallery, in ``files`` by model, attack and sample."""
 
     eps: float
     samples: frozenset[int]
@@ -65,24 +62,18 @@ def measure(
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
-    Args:
-        name: of the model in the rows.
-        model: a loaded model, with its card.
-        data: images and labels.
-        options: one attack, budgets and how they are run; see :class:`AuditOptions`.
-        out: run directory; cells lie under ``cells/``.
-        process: which share of the images is attacked, this process's where not given; every process returns all rows.
-        context: what the model is given with each image, if anything; the fingerprint of ``data`` has to depend on it.
-        kept: which adversarial images to keep; their places are added to it.
+    Every process returns all rows. ``context`` is what the model is given with each image, if anything; the fingerprint
+    of ``data`` has to depend on it. The places of the images that are ``kept`` are added to it.
     """
     options.ensemble.check(model, data.images(range(1)), context)
+    kept = kept or KeptImages(0.0, frozenset())
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
     results = cells.sweep(cells.attack, options.nested)()
-    if kept is not None:
-        (at,) = (result for result in results if result.threat.eps == kept.eps)
+    for at in (result for result in results if result.threat.eps == kept.eps):
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
-            file = cells.places[int(number)] / f"{sample}.npy" if number >= 0 else None
-            if sample in kept.samples and file is not None and file.exists():
+            if number < 0 or sample not in kept.samples:
+                continue
+            if (file := cells.places[int(number)] / f"{sample}.npy").exists():
                 kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
@@ -93,16 +84,12 @@ def measure(
 def passes_left(
     name: str, model: nn.Module, data: ImageSet, options: AuditOptions, out: Path, classes: int
 ) -> tuple[int, int] | None:
-    """Return how many forward and backward passes are left at most, if no image is broken; None if not known.
-
-    Rows on disk count; the others count as robust. The passes are of single images.
-    """
-    cells = _Cells(name, model, data, options, out, Process(), None, None)
+    """Return how many forward and backward passes of single images are left at most; None if not known."""
+    cells = _Cells(name, model, data, options, out, Process(), None, KeptImages(0.0, frozenset()))
     counts: list[tuple[int, int] | None] = []
 
-    def count(
-        stage: Stage, _: Any, images: Tensor, labels: Any, threat: Threat, *, ids: Tensor, **run: Any
-    ) -> AttackResult:
+    def count(stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
+        threat: Threat = given[-1]
         cache = cells.cache(stage, threat.eps, ids)
         each = most_passes(stage, classes)
         counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
@@ -118,10 +105,7 @@ def passes_left(
 
 
 def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
-    """Put before the rows those of the worst case of several attacks, as of an ensemble of which each is a part.
-
-    An image's row is that of the first attack that broke it, else of the first attack; passes are added up.
-    """
+    """Put before the rows the worst case: of the first attack that broke an image, else of the first attack."""
     keys, passes = ["model", "eps", "sample"], pl.col("forwards", "backwards")
     parts = rows.filter(pl.col("attack").is_in(attacks)).with_columns(passes.sum().over(keys))
     order = pl.col("attack").cast(pl.Enum(attacks))
@@ -135,7 +119,6 @@ def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
-    """Return one row for each ε and sample, with the stage that broke it: at this ε, else at a smaller one."""
     broken_by: dict[int, str] = {}
     levels: list[pl.DataFrame] = []
     for result in results:
@@ -160,13 +143,12 @@ class _Cells:
     out: Path
     process: Process
     context: Tensor | None
-    kept: KeptImages | None
+    kept: KeptImages
     places: list[Path] = field(default_factory=list)  # of the cells, in the order in which they are attacked
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
     @functools.cached_property
     def shared(self) -> dict[str, Any]:
-        """What identifies every cell."""
         prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
         what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
         # auto shares the rows of float32: verdicts do not depend on the search's precision
@@ -175,45 +157,28 @@ class _Cells:
 
     @functools.cached_property
     def position(self) -> dict[int, int]:
-        """Where each sample is in the data."""
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
     def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> Callable[[], list[AttackResult]]:
         """Return the sweep that calls ``attack`` with each stage and its samples in place of the stage's attack."""
         # settings are checked with the images that are attacked
-        stages = (
-            replace(stage, attack=functools.partial(attack, stage), settings={})
-            for stage in self.options.ensemble.stages
-        )
+        ensemble = self.options.ensemble
+        stages = [replace(one, attack=functools.partial(attack, one), settings={}) for one in ensemble.stages]
         # the stages load their images; in place of pixels, a sample has the number of the cell that has them
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
-        stored = Ensemble(self.options.ensemble.name, tuple(stages))
-        threat = Threat(self.options.norm)
+        given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, Threat(self.options.norm))
         how = {"nested": nested, "ids": self.data.ids}
-        return functools.partial(
-            unchecked(sweep), stored, self.model, unknown, None, threat, self.options.eps, **how
-        )
+        return functools.partial(unchecked(sweep), *given, self.options.eps, **how)
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
-        """Open the cell of a stage at one ε."""
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
         if stage.name == "square":  # searches in float32 in any case
             what.pop("precision", None)
         asked = [(stage.name, sample) for sample in ids.tolist()]
         return Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
 
-    def attack(
-        self,
-        stage: Stage,
-        _: nn.Module,
-        images: Tensor,
-        labels: Tensor | None,
-        threat: Threat,
-        *,
-        ids: Tensor,
-        **run: Any,
-    ) -> AttackResult:
-        """Attack the samples that are not on disk, and return the rows of all."""
+    def attack(self, stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
+        threat: Threat = given[-1]
         cache = self.cache(stage, threat.eps, ids)
         journal = cache.journals[stage.name]
         with cache.filling(slice_size(self.data.image_shape)) as parts:
@@ -231,11 +196,9 @@ class _Cells:
         return self.result(stage, threat, ids, found)
 
     def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
-        """Return the result of the samples from the rows of the cell."""
         found = found.unique("sample", keep="first")  # two runs at once may both write a sample
-        rows = pl.DataFrame({"sample": ids.numpy()}).join(
-            found, on="sample", how="left", maintain_order="left"
-        )
+        wanted = pl.DataFrame({"sample": ids.numpy()})
+        rows = wanted.join(found, on="sample", how="left", maintain_order="left")
         arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
         place = torch.full((len(ids), 1), len(self.places) - 1.0, dtype=torch.float64)
         about = {"label": arrays["clean_prediction"], "adversarial": place}
@@ -243,7 +206,7 @@ class _Cells:
 
     def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
         """Return how to attack some samples so that their rows are kept as they come."""
-        options, kept = self.options, self.kept or KeptImages(0.0, frozenset())
+        options, kept = self.options, self.kept
         last = stage.name == options.ensemble.stages[-1].name and eps in (kept.eps, math.inf)
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:

@@ -1,7 +1,6 @@
 """The gallery of an audit, from the adversarial images that were kept while attacking."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,7 @@ def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImag
 
 
 def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
-    """Return the rows at the gallery's ε of the samples of which every model's adversarial image was kept.
-
-    They are those of the first attack in the rows: the worst case, of which ``attack`` is the first, or the only one.
-    """
+    """Return the rows of the first attack at the gallery's ε of samples of which every model's image was kept."""
     rows = rows.filter(
         pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps
     ).filter(attack=rows["attack"][0])
@@ -58,25 +54,27 @@ def draw_gallery(
     """Return the gallery of some samples, from their rows of :func:`with_images`; None without samples."""
     if not samples:
         return None
-    shown = pl.DataFrame({"sample": samples})
-    parts = [shown.join(rows.filter(model=name), on="sample", maintain_order="left") for name in models]
+    shape = (len(models), len(samples))
+    shown = pl.DataFrame({"model": models}).join(pl.DataFrame({"sample": samples}), how="cross")
+    shown = shown.join(rows, on=["model", "sample"], how="left", maintain_order="left")
     position = {sample: at for at, sample in enumerate(data.ids.tolist())}
     some: Any = data.take([position[sample] for sample in samples])
+    clean = some.images(range(len(some))).numpy()
     return AttackGallery(
         eps=eps,
         models=tuple(models),
         class_names=data.class_names,
         sample=np.array(samples),
         label=some.labels.numpy(),
-        clean=some.images(range(len(some))).numpy(),
-        adversarial=tuple(np.stack([_read(Path(path)) for path in part["image"]]) for part in parts),
-        clean_prediction=tuple(part["clean_prediction"].to_numpy() for part in parts),
-        prediction=tuple(part["prediction"].to_numpy() for part in parts),
+        clean=clean,
+        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
+        clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
+        prediction=shown["prediction"].to_numpy().reshape(shape),
         files=tuple(map(printable, getattr(some, "files", ()))),
     )
 
 
-def _read(path: Path) -> Any:
+def _read(path: str) -> Any:
     try:
         return np.load(path)
     except (OSError, ValueError, EOFError) as error:

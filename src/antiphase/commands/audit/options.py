@@ -3,19 +3,20 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from antiphase.commands import options as fields
-from antiphase.commands.options import Options, Typed, as_tuple, read_settings, read_words
+from antiphase.commands.options import Measurement, Options, Typed, as_tuple, read_settings, read_words
 from antiphase.errors import UserError, shown
-from antiphase.registry import ATTACKS, QUESTIONS
+from antiphase.precision import SearchPrecision
+from antiphase.registry import ATTACKS, QUESTIONS, find
 from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
+    from antiphase.attacks.catalogue import AttackSpec
     from antiphase.attacks.sweep import Ensemble
 
 Eps = Annotated[
@@ -50,9 +51,8 @@ AttackNames = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A least robust accuracy: ``robust 40% @ 1/255``, or ``robust low 40% @ 1/255`` for its interval's lower end."""
+class Gate(NamedTuple):
+    """A least robust accuracy at an ε, or its interval's lower end (``low``)."""
 
     text: str
     share: float
@@ -67,21 +67,13 @@ _GATE = re.compile(
 
 
 def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
-    """Read the conditions of ``fail_under``, whose ε are among those that are attacked.
-
-    Raises:
-        UserError: a condition is not understood, or names an ε that is not attacked.
-
-    >>> read_gates(["robust low 40% @ 1/255"], [1 / 255])
-    [Gate(text='robust low 40% @ 1/255', share=0.4, eps=0.00392156862745098, low=True)]
-    """
+    """Read the conditions of ``fail_under``, such as ``robust low 40% @ 1/255``, whose ε are among those attacked."""
     gates, attacked = [], ", ".join(map(eps_label, eps))
     for text in texts:
         named, match = f"fail-under {shown(text)}", _GATE.fullmatch(text.strip())
         if match is None or float(match["percent"]) > 100:
-            raise UserError(
-                f"{named}: expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%"
-            )
+            expected = "expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%"
+            raise UserError(f"{named}: {expected}")
         if match["above"] is None and len(eps) > 1:
             raise UserError(f"{named}: does not say at which ε; expected @ and one of {attacked}")
         below = float(match["below"] or 1) or math.nan
@@ -98,7 +90,7 @@ _NOT_OF_QUESTIONS += ("image_size", "resize", "seeds")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 
-class AuditOptions(Options):
+class AuditOptions(Measurement):
     """Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 
     The card, ``card.json`` and ``CARD.md``, is for publishing: ``antiphase verify`` checks it. The same command resumes
@@ -107,33 +99,22 @@ class AuditOptions(Options):
     **Examples**
 
     antiphase audit specimen:diffvit-0 --against specimen:vit-0
-
     antiphase audit runs/diffvit --against runs/vit --eps 1/255,4/255 --limit 500
-
     antiphase audit runs/diffvit --against runs/vit --set momentum=0.9 --set step_size=1/255
-
     antiphase audit runs/diffclip --against runs/clip --data openmoji --objective cosine
-
     antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
-
     antiphase audit runs/diffvit --against runs/vit --attack pgd,square,autoattack
-
     antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
-
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
 
-    model: fields.Model
     against: fields.Against = ()
     seeds: fields.Seeds = ()
-    data: fields.Data = None
     classes: fields.Classes = None
-    split: fields.Split = "test"
-    image_size: fields.ImageSize = None
-    resize: fields.Resize = None
     limit: fields.Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    norm: fields.Norm = "linf"
+    norm: Literal["linf", "l2"] = "linf"
+    """Norm of the perturbation."""
     attack: AttackNames = "pgd"
     version: Literal["standard", "malt", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
@@ -167,40 +148,29 @@ class AuditOptions(Options):
     """End with exit code 1 if the robust accuracy of a model is lower, such as 'robust 40% @ 1/255'; 'robust low 40% @
     1/255' asks for the lower end of its 95 % interval. Repeat for several. Of several attacks, the worst case counts;
     twins do not."""
-    precision: fields.SearchPrecision = "auto"
-    compile: fields.Compile = False
-    seed: fields.Seed = 0
+    precision: SearchPrecision = "auto"
+    """Precision of the search; auto: the faster one, measured once for each architecture and machine. Every success is
+    confirmed in float32."""
+    compile: bool = False
+    """Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."""
     out: fields.Out = Path("antiphase-audit")
-    random_weights: fields.RandomWeights = False
-    skip_bad: fields.SkipBad = False
-    prompt: fields.Prompt = None
     suffix: fields.Suffix = ""
     batch_size: fields.BatchSize = None
-    device: fields.Device = "auto"
-    quiet: fields.Quiet = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.eps:
-            raise UserError("eps: expected at least one")
         for eps in self.eps:
             if not 0 < eps < math.inf:
-                raise UserError(
-                    f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
-                )
+                expected = "expected a positive number, in units of the [0, 1] pixel range"
+                raise UserError(f"eps {eps_label(eps)}: {expected}")
         read_gates(self.fail_under, self.eps)
-        if not self.questions:
-            if self.suffix:
-                raise UserError(
-                    f"suffix: is for questions; leave it out, or give --data {' or '.join(QUESTIONS)}"
-                )
-            return self
+        if self.suffix and not self.questions:
+            data = " or ".join(QUESTIONS)
+            raise UserError(f"suffix: is for questions; leave it out, or give --data {data}")
         names = [name for name in _NOT_OF_QUESTIONS if self.typed(name) and getattr(self, name)]
-        for name in names + ["objective"] * (self.objective == "cosine"):
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{name} {getattr(self, name)}: is not for questions such as {self.data}; leave out {option}"
-            )
+        for name in names + ["objective"] * (self.objective == "cosine") if self.questions else ():
+            why = f"is not for questions such as {self.data}; leave out --{name.replace('_', '-')}"
+            raise UserError(f"{name} {getattr(self, name)}: {why}")
         return self
 
     @property
@@ -211,22 +181,16 @@ class AuditOptions(Options):
 
     @property
     def names(self) -> list[str]:
-        """The attacks by name."""
         return self.attack.split(",")
 
     @property
     def ensemble(self) -> "Ensemble":
-        """The attack with its settings; those of the command line, which are text, get the types of its signature.
-
-        Raises:
-            UserError: a setting is not one of the attack's, or out of range.
-        """
+        """The attack with its settings; those that are text get the types of its signature."""
         from antiphase.attacks.catalogue import find_attack, parse_settings
 
         texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
-        named = self.chosen(*_SETTINGS)
         typed = parse_settings(self.attack, texts) if texts else {}
-        return find_attack(self.attack, **self.settings | typed | named)
+        return find_attack(self.attack, **self.settings | typed | self.chosen(*_SETTINGS))
 
     @property
     def minimal(self) -> bool:
@@ -234,47 +198,41 @@ class AuditOptions(Options):
         return self.nested != "off" and self.ensemble.minimal
 
     @property
+    def _specs(self) -> "dict[str, AttackSpec]":
+        return {name: find(ATTACKS, name, "attack") for name in self.names}
+
+    @property
     def controls(self) -> list[str]:
         """The attacks that show what these add to them; none for one that is a control itself."""
-        from antiphase.attacks.catalogue import find_spec
-
-        return list(dict.fromkeys(control for name in self.names if (control := find_spec(name).control)))
+        return list(dict.fromkeys(spec.control for spec in self._specs.values() if spec.control))
 
     @property
     def worst_case(self) -> list[str]:
         """The attacks of which every image has a worst case: several that are no controls, or none."""
-        from antiphase.attacks.catalogue import find_spec
-
-        attacks = [name for name in self.names if find_spec(name).control is not None]
+        attacks = [name for name, spec in self._specs.items() if spec.control is not None]
         return attacks if len(attacks) > 1 else []
 
     def each_attack(self) -> list[Self]:
-        """Return the options of each attack, with those of the settings that it has.
-
-        Raises:
-            UserError: none of several attacks has a setting.
-        """
-        from antiphase.attacks.catalogue import find_spec, keywords
+        """Return the options of each attack, with those of the settings that it has."""
+        from antiphase.attacks.catalogue import keywords
 
         if len(self.names) == 1:
             return [self]
-        known = {name: keywords(find_spec(name).attack) for name in self.names}
+        known = {name: keywords(spec.attack) for name, spec in self._specs.items()}
         for setting in (*self.chosen(*_SETTINGS), *self.settings):
             if not any(setting in settings for settings in known.values()):
                 raise UserError(
                     f"attack {self.attack!r}: none of them has a setting {setting!r}; leave it out"
                 )
-        return [
-            self.model_copy(
-                update={"attack": name}
-                | {setting: None for setting in _SETTINGS if setting not in settings}
-                | {"settings": {key: value for key, value in self.settings.items() if key in settings}}
-            )
-            for name, settings in known.items()
-        ]
+        each = []
+        for name, settings in known.items():
+            own = {setting: None for setting in _SETTINGS if setting not in settings}
+            kept = {key: value for key, value in self.settings.items() if key in settings}
+            each.append(self.model_copy(update={"attack": name, **own, "settings": kept}))
+        return each
 
     def with_control(self) -> list[Self]:
-        """Return the options of each attack, and those of the controls if they are wanted."""
+        """Return the options of each attack, and of its control if that is wanted."""
         plain = dict.fromkeys(_SETTINGS) | {"settings": {}}
         controls = [name for name in self.controls if self.control and name not in self.names]
         return [*self.each_attack(), *(self.model_copy(update={"attack": one, **plain}) for one in controls)]
@@ -288,13 +246,9 @@ class AttackOptions(AuditOptions):
     **Examples**
 
     antiphase attack specimen:diffvit-0 --attack autoattack --eps 1/255 --limit 100
-
     antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
-
     antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1 --set initial_const=0.1
-
     antiphase attack runs/vit --attack pgd,square --eps 1/255,4/255 --fail-under "robust 40% @ 1/255"
-
     torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
     """
 
@@ -317,32 +271,19 @@ class QuickstartOptions(Options):
     **Examples**
 
     antiphase quickstart
-
     antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
-
-    antiphase quickstart --train
     """
 
     out: fields.Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
     limit: int = Field(250, ge=1)
     """At most N of the 1,000 images."""
-    train: bool = False
-    """Train a fresh pair of models first (minutes; needs Fashion-MNIST)."""
-    epochs: int | None = Field(None, ge=1)
-    """With --train: passes over the 60,000 images. If not given: 3."""
     seed: fields.Seed = 0
     device: fields.Device = "auto"
     quiet: fields.Quiet = False
 
-    @model_validator(mode="after")
-    def _check(self) -> "QuickstartOptions":
-        if self.epochs is not None and not self.train:
-            raise UserError(f"epochs {self.epochs}: is of --train; add --train to train a fresh pair")
-        return self
-
-    def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
-        """Return the options of the audit that follows."""
-        same = self.model_dump(include={"limit", "eps", "seed", "out", "device", "quiet"})
-        of_audit = {"model": models, "against": against, "data": "specimen-fashion-mnist"}
-        return AuditOptions(**of_audit, **same, sense_limit=_ALIGNED)
+    def audit(self) -> AuditOptions:
+        """Return the options of the audit that it is."""
+        model, against = ([f"specimen:{kind}-{seed}" for seed in range(8)] for kind in ("diffvit", "vit"))
+        how = {"model": model, "against": against, "data": "specimen-fashion-mnist", "sense_limit": _ALIGNED}
+        return AuditOptions(**how, **self.model_dump())

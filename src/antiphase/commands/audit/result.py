@@ -9,9 +9,10 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from antiphase.evaluation.rates import (
     rates,
     with_decisions,
 )
-from antiphase.registry import QUESTIONS, find
+from antiphase.registry import imported
 from antiphase.report import words
 from antiphase.report.figure import (
     Family,
@@ -49,9 +50,8 @@ from antiphase.report.figure import (
 )
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
-from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
+from antiphase.report.table import Field, OnConsole, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
@@ -61,7 +61,7 @@ _RATES = {
     "asr_correct": (_CORRECT, "ASR, correct only", "correct and broken / correct"),
     "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
-_PAIR, _FAMILIES = ["model", "against"], ["family", "against_family"]
+_PAIR, _FAMILIES, _ATTACK = ["model", "against"], ["family", "against_family"], ["attack", "norm"]
 _words = partial(text, "audit.txt")
 
 
@@ -74,18 +74,13 @@ class AuditResult(Result):
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
-        """Return the class of attacks on answers, where questions were asked."""
-        if "questions.json" in files:
-            return find(QUESTIONS, next(iter(QUESTIONS)), "questions").result
-        return cls
+        return (
+            imported("antiphase.commands.audit.answers:AnswersResult") if "questions.json" in files else cls
+        )
 
     @cached_property
     def rows(self) -> pl.DataFrame:
-        """A row for each model, ε and image.
-
-        Raises:
-            UserError: they lack a column, are none, or are of other models than the summary.
-        """
+        """A row for each model, ε and image; a UserError if they are incomplete or of other models than the summary."""
         rows, again = self.frame("rows"), "expected the rows of a finished run; run it again"
         if missing := [name for name in ROW_SCHEMA if name not in rows.columns]:
             raise UserError(f"rows.parquet has no column {missing[0]!r}: {again}")
@@ -123,6 +118,10 @@ class AuditResult(Result):
         return clean_accuracy(self.rows)
 
     @cached_property
+    def _accuracy_of(self) -> dict[str, dict[str, Any]]:
+        return {row["model"]: row for row in self.accuracy.to_dicts()}
+
+    @cached_property
     def comparisons(self) -> pl.DataFrame:
         """Paired differences, with ``decided``: 1, −1 or 0."""
         frames = [compare(self.rows, *pair) for pair in self.pairs]
@@ -130,7 +129,6 @@ class AuditResult(Result):
 
     @cached_property
     def mean_rates(self) -> pl.DataFrame:
-        """Rates averaged over the training seeds of each family that has several."""
         return family_results(self.rates, by_seed(self.models))
 
     @cached_property
@@ -139,28 +137,27 @@ class AuditResult(Result):
         means = family_comparisons(self.comparisons.drop("decided"), by_seed(self.models))
         frames = [means.clear().with_columns(image_low=pl.lit(0.0), image_high=pl.lit(0.0))]
         for sides, mean in means.group_by(_FAMILIES, maintain_order=True):
-            images = over_images(self.rows, self._members(*map(str, sides)))
+            images = over_images(self.rows, self._pairs_of[sides])
             frames.append(mean.join(images, on=["attack", "norm", "eps"], how="left"))
         return with_decisions(pl.concat(frames))
 
-    def _members(self, family: str, against: str) -> list[tuple[str, str]]:
-        """Return the pairs of models of two families."""
-        owner = {model: group.name for group in self.families for model in group.models}
-        return [(one, two) for one, two in self.pairs if (owner[one], owner[two]) == (family, against)]
+    @cached_property
+    def _family_of(self) -> dict[str, str]:
+        return {model: group.name for group in self.families for model in group.models}
 
     @cached_property
-    def _averaged(self) -> set[tuple[str, str]]:
-        """The pairs of models that are part of a mean."""
-        sides = self.mean_comparisons.select(_FAMILIES).unique().rows()
-        return {pair for side in sides for pair in self._members(*side)}
+    def _pairs_of(self) -> dict[tuple[Any, ...], list[tuple[str, str]]]:
+        """The pairs of models by those of their families."""
+        grouped: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
+        for one, two in self.pairs:
+            grouped.setdefault((self._family_of[one], self._family_of[two]), []).append((one, two))
+        return grouped
 
-    @cached_property
+    @property
     def twins(self) -> set[str]:
-        """The models that others are compared with."""
         return {against for _, against in self.pairs} - {model for model, _ in self.pairs}
 
     def unmet(self) -> list[str]:
-        """Return which models are less robust than ``fail_under`` asks."""
         options, lines = self.record.get("options", {}), []
         for gate in read_gates(options.get("fail_under", ()), options.get("eps", ())):
             rates = _of(self.rates, self._attack).filter(metric="robust_accuracy", eps=gate.eps)
@@ -176,28 +173,30 @@ class AuditResult(Result):
 
     def headlines(self) -> list[Headline]:
         means = self.mean_comparisons.rename({"value": "difference"})
-        headlines = [
-            self._headline((str(family), str(against)), self._members(str(family), str(against)), frame)
-            for (family, against), frame in means.group_by(_FAMILIES, maintain_order=True)
-        ]
-        headlines += [
-            self._headline(pair, [pair], frame)
-            for (model, against), frame in self.comparisons.group_by(_PAIR, maintain_order=True)
-            if (pair := (str(model), str(against))) not in self._averaged
-        ]
-        return headlines or [self._headline_alone()]
+        means = dict(means.group_by(_FAMILIES, maintain_order=True))
+        singles = {
+            pair: ([pair], frame)
+            for pair, frame in self.comparisons.group_by(_PAIR, maintain_order=True)
+            if tuple(self._family_of[str(name)] for name in pair) not in means
+        }
+        compared = {sides: (self._pairs_of[sides], frame) for sides, frame in means.items()} | singles
+        return list(starmap(self._headline, compared.items())) or [self._headline_alone()]
 
-    def _headline(
-        self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame
-    ) -> Headline:
+    def _headline(self, names: tuple[Any, ...], of: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
-        quoted = _quoted(_of(frame, self._attack))
+        pairs, frame = of
+        own = _of(frame, self._attack).sort("eps")
+        quoted = own.row(quoted_place(own["decided"].to_list()), named=True)
         sides = list(zip(*pairs, strict=True))
         named: dict[str, str] = dict(zip(("model", "against"), names, strict=True))
         rates = _of(self.rates.filter(metric="asr", eps=quoted["eps"]), self._attack)
+        single = _of(self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR), self._attack)
         values = quoted | {
             "rates": [rates.filter(pl.col("model").is_in(models))["value"].mean() for models in sides],
-            "signs": [(*attack, len(rows), *_decided(rows)) for attack, rows in _attacks(frame)],
+            "signs": [
+                (*attack, len(rows), *(rows.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1)))
+                for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
+            ],
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
             "images": self.accuracy["n"].max(),
@@ -209,7 +208,7 @@ class AuditResult(Result):
             answer("audit.txt", "title", named, **values),
             _words("lead", **values | named),
             _words("condition", **values),
-            lambda: self._difference_plot(names, pairs, frame, quoted["eps"]),
+            lambda: self._plot(names, sides, own, single, quoted["eps"]),
         )
 
     def _headline_alone(self) -> Headline:
@@ -217,36 +216,22 @@ class AuditResult(Result):
         frame = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
         middle = frame.row((len(frame) - 1) // 2, named=True)
         title = answer("audit.txt", "title_alone", {"model": model}, **middle)
+        own, eps = frame.with_columns(decided=1), middle["eps"]
         return Headline(
-            title, _words("lead_alone", **middle), plot=lambda: self._rate_plot(model, frame, middle["eps"])
+            title,
+            _words("lead_alone", **middle),
+            plot=lambda: self._plot([model], [[model]], own, own.rename({"value": "difference"}), eps),
         )
 
     def _plot(
         self,
         names: Sequence[str],
         sides: Sequence[Sequence[str]],
-        rows: Sequence[tuple[str, Sequence[Estimate], int, bool]],
+        shown: pl.DataFrame,
+        single: pl.DataFrame,
+        quoted: float,
     ) -> Plot:
-        """Draw differences or rates by ε above the accuracies of models or families."""
-        accuracies = [
-            (
-                name,
-                self.colors[name],
-                list(map(words.estimate_of, self.accuracy.filter(pl.col("model").is_in(models)).to_dicts())),
-            )
-            for name, models in zip(names, sides, strict=True)
-        ]
-        figure = answer_figure(
-            "Attack success rate", rows, "Accuracy without an attack", accuracies, chance(self.models)
-        )
-        caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
-        return Plot(f"answer-{names[0]}", figure, caption)
-
-    def _difference_plot(
-        self, names: tuple[str, str], pairs: list[tuple[str, str]], frame: pl.DataFrame, quoted: float
-    ) -> Plot:
-        """Draw the differences by ε, those of single seeds as dots."""
-        single = _of(self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR), self._attack)
+        """Draw differences or rates by ε, those of ``single`` models or pairs as dots, above the accuracies."""
         rows = [
             (
                 f"ε = {eps_label(eps)}",
@@ -254,37 +239,36 @@ class AuditResult(Result):
                 sign,
                 eps == quoted,
             )
-            for eps, sign in _of(frame, self._attack).sort("eps").select("eps", "decided").iter_rows()
+            for eps, sign in shown.select("eps", "decided").iter_rows()
         ]
-        return self._plot(names, list(zip(*pairs, strict=True)), rows)
-
-    def _rate_plot(self, model: str, frame: pl.DataFrame, quoted: float) -> Plot:
-        """Draw the attack success rate of one model by ε."""
-        rows = [
-            (f"ε = {eps_label(row['eps'])}", [words.estimate_of(row)], 1, row["eps"] == quoted)
-            for row in frame.iter_rows(named=True)
+        accuracies = [
+            (
+                name,
+                self.colors[name],
+                [words.estimate_of(self._accuracy_of[one]) for one in dict.fromkeys(models)],
+            )
+            for name, models in zip(names, sides, strict=True)
         ]
-        return self._plot([model], [[model]], rows)
+        title, below = "Attack success rate", "Accuracy without an attack"
+        caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
+        figure = answer_figure(title, rows, below, accuracies, chance(self.models))
+        return Plot(f"answer-{names[0]}", figure, caption)
 
     @property
     def _attack(self) -> tuple[str, str]:
-        """The first attack and its norm."""
-        return self.rates.select("attack", "norm").row(0)
+        return self.rates.select(_ATTACK).row(0)
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        correct, clean = (
-            pl.col("clean_prediction") == pl.col("label"),
-            rows.unique(["model", "sample"], keep="first"),
-        )
+        correct = pl.col("clean_prediction") == pl.col("label")
         rates = {"asr": rows, "robust_accuracy": rows.with_columns(success=correct & ~pl.col("success"))}
+        clean = rows.unique(["model", "sample"], keep="first")
         rates["clean_accuracy"] = clean.with_columns(success=correct, eps=0.0, attack=pl.lit("none"))
-        frames = [
+        return pl.concat(
             compare(rows, *pair).with_columns(metric=pl.lit(name))
             for name, rows in rates.items()
             for pair in pairs
-        ]
-        return pl.concat(frames)
+        )
 
     def sections(self) -> list[Section]:
         seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
@@ -317,8 +301,7 @@ class AuditResult(Result):
             *sensitivity_sections(self, self.pairs, self.families),
         ]
         if "gallery.safetensors" in self.files:
-            with self.unpacked() as folder:
-                gallery = read_gallery(folder / "gallery.safetensors")
+            gallery = read_gallery(self.files["gallery.safetensors"])
             sections.append(Section("gallery", "Gallery", markup=gallery_markup(gallery, self.colors)))
         return sections
 
@@ -326,38 +309,35 @@ class AuditResult(Result):
         return self.rate_figure("asr")
 
     def console(self) -> list[Any]:
-        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
-        first = (
-            _named("Robust accuracy", self.rate_tables("robust_accuracy")) if self.kind == "attack" else []
-        )
-        tables = [
-            self.models_table(),
-            *_named("Attack success rate", self.rate_tables("asr")),
-            *_named("Difference of the attack success rates", self.difference_tables()),
-            *self._norm_tables(),
+        def shown(tables: list[Table], what: str = "") -> list[Any]:
+            """Single models are left out where their family has a mean."""
+            rows = [tuple(row for row in table.rows if row[0].kind != "member") for table in tables]
+            pairs = zip(tables, rows, strict=True)
+            return [OnConsole(replace(table, title=what + table.title, rows=own)) for table, own in pairs]
+
+        robust = self.rate_tables("robust_accuracy") if self.kind == "attack" else []
+        return [
+            *shown(robust, "Robust accuracy, "),
+            *(Text(f"{headline.line}.\n", "bold") for headline in self.headlines()),
+            *shown([self.models_table()]),
+            *shown(self.rate_tables("asr"), "Attack success rate, "),
+            *shown(self.difference_tables(), "Difference of the attack success rates, "),
+            *shown(self._norm_tables()),
         ]
-        # single models are left out where their family has a mean
-        shown = (
-            replace(table, rows=tuple(row for row in table.rows if row[0].kind != "member")).console()
-            for table in (*first, *tables)
-        )
-        parts: list[Any] = list(shown)
-        return [*parts[: len(first)], *titles, *parts[len(first) :]]
 
     @property
     def reading(self) -> str:
         return environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
 
     def write_report(self, folder: Path) -> Path:
-        """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""
         write_card(self, folder)
         return super().write_report(folder)
 
     def rate_figure(self, metric: str) -> Any:
-        """Draw one rate over ε, a panel for each attack and norm."""
         means = self.mean_rates.rename({"family": "model"})
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
-        panels = [(_title(*attack), _RATES[metric][0], block) for attack, block in _attacks(lines)]
+        blocks = lines.group_by(_ATTACK, maintain_order=True)
+        panels = [(_title(*map(str, attack)), _RATES[metric][0], block) for attack, block in blocks]
         return rate_figure(panels, self.families)
 
     # tables
@@ -366,7 +346,6 @@ class AuditResult(Result):
         return [*self.rate_tables("asr"), *self.difference_tables()]
 
     def models_table(self) -> Table:
-        """Tabulate name, attention, training seed, clean accuracy and range of λ of each model."""
         about = [{"model": model["name"], **model} for model in self.models]
         frame = pl.DataFrame(about, infer_schema_length=None).select("model", "attention", "seed")
         frame = frame.join(self.accuracy, on="model", how="left", maintain_order="left")
@@ -384,12 +363,10 @@ class AuditResult(Result):
         return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 
     def rate_tables(self, metric: str) -> list[Table]:
-        """Tabulate one rate: models and families down, a line for each of several attacks, ε across."""
         rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
     def difference_tables(self) -> list[Table]:
-        """Tabulate the paired differences of ASR in the same way."""
         means = self.mean_comparisons.rename({"value": "difference"})
         return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, _difference_field)
 
@@ -403,22 +380,19 @@ class AuditResult(Result):
         field: Callable[[Mapping[str, Any]], Field],
     ) -> list[Table]:
         """Tabulate models, or pairs of them, and below them their means over training seeds."""
-        owner = {model: group.name for group in self.families for model in group.models}
-        owners = [pl.col(side).replace_strict(owner, return_dtype=pl.String) for side in sides]
-        owned = single.with_columns(one.alias(family) for one, family in zip(owners, families, strict=True))
+        owned = single.with_columns(
+            pl.col(side).replace_strict(self._family_of, return_dtype=pl.String).alias(family)
+            for side, family in zip(sides, families, strict=True)
+        )
         members = means.select(families).unique().with_columns(kind=pl.lit("member"))
-        lines = [
-            owned.join(members, on=families, how="left", maintain_order="left").with_columns(
-                pl.col("kind").fill_null("name"), model=pl.concat_str(sides, separator=" − ")
-            ),
-            means.with_columns(
-                kind=pl.lit("mean"),
-                model=pl.format("{}, mean of {}", pl.concat_str(families, separator=" − "), "n"),
-            ),
-        ]
+        owned = owned.join(members, on=families, how="left", maintain_order="left").with_columns(
+            pl.col("kind").fill_null("name"), model=pl.concat_str(sides, separator=" − ")
+        )
+        names = pl.format("{}, mean of {}", pl.concat_str(families, separator=" − "), "n")
+        means = means.with_columns(kind=pl.lit("mean"), model=names)
         color = pl.col("family").replace_strict(self.colors, return_dtype=pl.String)
         order = pl.col("family").cast(pl.Enum([group.name for group in self.families]))
-        frame = pl.concat(lines, how="diagonal_relaxed").with_columns(color=color)
+        frame = pl.concat([owned, means], how="diagonal_relaxed").with_columns(color=color)
         frame = frame.sort(order, maintain_order=True)
         tables = []
         for (norm,), block in frame.group_by("norm", maintain_order=True):
@@ -431,27 +405,22 @@ class AuditResult(Result):
         return tables
 
     def lambda_tables(self) -> list[Table]:
-        """Tabulate λ by layer, if a model has one."""
         entries = [
             {"model": model["name"], "layer": layer, "lambda": value}
             for model in self.models
             for layer, value in enumerate(model["lambda"], start=1)
         ]
-        title = "λ, mean over the heads of each layer"
-        return self._by_model(
-            "lambda", title, entries, "layer", lambda row: Field(f"{row['lambda']:.3f}"), "layer {}".format
-        )
+        how = ("layer", lambda row: Field(f"{row['lambda']:.3f}"), "layer {}".format)
+        return self._by_model("lambda", "λ, mean over the heads of each layer", entries, *how)
 
     def _norm_tables(self) -> list[Table]:
-        """Tabulate the ε at which the ASR reaches each level."""
         entries = self.summary.get("norms", [])
-        title = _title("each attack", entries[0]["norm"]) if entries else ""
-        if len({entry["attack"] for entry in entries}) == 1:
-            title = _title(entries[0]["attack"], entries[0]["norm"])
+        attacks = {entry["attack"] for entry in entries}
+        attack = "each attack" if len(attacks) > 1 else next(iter(attacks), "")
+        title = _title(attack, entries[0]["norm"]) if entries else ""
         return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
-        """Tabulate entries with a line for each model; nothing where there are none."""
         frame = pl.DataFrame(entries, infer_schema_length=None)
         if frame.is_empty():
             return []
@@ -459,28 +428,13 @@ class AuditResult(Result):
         return [tabulate(name, title, _by_attack(frame), ["model"], *how)]
 
     def _broken_tables(self) -> list[Table]:
-        """Tabulate how many images each attack of an ensemble broke: a row for each model and attack."""
         broken = self.rows.filter(pl.col("felled_by") != pl.col("attack"))
         keys = ["model", "attack", "felled_by", "eps"]
         counts = broken.group_by(keys, maintain_order=True).len("n").sort("model", "eps", maintain_order=True)
         frame = _by_attack(counts).with_columns(model=pl.format("{}: {}", "model", "felled_by"))
-        title = "In the order of the attacks"
-        table = tabulate(
-            "felled", title, frame, ["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts
-        )
+        how = (["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts)
+        table = tabulate("felled", "In the order of the attacks", frame, *how)
         return [table] if table.rows else []
-
-
-def _decided(frame: pl.DataFrame) -> tuple[list[float], list[float]]:
-    """Return the ε at which the difference is decided to be above zero, and below."""
-    above, below = (frame.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1))
-    return above, below
-
-
-def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
-    """Return the row of the ε that a headline quotes."""
-    frame = frame.sort("eps")
-    return frame.row(quoted_place(frame["decided"].to_list()), named=True)
 
 
 def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
@@ -490,11 +444,6 @@ def _by_attack(frame: pl.DataFrame) -> pl.DataFrame:
     attack = pl.when(pl.col("attack").str.starts_with(WORST)).then(pl.lit("worst case"))
     attack = attack.otherwise(pl.col("attack").map_elements(words.attack_name, pl.String))
     return frame.with_columns(model=pl.format("{}, {}", "model", attack))
-
-
-def _named(what: str, tables: Sequence[Table]) -> list[Table]:
-    """Return tables whose titles say what they hold, for the console."""
-    return [replace(table, title=f"{what}, {table.title}") for table in tables]
 
 
 def _title(attack: str, norm: str) -> str:
@@ -510,18 +459,11 @@ def _steps(settings: Mapping[str, Any], attack: str) -> int | None:
     return of_attack.get("steps")
 
 
-def _attacks(frame: pl.DataFrame) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
-    """Yield the rows of each (attack, norm)."""
-    for (attack, norm), block in frame.group_by(["attack", "norm"], maintain_order=True):
-        yield (str(attack), str(norm)), block
-
-
 def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
     return frame.filter(attack=attack[0], norm=attack[1])
 
 
 def _difference_field(entry: Mapping[str, Any]) -> Field:
-    """Return a difference with its p, or with its intervals over the images and over the seeds."""
     field = difference_field(entry)
     if entry["p_value"] is not None:
         return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -30,7 +30,7 @@ from antiphase.processes import this_process
 from antiphase.registry import QUESTIONS, find
 from antiphase.report.gallery import write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
-from antiphase.terminal import eps_label, say
+from antiphase.terminal import eps_label
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",
@@ -41,24 +41,14 @@ _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
 def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> Any:
-    """Attack every model on the same images and write the run directory; return the summary.
+    """Attack every model on the same images, or its answers, and write the run directory; return the summary.
 
-    The directory then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``
-    (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed audit resumes (see
-    :mod:`antiphase.commands.audit.cells`). Under torchrun the processes share the images. Where the data are questions,
-    the models' answers are attacked.
-
-    Args:
-        options: what is attacked, and how.
-        command: as typed, for the record.
-        lineup: models and images; loaded as the options say if not given.
-
-    Raises:
-        UserError: the models, the data or the attack cannot be used together.
+    It then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``, a gallery and
+    ``cells/``, from which a killed audit resumes. Under torchrun the processes share the images.
     """
     check_attack(options)
     if options.questions:
-        return find(QUESTIONS, options.questions, "questions").attack(options, command)
+        return find(QUESTIONS, options.questions, "questions")(options, command)
     lineup = lineup or load_attacked(options)
     began, out = time.monotonic(), options.out
     data, notes = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
@@ -68,15 +58,12 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
     kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])
     say_time(((*attack, data) for attack in attacks_of(lineup, options)), out)
-    parts, doubts = [], []
+
+    measured = []
     for name, model, attacks in attacks_of(lineup, options):
         keep = kept if attacks.attack in options.names else None  # a control is not shown
-        part, told = measure(name, model, data, attacks, out, kept=keep)
-        parts.append(part)
-        doubts += [f"{name}: {note}" for note in told]
-    rows = pl.concat(parts)
-    if options.worst_case:
-        rows = with_worst_case(rows, options.worst_case)
+        measured.append((name, *measure(name, model, data, attacks, out, kept=keep)))
+    rows, doubts = combined(measured, options)
     classes = {name: card_of(model).classes for name, model in models.items()}
     chance = not_above_chance(clean_accuracy(rows), classes)
     summary = summarise_rates(rows, lineup.about(), lineup.pairs)
@@ -94,10 +81,18 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
         gallery = draw_gallery(pictures, shown, data, kept.eps, shown_samples(pictures))
         if gallery is not None:
             write_gallery(out / "gallery.safetensors", gallery)
-    frames = {"rows": rows, "alignment": aligned}
-    settings = attack_settings(options, max(classes.values()))
+    frames, settings = {"rows": rows, "alignment": aligned}, attack_settings(options, max(classes.values()))
     write_run(lineup, options, summary, frames, settings, warnings, command, began)
     return summary
+
+
+def combined(
+    measured: Sequence[tuple[str, pl.DataFrame, list[str]]], options: AuditOptions
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return the rows of all models under all attacks, the worst case first, and the warnings."""
+    rows = pl.concat([rows for _, rows, _ in measured])
+    doubts = [f"{name}: {warning}" for name, _, warnings in measured for warning in warnings]
+    return with_worst_case(rows, options.worst_case) if options.worst_case else rows, doubts
 
 
 def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.Module, AuditOptions]]:
@@ -108,27 +103,12 @@ def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.
 
 
 def quickstart(options: QuickstartOptions, command: str = "") -> None:
-    """Audit the models that come with the package, or a fresh pair."""
-    models = {kind: tuple(f"specimen:{kind}-{seed}" for seed in range(8)) for kind in ("diffvit", "vit")}
-    if options.train:
-        from antiphase.commands.train import TrainOptions
-        from antiphase.commands.train.run import run as train
-
-        recipe = {"data": "fashion-mnist", "epochs": options.epochs or 3, "seed": options.seed}
-        for kind in models:
-            out = options.out / kind
-            say(f"training {kind} for {recipe['epochs']} epochs into {out}", err=True)
-            train(TrainOptions(model=kind, out=out, quiet=options.quiet, **recipe))
-            models[kind] = (str(out),)
-    run(options.audit(models["diffvit"], models["vit"]), command)
+    """Audit the models that come with the package."""
+    run(options.audit(), command)
 
 
 def check_attack(options: AuditOptions) -> None:
-    """Refuse an attack that cannot be run here.
-
-    Raises:
-        UserError: a setting or a norm is not the attack's, it has no control, or there is no compiler.
-    """
+    """Refuse an attack whose setting or norm is not its own, that has no control, or no compiler."""
     for eps in options.eps:
         Threat(options.norm, eps)
     if options.control and not options.controls:
@@ -142,11 +122,7 @@ def check_attack(options: AuditOptions) -> None:
 
 
 def load_attacked(options: AuditOptions) -> Lineup:
-    """Load models and images, with labels in the models' order.
-
-    Raises:
-        UserError: models and data do not fit each other, or a model is no CLIP and the objective is for CLIPs.
-    """
+    """Load models and images; refuse an objective for CLIPs where a model is none."""
     lineup = load_lineup(options)
     plain = [card_of(model).spec for model in lineup.everyone if not isinstance(model, ZeroShotClassifier)]
     if plain and options.objective == "cosine":
@@ -162,8 +138,15 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
 
 
 def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
-    stages = _stages(options)
+    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets.
+
+    The name of one of several attacks comes before those of its stages.
+    """
+    stages: dict[str, Any] = {}
+    for attack in options.each_attack():
+        parts = attack.ensemble.stages
+        within = f"{attack.attack}: " if len(parts) > 1 and len(options.names) > 1 else ""
+        stages |= {within + stage.name: settings_of(stage) for stage in parts}
     for settings in stages.values():
         if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
@@ -181,25 +164,13 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
     }
 
 
-def _stages(options: AuditOptions) -> dict[str, Any]:
-    """Return the settings of each stage; the name of one of several attacks comes before those of its stages."""
-    settings = {}
-    for attack in options.each_attack():
-        stages = attack.ensemble.stages
-        within = f"{attack.attack}: " if len(stages) > 1 and len(options.names) > 1 else ""
-        settings |= {within + stage.name: settings_of(stage) for stage in stages}
-    return settings
-
-
 def _alignment(
     models: Mapping[str, nn.Module], data: ImageSet, options: AuditOptions
 ) -> tuple[pl.DataFrame | None, list[str]]:
-    """Return how the maps' gradients lie in every model, or why that is not known."""
     if not options.sense_limit:
         return None, []
     how = {"probes": _PROBES, "seed": options.seed, "quiet": options.quiet}
-    sensing = SenseOptions(model=("audit",), parts=("alignment",), **how)
-    place = (data, sensing, options.out)
+    place = (data, SenseOptions(model=("audit",), parts=("alignment",), **how), options.out)
     try:
         measured = [sense(*named, *place, limit=options.sense_limit) for named in models.items()]
     except UserError as error:

@@ -26,16 +26,21 @@ _PROBE = 40  # passes of a batch that must be left, so that timing four of them 
 def say_time(
     attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], out: Path, context: Any = None
 ) -> None:
-    """Say on stderr for how long attacks run at most, if that is more than half a minute and known.
+    """Say on stderr for how long attacks run at most, if that is known and more than half a minute.
 
-    The bound is reached if no image is broken, since a broken image is not attacked further. ``context`` returns what
-    a model is given with each image of a set, if anything.
+    The bound is reached if no image is broken. ``context`` returns what a model is given with each image of a set.
     """
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():
         classes = card_of(model).classes or len(data.class_names)
-        passes = None if options.quiet else passes_left(name, model, data, options, out, classes)
+        if options.quiet:
+            return
+        passes = passes_left(name, model, data, options, out, classes)
         if passes is None:
+            say(
+                f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own",
+                err=True,
+            )
             return
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:

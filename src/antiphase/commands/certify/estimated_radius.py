@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from antiphase.commands.certify.options import CertifyOptions
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
-from antiphase.commands.sense.run import BATCH_SIZE, Part, Rows, entries, rows_of, sense
+from antiphase.commands.sense.run import ABOUT_SCHEMA, BATCH_SIZE, Part, Rows, entries, rows_of, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
@@ -25,27 +25,17 @@ from antiphase.statistics.intervals import as_size, jackknife
 from antiphase.store import write_frame
 
 STEPS = 20  # of power iteration
-RADIUS_SCHEMA = {
-    "model": pl.String,
-    "attention": pl.String,
-    "seed": pl.Int64,
-    "sample": pl.Int64,
-    "label": pl.Int64,
-    "prediction": pl.Int64,
-    "margin": pl.Float64,
-    "lipschitz": pl.Float64,
-    "slope": pl.Float64,
-}
+RADIUS_SCHEMA = ABOUT_SCHEMA | dict.fromkeys(("sample", "label", "prediction"), pl.Int64)
+RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
 """``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
 
 
 def margin_slopes(
     model: nn.Module, images: Float[Tensor, "batch *shape"]
 ) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, at least 0, and ‖∂m/∂x‖₂.
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass.
 
-    The last is the Lipschitz constant of the margin for ever smaller perturbations: one backward pass, exact. Appendix
-    B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
+    Appendix B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
     """
     with eager_attention():
         linear = Linearisation(model, images)
@@ -62,18 +52,12 @@ def measure_radii(
     data: ImageSet,
     out: Path,
     *,
-    steps: int,
-    seed: int,
     process: Process,
-    batch_size: int,
     progress: bool,
     limit: int | None = None,
+    **how: int,
 ) -> pl.DataFrame:
-    """Measure margin and local Lipschitz constant of every image that is not on disk yet; return the rows.
-
-    ``steps`` are of power iteration, whose start the ``seed`` draws; cells lie under ``out``; of the images at most
-    ``limit`` are measured, in this ``process`` its share, ``batch_size`` at once, which affects no result.
-    """
+    """Measure margin and local Lipschitz constant of each image not on disk yet; ``how``: steps, seed, batch_size."""
     labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
 
     def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -83,27 +67,20 @@ def measure_radii(
         yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
 
     part = Part("radius", RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, rows)
-    how = {"steps": steps, "seed": seed, "batch_size": batch_size}
     options = SenseOptions.from_file(how, model=("radius",), quiet=not progress)
     return sense(name, model, data, options, out, limit=limit, process=process, parts=[part])["radius"]
 
 
 def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
-    """Estimate the radius of each image within which the prediction does not change, and write ``estimated.parquet``.
+    """Estimate each image's radius as margin over Lipschitz constant; write ``estimated.parquet``, return the summary.
 
-    Nothing here is certified: the Lipschitz constants are lower bounds, see
-    :func:`~antiphase.sensitivity.estimated_radius`.
-
-    Returns:
-        The summary: ``models`` with mean margin, constant and radii; for two models ``ratios``, and a ``note`` if
-        equation (6) does not apply to them.
+    Nothing is certified: the constants are lower bounds. A ``note`` says why equation (6) does not apply.
     """
     out, limit, seed, process = options.out, options.estimated, options.seed, this_process()
-    how: dict[str, Any] = {"process": process, "progress": not options.quiet, "batch_size": BATCH_SIZE}
-    rows = [
-        measure_radii(name, model, lineup.data, out, steps=STEPS, seed=seed, limit=limit, **how)
-        for name, model in lineup.by_name.items()
-    ]
+    how: dict[str, Any] = {"process": process, "progress": not options.quiet, "limit": limit}
+    how |= {"steps": STEPS, "seed": seed, "batch_size": BATCH_SIZE}
+    models = lineup.by_name.items()
+    rows = [measure_radii(*named, lineup.data, out, **how) for named in models]
     if process.first:
         write_frame(out / "estimated.parquet", pl.concat(rows))
     summary: dict[str, Any] = {
@@ -115,14 +92,10 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
     if [card_of(model).attention for model in lineup.everyone] != ["differential", "softmax"]:
         note = "equation (6) is about a differential model against standard attention"
         return summary | {"ratios": _ratios(None, *rows), "note": note}
-    how = {"parts": ("alignment",), "probes": 16, "seed": seed, "quiet": options.quiet}
+    asked = {"parts": ("alignment",), "probes": 16, "seed": seed, "quiet": options.quiet}
+    sensing = SenseOptions(model=("certify",), **asked)
     try:
-        aligned = [
-            sense(name, model, lineup.data, SenseOptions(model=("certify",), **how), out, limit=limit)[
-                "alignment"
-            ]
-            for name, model in lineup.by_name.items()
-        ]
+        aligned = [sense(*named, lineup.data, sensing, out, limit=limit)["alignment"] for named in models]
         if len({own["layer"].n_unique() for own in aligned}) > 1:
             raise UserError("the models have different numbers of attention layers")
         return summary | {"ratios": _ratios(layer_parts(*aligned), *rows)}
@@ -131,7 +104,6 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
 
 
 def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the ratio of radii as rows; without inner products only what was measured."""
     usable = [rows.filter(pl.col("margin") > 0, pl.col("lipschitz") > 0) for rows in (own, base)]
     predicted = layers is not None
     if layers is None:

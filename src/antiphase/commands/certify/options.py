@@ -5,11 +5,11 @@ from pathlib import Path
 from pydantic import Field
 
 from antiphase.commands import options as fields
-from antiphase.commands.options import Options
+from antiphase.commands.options import Measurement
 from antiphase.precision import Precision
 
 
-class CertifyOptions(Options):
+class CertifyOptions(Measurement):
     """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 
     The same command resumes a killed run. The certificate is one of the smoothed model. A model that was not trained
@@ -21,20 +21,14 @@ class CertifyOptions(Options):
     **Examples**
 
     antiphase certify specimen:diffvit-0 --against specimen:vit-0 --sigma 0.05 --samples 1000 --limit 100
-
     antiphase certify runs/diffvit --sigma 0.25 --limit 500
-
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
 
     model: fields.OneModel
     against: fields.Single | None = None
     """Model to compare with, such as the twin with standard attention."""
-    data: fields.Data = None
     classes: fields.Classes = None
-    split: fields.Split = "test"
-    image_size: fields.ImageSize = None
-    resize: fields.Resize = None
     limit: fields.Limit = 500
     sigma: fields.Number = 0.25
     """Standard deviation of the noise, in units of the [0, 1] pixel range."""
@@ -49,12 +43,6 @@ class CertifyOptions(Options):
     certify nothing."""
     precision: Precision = "float32"
     """Precision of the smoothed model; bf16 is faster, but certifies another model."""
-    seed: fields.Seed = 0
     out: fields.Out = Path("antiphase-certify")
-    random_weights: fields.RandomWeights = False
-    skip_bad: fields.SkipBad = False
-    prompt: fields.Prompt = None
     batch_size: int | None = Field(None, ge=1, le=fields.MOST_AT_ONCE)
     """Noisy copies per batch; affects no result. If not given: chosen to fit the device."""
-    device: fields.Device = "auto"
-    quiet: fields.Quiet = False

@@ -11,17 +11,8 @@ from rich.text import Text
 
 from antiphase.commands.certify.run import curve, paired_differences
 from antiphase.commands.result import Result, combined_rows
-from antiphase.report.figure import (
-    Family,
-    add_legend,
-    answer_figure,
-    chance,
-    colors_of,
-    draw_families,
-    dress,
-    families,
-    new_figure,
-)
+from antiphase.report import figure as figures
+from antiphase.report.figure import Family, colors_of, families
 from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, estimate_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, number
@@ -47,39 +38,36 @@ class CertifyResult(Result):
 
     def headlines(self) -> list[Headline]:
         models, comparisons = self.summary["models"], self.summary["comparisons"]
+        colors, named = colors_of(families(models)), [model["name"] for model in models]
         values = self.summary["smoothing"] | {"models": models, "n": models[0]["smoothed_accuracy"]["n"]}
-        lead, condition = _words("lead", **values), _words("condition", **values)
-        names = {"model": models[0]["name"]}
-        if not comparisons:
+        if comparisons:
+            shown, signs = comparisons, decide(list(map(estimate_of, comparisons)))
+            quoted = quoted_place(signs)
+            names: dict[str, str] = dict(zip(("model", "against"), named, strict=True))
+            title = answer("certify.txt", "title", names, **shown[quoted] | {"decided": signs[quoted]})
+        else:
+            shown, quoted = models[0]["certified_accuracy"], 0
+            signs, names = [1] * len(shown), {"model": named[0]}
             title = answer("certify.txt", "title_alone", names, **models[0]["smoothed_accuracy"])
-            return [Headline(title, lead, condition, self._answer_plot)]
-        signs = decide([estimate_of(row) for row in comparisons])
-        quoted = quoted_place(signs)
-        names["against"] = models[1]["name"]
-        title = answer("certify.txt", "title", names, **comparisons[quoted] | {"decided": signs[quoted]})
-        return [Headline(title, lead, condition, self._answer_plot)]
 
-    def _answer_plot(self) -> Plot:
-        """Draw the differences by radius, or the accuracy of one model, above the accuracies without smoothing."""
-        models, comparisons = self.summary["models"], self.summary["comparisons"]
-        colors = colors_of(families(models))
-        shown = comparisons or models[0]["certified_accuracy"]
-        signs = decide([estimate_of(row) for row in comparisons]) if comparisons else [1] * len(shown)
-        quoted = quoted_place(signs) if comparisons else 0
-        rows = [
-            (f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, place == quoted)
-            for place, (row, sign) in enumerate(zip(shown, signs, strict=True))
-        ]
-        sides = [(one["name"], colors[one["name"]], [estimate_of(one["clean_accuracy"])]) for one in models]
-        figure = answer_figure("Certified", rows, "Accuracy without smoothing", sides, chance(models))
-        return Plot("answer", figure, _words("answer", compared=bool(comparisons)))
+        def plot() -> Plot:
+            rows = [
+                (f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, place == quoted)
+                for place, (row, sign) in enumerate(zip(shown, signs, strict=True))
+            ]
+            sides = [
+                (one["name"], colors[one["name"]], [estimate_of(one["clean_accuracy"])]) for one in models
+            ]
+            what, below = "Certified", "Accuracy without smoothing"
+            figure = figures.answer_figure(what, rows, below, sides, figures.chance(models))
+            return Plot("answer", figure, _words("answer", compared=bool(comparisons)))
+
+        return [Headline(title, _words("lead", **values), _words("condition", **values), plot)]
 
     def sections(self) -> list[Section]:
         figure = curve_figure(self.frame("rows"), self.summary)
         plot = Plot("curve", figure, _words("caption"), beside=True)
-        tables = [_certified(self.summary)]
-        if comparisons := self.summary["comparisons"]:
-            tables.append(_difference(comparisons))
+        tables = [_certified(self.summary), *_differences(self.summary["comparisons"])]
         sections = [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
         if estimated := self.summary.get("estimated"):
             words = " ".join([_words("estimated"), *self._notes()])
@@ -94,7 +82,6 @@ class CertifyResult(Result):
         return [f"Note: {estimated['note']}."] if "note" in estimated else []
 
     def differences(self, other: Self) -> pl.DataFrame:
-        """Return the differences of certified accuracy at the radii of both, with Newcombe's interval."""
         mine, theirs = (
             [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]]
             for result in (self, other)
@@ -105,10 +92,7 @@ class CertifyResult(Result):
 
 
 def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
-    """Draw certified accuracy over the radius, one line with its 95 % Wilson band for each model.
-
-    The axis ends at the largest radius that the number of noise samples can certify.
-    """
+    """Draw certified accuracy up to the largest radius that the noise samples can certify, with 95 % Wilson bands."""
     smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
     colors = colors_of(families(summary["models"]))
     grid, curves = np.linspace(0, smoothing["reach"], 257), []
@@ -117,17 +101,18 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
         correct = (block["prediction"] == block["label"]).to_numpy()
         curves.append(curve(block["radius"].to_numpy(), correct, grid).with_columns(name=pl.lit(name)))
     lines = pl.concat(curves).with_columns(pl.col("value", "low", "high") * 100)
-    with new_figure(5.0, 3.6) as figure:
+    with figures.new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
         groups = [Family(name, colors[name], (name,)) for name in models]
-        add_legend(axes, draw_families(axes, lines, "radius", groups, marks=False), loc="best", fontsize=8.5)
+        drawn = figures.draw_families(axes, lines, "radius", groups, marks=False)
+        figures.add_legend(axes, drawn, loc="best", fontsize=8.5)
         title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
         axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("certified L2 radius, in units of the pixel range")
         axes.set_ylabel("certified accuracy (%)")
         axes.set_xlim(0, smoothing["reach"])
         axes.set_ylim(0, 100)
-        dress(axes)
+        figures.dress(axes)
     return figure
 
 
@@ -156,19 +141,20 @@ def _rate(row: Mapping[str, Any]) -> Field:
     return Field(number(row["value"], 3)) if row["head"] == "mean R" else rate_field(row)
 
 
-def _difference(comparisons: Sequence[Mapping[str, Any]]) -> Table:
+def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
+    if not comparisons:
+        return []
     frame = pl.DataFrame(comparisons)
     shown = frame.with_columns(
         pl.format("{} − {}", "model", "against").alias("same images"),
         decided=pl.Series(decide([estimate_of(row) for row in comparisons])),
     )
     title = "Difference from the twin, points, by L2 radius; pale: not decided"
-    down, across = ["same images"], "radius"
-    return tabulate("difference", title, shown, down, across, difference_field, "{:g}".format, frame)
+    how = (["same images"], "radius", difference_field, "{:g}".format, frame)
+    return [tabulate("difference", title, shown, *how)]
 
 
 def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
-    """Tabulate margin over Lipschitz constant, and the ratio that equation (6) predicts."""
     models = estimated["models"]
     means = [
         {"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED
@@ -176,13 +162,17 @@ def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
     title = f"Estimated L2 radius, not certified, mean of {estimated['settings']['images']} images"
     tables = [tabulate("estimated", title, _frame(means), ["model"], "quantity", _estimate, _ESTIMATED)]
     if ratios := estimated.get("ratios"):
-        frame = (
-            _frame(ratios).rename({"metric": "quantity"}).select("layer", "quantity", "value", "low", "high")
-        )
-        frame = frame.with_columns(layer=pl.format("layer {}", pl.col("layer") + 1))
-        title = " / ".join(model["name"] for model in models)
-        title += ", geometric means" + "; R is predicted by equation (6)" * ("printed" in frame["quantity"])
-        tables.append(tabulate("ratios", title, frame, ["layer"], "quantity", _estimate, _RATIOS))
+        frame = _frame(ratios).rename({"metric": "quantity"})
+        frame = frame.select("layer", "quantity", "value", "low", "high")
+        title, down = " / ".join(model["name"] for model in models) + ", geometric means", "ratio of"
+        frame = frame.with_columns(pl.lit("whole models").alias(down))
+        if "printed" in frame["quantity"]:  # every layer predicts the R of the whole model
+            title, down = (
+                f"{title}; equation (6) predicts R from the maps of one block",
+                "(6) for the block at",
+            )
+            frame = frame.with_columns(pl.format("depth {}", pl.col("layer") + 1).alias(down))
+        tables.append(tabulate("ratios", title, frame, [down], "quantity", _estimate, _RATIOS))
     return tables
 
 

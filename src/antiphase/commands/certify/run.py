@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,8 @@ CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL
 
 
 def run(options: CertifyOptions, command: str = "") -> None:
-    """Load what the options name and certify it.
-
-    Raises:
-        UserError: models or data cannot be loaded, or do not fit each other.
-    """
-    names = ("sigma", "select", "samples", "alpha", "seed", "precision")
+    """Load what the options name and certify it."""
+    names = [field.name for field in fields(Smoothing)]
     smoothing = Smoothing(**{name: getattr(options, name) for name in names})
     pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
     certify(load_lineup(options.model_copy(update=pair)), smoothing, options, command)
@@ -54,22 +50,16 @@ def certify(
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Smooth each model on the same images and write the run directory; return rows and summary.
 
-    It then holds ``rows.parquet`` (a row for each model and image), ``estimated.parquet``, ``summary.json``,
-    ``run.json`` and ``cells/``, from which a killed run resumes. Under torchrun the processes share the images.
-
-    Raises:
-        UserError: models and data do not fit each other.
+    It then holds ``rows.parquet`` (a row for each model and image), ``summary.json``, ``run.json`` and ``cells/``, from
+    which a killed run resumes. Under torchrun the processes share the images.
     """
     began = time.monotonic()
     cards = {name: card_of(model) for name, model in lineup.by_name.items()}
     data, warnings = in_model_order(list(cards.values()), lineup.data)
     lineup = replace(lineup, data=data)
     lineup.check_fit()
-    smoothed = [
-        smoothed_rows(name, model, data, smoothing, options, this_process())
-        for name, model in lineup.by_name.items()
-    ]
-    rows = pl.concat(smoothed)
+    how = (data, smoothing, options, this_process())
+    rows = pl.concat(smoothed_rows(*named, *how) for named in lineup.by_name.items())
     outputs = {name: card.classes for name, card in cards.items()}
     summary = summarise_certificates(rows, smoothing)
     summary |= {
@@ -127,17 +117,6 @@ def curve(
 ) -> pl.DataFrame:
     """Return the certified accuracy at each r, the share of images with a right prediction and R ≥ r.
 
-    An abstention is no right prediction, so that the curve starts at the share of images that are predicted
-    rightly and certified at all.
-
-    Args:
-        radius: R of each image, one or more.
-        correct: whether its label is predicted.
-        radii: the values of r, at least 0.
-
-    Returns:
-        Columns ``radius, value, low, high, n``, with Wilson's 95 % intervals.
-
     >>> curve(np.array([0.0, 0.3, 0.5]), np.array([False, True, True]), [0.0, 0.4])["value"].round(3).to_list()
     [0.667, 0.333]
     """
@@ -150,21 +129,14 @@ def curve(
 
 
 def round_radii(smoothing: Smoothing) -> list[float]:
-    """Return the multiples of σ/2 from 0 to the largest radius that the number of samples allows.
-
-    >>> round_radii(Smoothing(0.25, samples=1000))
-    [0.0, 0.125, 0.25, 0.375, 0.5]
-    """
+    """Return the multiples of σ/2 from 0 to the largest radius that the number of samples allows."""
     return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
 
 
 def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str, Any]:
-    """Return what the rows say of each model, and of the first against the second where there are two.
+    """Return what the rows say of each model, and the paired differences of the first from the second if there are two.
 
-    For each model: ``clean_accuracy`` of the model itself, ``smoothed_accuracy``, ``abstentions``,
-    ``mean_radius`` (wrong and undecided images count as 0: the average certified radius) and
-    ``certified_accuracy`` at :func:`round_radii`. ``comparisons``: differences of the latter on the same
-    images with Newcombe's interval.
+    In ``mean_radius``, the average certified radius, wrong and undecided images count as 0.
     """
     radii = round_radii(smoothing)
     models = []

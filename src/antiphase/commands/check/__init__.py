@@ -17,7 +17,6 @@ class CheckOptions(Options):
     **Examples**
 
     antiphase check "python:attention.py:DiffAttention?dim=64,depth=0"
-
     antiphase check python:model.py:build --json
     """
 

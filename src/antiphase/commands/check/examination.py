@@ -76,9 +76,9 @@ class _Examination:
         if self.detection.lam is None and (ratio > 1 or not rescaled):
             variant = "gated" if ratio > 1 else "V2"
         text = (
-            "pairs of maps that weigh the same values"
-            if ratio == 1
-            else f"{ratio} maps share a subtracted one"
+            f"{ratio} maps share a subtracted one"
+            if ratio > 1
+            else "pairs of maps that weigh the same values"
         )
         learned = self.learned()
         findings = [Finding("pairing", "right", text), self.scale(), self.lambda_moves(learned)]
@@ -111,10 +111,8 @@ class _Examination:
             output = Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
             probes = torch.randn(8, *output.shape, generator=generator).to(output)
             grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
-            one, two = (
-                torch.stack(grads, 1)[:, :, [*at]]
-                for at in (self.detection.positive, self.detection.negative)
-            )
+            places = (self.detection.positive, self.detection.negative)
+            one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in places)
             one = one + two.mean(3, keepdim=True) if self.detection.integral else one
             squares, products = (torch.einsum("bpgij,bphij->bigh", one, other) for other in (one, two))
             size = squares.detach().diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
@@ -127,10 +125,8 @@ class _Examination:
         generator = torch.Generator().manual_seed(8)
         try:
             for name, value in before.items():
-                moved = value + noise * torch.randn(value.shape, generator=generator).to(value) * (
-                    value.abs() + 1
-                )
-                self.tensors[name].data.copy_(moved if noise else torch.zeros_like(value))
+                draw = torch.randn(value.shape, generator=generator).to(value) * (value.abs() + 1)
+                self.tensors[name].data.copy_(value + noise * draw if noise else torch.zeros_like(value))
             return self.lambda_now().detach()
         finally:
             for name, value in before.items():
@@ -221,9 +217,8 @@ class _Examination:
         elif initial is not None and abs(factor - right) < _SAME:
             yield Finding("factor", "right", f"1 − λ_init{value}")
         else:
-            yield Finding(
-                "factor", "off", f"heads are multiplied by {factor:.4g}; expected 1 − λ_init{value}"
-            )
+            text = f"heads are multiplied by {factor:.4g}; expected 1 − λ_init{value}"
+            yield Finding("factor", "off", text)
 
 
 def _of_norm(norm: bool | None) -> Finding:
@@ -236,16 +231,17 @@ def _by_depth(value: float | None, index: int | None) -> Finding:
     """Compare λ_init with 0.8 − 0.6·exp(−0.3·index)."""
     if value is None or index is None:
         text = (
-            "cannot be told" if value is None else f"{value:.4g}; give --layer to compare it with the layer's"
+            f"{value:.4g}; give --layer to compare it with the layer's"
+            if value is not None
+            else "cannot be told"
         )
         return Finding("λ_init", "unknown", text)
     right = f"0.8 − 0.6·exp(−0.3·{index}) = {depth_scheduled(index):.4g}"
     if abs(value - depth_scheduled(index)) < 1e-4:
         return Finding("λ_init", "right", right)
     if abs(value - depth_scheduled(index + 1)) < 1e-4:
-        return Finding(
-            "λ_init", "off", f"{value:.4g}, counted from 1; expected {right}, the first layer being 0"
-        )
+        text = f"{value:.4g}, counted from 1; expected {right}, the first layer being 0"
+        return Finding("λ_init", "off", text)
     return Finding("λ_init", "right", f"{value:.4g}, not by depth")
 
 

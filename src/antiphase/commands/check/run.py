@@ -43,17 +43,12 @@ class ModuleCheck:
 def check(model: Any, **options: Any) -> ModuleCheck:
     """Say whether a module computes differential attention, which variant, and what is off.
 
-    Args:
-        model: a module of tokens (batch, tokens, dim) or of images, or a specification such as
-            ``"python:attention.py:DiffAttention?dim=64"``.
-        **options: fields of :class:`~antiphase.commands.check.CheckOptions`.
-
-    Raises:
-        UserError: the module cannot be built or run.
+    ``model`` is a module of tokens (batch, tokens, dim) or of images, or a specification such as
+    ``"python:attention.py:DiffAttention?dim=64"``; a UserError says why it cannot be built or run.
     """
-    if isinstance(model, nn.Module):
-        return _checked(CheckOptions(model=type(model).__name__, **options), copy.deepcopy(model))
-    return _checked(CheckOptions(model=model, **options))
+    own = isinstance(model, nn.Module)
+    chosen = CheckOptions(model=type(model).__name__ if own else model, **options)
+    return _checked(chosen, copy.deepcopy(model) if own else None)
 
 
 def answer(options: CheckOptions, _: str) -> Answer:
@@ -80,9 +75,7 @@ def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCh
     with eager_attention(), gradients(enabled=False):
         try:
             calls = list(_calls(module.to("cpu", torch.float64), options, torch.float64))
-        except (
-            Exception
-        ):  # the user's code may make float32 tensors of its own; what else is wrong is said now
+        except Exception:  # the user's code may make float32 tensors; what else is wrong is said now
             calls = list(_calls(module.float(), options, torch.float32))
     single = len(calls) == 1 and not calls[0].name
     checks = [examined_layer(call, index if single else number) for number, call in enumerate(calls)]
@@ -97,14 +90,12 @@ def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iter
         if isinstance(call, Call):
             yield _in_view(call)
             return
-        failure = (
-            f"model {options.model}: does not run on tokens of shape (2, {options.tokens}, dim) ({call}); "
-        )
-        failure += "give --dim or --tokens, or an attribute image_shape to a model of images"
         try:
             module = load_model(options.model).to(dtype)
         except UserError:
-            raise UserError(failure) from None
+            why = f"does not run on tokens of shape (2, {options.tokens}, dim) ({call})"
+            fix = "give --dim or --tokens, or an attribute image_shape to a model of images"
+            raise UserError(f"model {options.model}: {why}; {fix}") from None
         card: Any = module.card
         shape = (card.image_shape[0], 32, 32) if card.any_size else card.image_shape
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -114,9 +105,8 @@ def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iter
         args, kwargs = until(run, one.module, images)
         calls.append(make_call(one.name, one.module, args, kwargs, one.module(*args, **kwargs)))
     if not calls:
-        raise UserError(
-            f"model {options.model}: has no attention; expected a module that computes softmax maps"
-        )
+        expected = "expected a module that computes softmax maps"
+        raise UserError(f"model {options.model}: has no attention; {expected}")
     order = [name for name, _ in module.named_modules()]
     yield from map(_in_view, sorted(calls, key=lambda call: order.index(call.name.partition("@")[0])))
 

@@ -63,9 +63,7 @@ def traced(
 
 def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
     """Return for each softmax map the factor of its scores q·k and the width of q; None where it cannot be told."""
-    known: dict[
-        int, tuple[float, int]
-    ] = {}  # factor and width, 0 before the product, by id of tensors in the calls
+    known: dict[int, tuple[float, int]] = {}  # factor and width, 0 before the product, by id of tensors
     scales: list[tuple[float, int] | None] = []
     for one in calls:
         states = [known[id(tensor)] for tensor in one.tensors if id(tensor) in known]
@@ -104,10 +102,8 @@ def paired_by_halves(call: Call) -> bool:
     try:
         maps = traced(call)[0].maps
         for number in range(maps.shape[1]):
-            alone = torch.zeros_like(maps)
-            alone[:, number] = torch.rand(maps[:, 0].shape, generator=torch.Generator().manual_seed(6)).to(
-                maps
-            )
+            alone, generator = torch.zeros_like(maps), torch.Generator().manual_seed(6)
+            alone[:, number] = torch.rand(maps[:, 0].shape, generator=generator).to(maps)
             runs.append(traced(call, alone)[0].differences)
     except Exception:  # the user's code, with maps that it never had
         return False

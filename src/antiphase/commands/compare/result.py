@@ -16,14 +16,14 @@ from antiphase.files import write_text
 from antiphase.report.figure import UNDECIDED, Forest, ForestLine, forest_figure, shortened
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table, difference_field, estimate_field, tabulate
-from antiphase.report.words import attack_name, estimate_of, number, p_text, with_interval
+from antiphase.report.words import NO_INTERVAL, attack_name, estimate_of, number, p_text, with_interval
 from antiphase.terminal import eps_label
 
 _METRICS = {"asr": "ASR", "robust_accuracy": "robust accuracy", "clean_accuracy": "clean accuracy"}
 _HEADS: dict[str, Any] = {
     "eps": eps_label,
     "radius": "{:g}".format,
-    "layer": lambda layer: f"layer {layer + 1}",
+    "layer": lambda layer: "whole model" if layer < 0 else f"layer {layer + 1}",
 }
 _AXES = {"eps": "ε", "radius": "L2 radius"}
 _SHARES = ("below", "negative", "positive", "undecided")  # of the metrics of sense; the others are no shares
@@ -48,13 +48,18 @@ class CompareResult(Result):
             if axis
             else [name for name in ("task", "data", "setting", "metric") if name in frame.columns]
         )
-        rows = frame.rows(named=True)
+        rows, shares = frame.rows(named=True), self._of_images and self.summary["kind"] != "sense"
         return frame.with_row_index().with_columns(
             what=pl.Series([self._what(row, keys) for row in rows]),
             pair=pl.Series([_pair(row["model"], row["against"]) for row in rows]),
             place=pl.Series([row[axis] if axis else 0 for row in rows]),
-            points=pl.Series([self.summary["kind"] != "sense" or row["metric"] in _SHARES for row in rows]),
+            points=pl.Series([shares or row.get("metric") in _SHARES for row in rows]),
         )
+
+    @property
+    def _of_images(self) -> bool:
+        """Whether the differences have intervals over images, unlike those of trainings and studies."""
+        return not self.summary["kind"].startswith(("train", "study"))
 
     def _what(self, row: Mapping[str, Any], keys: list[str]) -> str:
         """Name a quantity, its metric first."""
@@ -82,18 +87,20 @@ class CompareResult(Result):
         several = self.rows.filter(what=row["what"])["pair"].n_unique() > 1
         what = row["what"] + f" of {shortened(row['pair'], 24)}" * several
         side = "higher" if row["decided"] > 0 else "lower"
-        answer = (
-            f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
-            if row["decided"]
-            else f"No difference shown in {what}"
-        )
+        answer = f"No difference shown in {what}"
+        if interval == NO_INTERVAL:
+            answer = f"{what[0].upper() + what[1:]}, {one} minus {two}"
+        elif row["decided"]:
+            answer = f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
         title = f"{answer}: {with_interval(number_, interval)}{where}"
         above, below = (int((self.rows["decided"] == sign).sum()) for sign in (1, -1))
-        lead = (
-            f"{' minus '.join(self.summary['runs'])}, {row['pair']}: paired, on images that both runs have. Of "
-            f"{len(self.rows)} differences {above} are decided to be above 0 and {below} below, corrected by Holm for "
-            "those that are read together."
+        told = (
+            f"paired, on images that both runs have. Of {len(self.rows)} differences {above} are decided to be "
+            f"above 0 and {below} below, corrected by Holm for those that are read together."
         )
+        if not self._of_images:
+            told = "one number for each run, so that no difference has an interval, and none is decided."
+        lead = f"{' minus '.join(self.summary['runs'])}, {row['pair']}: {told}"
         plot = Plot("differences", self.figure(), "Differences with their 95 % intervals.", beside=True)
         return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]
 

@@ -3,7 +3,7 @@
 import io
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,11 @@ import torch
 
 from antiphase.commands.compare import CompareOptions
 from antiphase.commands.lineup import environment_record
-from antiphase.commands.result import Result, open_result, paired_models
+from antiphase.commands.result import Result, open_result
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.report.page import in_one_line
+from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
     from antiphase.commands.compare.result import CompareResult
@@ -63,13 +64,14 @@ def _compared(
     ]
     if names[0] == names[1]:
         names = [str(one.directory) if one.directory else name for one, name in zip(runs, names, strict=True)]
-    records = [one.record if "run.json" in one.files else {} for one in runs]
+    records = [
+        one.record if "run.json" in one.files else {"settings": one.read_json("study.json")} for one in runs
+    ]
     settings = [_settings(record) for record in records]
     summary = {
         "kind": runs[0].kind,
         "runs": names,
-        "models": runs[0].summary.get("models", []),
-        "pairs": paired_models(*runs) if runs[0].kind != "look" else [],
+        "pairs": frame.select("model", "against").unique(maintain_order=True).rows(),
         "images": [record.get("n") for record in records],
         "differing_settings": [
             {"setting": key, "first": settings[0].get(key), "second": settings[1].get(key)}
@@ -89,7 +91,12 @@ def _compared(
         "seconds": round(time.monotonic() - began, 2),
         **environment_record(torch.device("cpu")),
         "warnings": [
-            f"{name}: {warning}" for name, one in zip(names, runs, strict=True) for warning in one.warnings
+            *_left_out(runs, records, frame),
+            *(
+                f"{name}: {warning}"
+                for name, one in zip(names, runs, strict=True)
+                for warning in one.warnings
+            ),
         ],
     }
     rows = io.BytesIO()
@@ -98,6 +105,33 @@ def _compared(
     texts = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in written.items()}
     files = {"differences.parquet": rows.getvalue()} | {name: text.encode() for name, text in texts.items()}
     return CompareResult("compare", files)
+
+
+def _left_out(runs: Sequence[Result], records: Sequence[Mapping[str, Any]], frame: pl.DataFrame) -> list[str]:
+    """Return a line on what no difference is of, since one run lacks it or measured it on other units."""
+    tables, lost = [run.frame() for run in runs], list[str]()
+    for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"], ["text"]):
+        if all({*keys} <= {*each.columns} for each in (*tables, frame)):
+            held, compared = (
+                {_told(row) for each in some for row in each.select(keys).unique().rows()}
+                for some in (tables, [frame])
+            )
+            lost += sorted(held - compared.union(*(told.split(" − ") for told in compared)))
+    models = {name for record in records for name in record.get("models", ())}
+    lost += sorted(models - {name.removesuffix(" (other)") for name in (*frame["model"], *frame["against"])})
+    lost += (
+        sorted({name for run in runs for name in run.tables} - {*frame["part"]})
+        if "part" in frame.columns
+        else []
+    )
+    why = "not compared, since one run lacks it or measured it on other units"
+    return [f"{why}: {', '.join(lost)}"] if lost else []
+
+
+def _told(row: tuple[Any, ...]) -> str:
+    return ", ".join(
+        f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value
+    )
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, str]:

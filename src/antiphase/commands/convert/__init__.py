@@ -22,7 +22,6 @@ class ConvertOptions(Options):
     **Examples**
 
     antiphase convert runs/vit --to diffvit --out runs/diffvit
-
     antiphase convert timm:vit_base_patch16_224.augreg2_in21k_ft_in1k --to v2 --out runs/b16-v2
     """
 

@@ -12,7 +12,6 @@ class DoctorOptions(Options):
     **Examples**
 
     antiphase doctor
-
     antiphase doctor --json
     """
 

@@ -37,31 +37,25 @@ _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message 
 def answer(_: DoctorOptions, __: str) -> Answer:
     """Print what was found, and return it."""
     report = examine()
+    missing_one = "missing: uv sync, or pip install antiphase"
+    lines = {name: found or missing_one for name, found in report["versions"].items()}
+    lines |= {f"extra {name}": extra["fix"] or "installed" for name, extra in report["extras"].items()}
+    lines |= {device["device"]: device["name"] for device in report["devices"]}
+    lines |= {name: report[name]["fix"] or "ready" for name in ("kernels", "compile")}
+    lines["data in"] = f"{report['data_root']}; ANTIPHASE_DATA names another folder"
+    for name, source in report["data"].items():
+        lines[name] = source["fix"] or (f"ready, {source['n']:,}" if "n" in source else "ready")
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, found in report["versions"].items():
-        table.add_row(name, found or "missing: uv sync, or pip install antiphase")
-    for name, extra in report["extras"].items():
-        table.add_row(f"extra {name}", extra["fix"] or "installed")
-    for device in report["devices"]:
-        table.add_row(device["device"], device["name"])
-    for name in ("kernels", "compile"):
-        table.add_row(name, report[name]["fix"] or "ready")
-    table.add_row("data in", f"{report['data_root']}; ANTIPHASE_DATA names another folder")
-    for name, source in report["data"].items():
-        table.add_row(name, source["fix"] or (f"ready, {source['n']:,}" if "n" in source else "ready"))
+    for line in lines.items():
+        table.add_row(*line)
     console().print(table)
     return report
 
 
 def examine() -> dict[str, Any]:
-    """Return what was found; nothing is downloaded, and the kernels are built if they are not there yet.
-
-    Returns:
-        ``versions`` of packages, None for one that is missing; ``extras``, ``kernels``, ``compile`` and ``data``, each
-        ``ok`` with ``fix``, why it is not and how to get what is missing; ``devices``.
-    """
+    """Return what was found; each part is ``ok``, or has ``fix``: why it is not, and how to get what is missing."""
     extras = {}
     for extra in metadata("antiphase").get_all("Provides-Extra") or ():
         versions = _versions(extra)
@@ -91,22 +85,16 @@ def _failure(action: Callable[[], Any]) -> str | None:
     return None
 
 
-def _required(extra: str | None) -> list[str]:
-    """Return the packages that antiphase needs, or one of its extras does."""
-    names = []
+def _versions(extra: str | None) -> dict[str, str | None]:
+    """Return the versions of the packages that antiphase needs, or one of its extras does."""
+    versions: dict[str, str | None] = {}
     for line in requires("antiphase") or ():
         marked = re.search(r"extra *== *['\"](.*?)['\"]", line)
         if (marked and marked[1]) == extra:
-            names.append(re.split(r"[^\w.-]", line, maxsplit=1)[0])
-    return names
-
-
-def _versions(extra: str | None) -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for name in _required(extra):
-        versions[name] = None
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
+            name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
+            versions[name] = None
+            with contextlib.suppress(PackageNotFoundError):
+                versions[name] = version(name)
     return versions
 
 
@@ -123,7 +111,6 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _data() -> dict[str, Any]:
-    """Return which sources open, except those that need a path and those that are drawn."""
     left_out = ("random", *_DRAWN)
     names = [name for name in {**SOURCES, **PAIR_SOURCES} if ":" not in name and name not in left_out]
     opened: dict[str, Any] = {}

@@ -52,9 +52,11 @@ class EvaluateOptions(Options):
     coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, emoji-pope, and more in docs/data.md; paper
     stands for the DiffCLIP paper's data sets of each task. If not given: openmoji."""
     split: fields.Split = "test"
+    resize: fields.Resize = None
     limit: fields.Limit = None
+    """Measure at most N images of the split; --train-limit is for those to learn from."""
     train_limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
-    """Use at most N images to train the probe and to support few-shot."""
+    """Learn from at most N images of the train split, for the probe and few-shot; --limit is for those measured."""
     templates: fields.Words = ()
     """Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come with the data), or a
     file with one template per line. If not given: own where the data have prompts, else 80 and 7."""

@@ -1,16 +1,12 @@
 """The result of ``antiphase evaluate``: the numbers of every task, and the differences to the twins.
 
-The headline reads every difference: of all tasks, data sets, settings and metrics of which more is better (``scores``),
-so not POPE's share of yes. Which are decided is told by :mod:`antiphase.statistics.decisions`, corrected for all of
-them. The title counts them, and quotes one of the more frequent side: the first that stands for its task, else the
-first. Where none is decided, it quotes the first that stands for its task.
-
-The intervals of some tasks are over units that share their images (``dependent_units``: few-shot episodes), so that
-they exclude zero too often: these differences decide the title only if there are no others, and are counted apart.
+The title counts the decided differences of all metrics of which more is better (``scores``), and quotes one of the more
+frequent side: the first that stands for its task, else the first. Those whose intervals are over units that share
+images (``dependent_units``: few-shot episodes) exclude zero too often: they decide only if there are no others.
 """
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,19 +21,15 @@ from antiphase.evaluation.rates import by_seed
 from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
 from antiphase.report.figure import (
-    MARKERS,
     Family,
-    add_legend,
+    Forest,
     answer_figure,
     colors_of,
-    draw_radar,
-    dress,
     families,
+    forest_figure,
     legend_label,
     mean_line,
-    new_figure,
     shortened,
-    with_means,
 )
 from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
@@ -71,8 +63,7 @@ class EvaluateResult(Result):
             results = [row for row in self.summary["results"] if row["task"] == name]
             if results:
                 task = find_task(name)
-                draw = radar_figure if task.radar else dot_figure
-                plot = Plot(name, draw(results, groups), task.summary, beside=True)
+                plot = Plot(name, numbers_figure(results, groups), task.summary, beside=True)
                 words = f"{task.summary[0].upper()}{task.summary[1:]}. {task.notes}"
                 table = _task_table(name, results, groups)
                 sections.append(Section(name, task.title, words, [plot], [table]))
@@ -83,16 +74,13 @@ class EvaluateResult(Result):
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        try:
-            differences = summarise_tasks(rows, dict(pairs))["differences"]
-        except ValueError as error:
-            raise UserError(f"compare: {error}; measure both with the same settings") from None
+        differences = []
+        for _, block in rows.group_by("task", "data", "setting", maintain_order=True):
+            with suppress(ValueError):  # other units, as of other settings
+                differences += summarise_tasks(block, dict(pairs))["differences"]
         if not differences:
-            raise UserError(
-                "compare: no task was measured in both; measure both with the same tasks and data"
-            )
-        frame = pl.DataFrame(differences, infer_schema_length=None)
-        return frame.rename({"twin": "against", "p": "p_value"})
+            raise UserError("compare: no task was measured in both with the same settings and data")
+        return pl.DataFrame(differences, infer_schema_length=None)
 
 
 def heading(number: Number) -> str:
@@ -262,66 +250,24 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -
     return Table("differences", "Differences to the twins, on the same images", columns, tuple(rows), csv)
 
 
-def dot_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
-    """Draw the headline number of each data set and setting, a marker a family with its 95 % interval.
+def numbers_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
+    """Draw the numbers that stand for a task, or all of one that draws all: a panel each, a line for each family.
 
-    A family of one model has its interval over the images; one of several has the mean over its training seeds and
-    Student's t.
+    Dots are single training seeds, whose mean has Student's t interval; that of one model is over the images.
     """
-    rows = [row for row in results if row["headline"]]
-    names = [f"{shortened(row['data'])}\n{shortened(heading(row))}" for row in rows]
-    lines = list(dict.fromkeys(names))
-    kinds = {"model": pl.String} | dict.fromkeys(("value", "low", "high"), pl.Float64)
-    columns = {name: [row[name] for row in rows] for name in kinds}
-    frame = pl.DataFrame(columns | {"line": names}, schema=kinds | {"line": pl.String})
-    frame = frame.with_columns(pl.col("low", "high").fill_null(pl.col("value")))
-    frame = with_means(frame, groups, ["line"], as_share)
-    with new_figure(6.4, 0.9 + 0.22 * len(lines) * (len(groups) + 1)) as figure:
-        axes = figure.add_subplot()
-        drawn: dict[str, Any] = {}
-        for index, family in enumerate(groups):
-            own = frame.filter(name=family.name)
-            if own.is_empty():
-                continue
-            value, low, high = (100 * own[name] for name in ("value", "low", "high"))
-            drawn[legend_label(family)] = axes.errorbar(
-                value,
-                [0.35 - 0.7 * (index + 0.5) / len(groups) - lines.index(line) for line in own["line"]],
-                xerr=[(value - low).clip(0), (high - value).clip(0)],
-                fmt=MARKERS[index % len(MARKERS)],
-                ms=5,
-                color=family.color,
-                elinewidth=1.3,
-                capsize=2.5,
-            )
-        axes.set_yticks([-place for place in range(len(lines))], lines)
-        axes.set_ylim(-len(lines) + 0.45, 0.55)
-        low, high = axes.get_xlim()
-        axes.set_xlim(max(low, 0), min(high, 100))
-        axes.set_xlabel("%")
-        dress(axes, "x")
-        add_legend(figure, drawn, loc="outside upper left", fontsize=8.5, ncols=2)
-    return figure
-
-
-def radar_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
-    """Draw the accuracy of each pattern of MMVP-VLM as a radar chart, as in DiffCLIP's Figure 4.
-
-    Families of several models have their mean. A pattern has 15 pairs, so a step of the chart is 7 points: intervals
-    are in the table.
-    """
-    shown = [row for row in results if not row["headline"]]
-    patterns = list(dict.fromkeys(row["metric"] for row in shown))
-    means: dict[str, Any] = {}
-    for index, family in enumerate(groups):
-        rows = pl.DataFrame([row for row in shown if row["model"] in family.models], infer_schema_length=None)
-        if not rows.is_empty():
-            mean = dict(rows.group_by("metric").agg(100 * pl.col("value").mean()).iter_rows())
-            look = {"marker": MARKERS[index % len(MARKERS)], "ms": 4, "lw": 1.7, "color": family.color}
-            means[legend_label(family)] = ([mean.get(pattern, math.nan) for pattern in patterns], look)
-    with new_figure(5.6, 5.2) as figure:
-        axes: Any = figure.add_subplot(projection="polar")
-        draw_radar(axes, patterns, list(means.values()))
-        entries = dict(zip(means, axes.lines, strict=True))
-        add_legend(figure, entries, loc="outside upper left", fontsize=8.5, ncols=2)
-    return figure
+    shown = [row for row in results if row["headline"] or find_task(row["task"]).draws_all]
+    ends = [end for row in shown for end in (row["low"], row["high"], row["value"]) if end is not None]
+    panels: dict[str, list[Number]] = {}
+    for row in shown:
+        panels.setdefault(f"{heading(row)}, {row['data']}", []).append(row)
+    forests = []
+    for title, rows in panels.items():
+        of_family = [[estimate_of(row) for row in rows if row["model"] in group.models] for group in groups]
+        lines = [
+            mean_line(legend_label(group), estimates, as_share, group.color)
+            for group, estimates in zip(groups, of_family, strict=True)
+            if estimates
+        ]
+        limits = (max(0.0, min(ends) - 0.02), min(1.0, max(ends) + 0.02))
+        forests.append(Forest(f"{shortened(title, 60)}, %", lines, limits=limits))
+    return forest_figure(forests)

@@ -56,7 +56,8 @@ def run(options: EvaluateOptions, command: str = "") -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         specs = [*options.models, *options.against]
-        loaded = load_models(specs, find_device(options.device), options.random_weights, answering=True)
+        place, random = find_device(options.device), options.random_weights
+        loaded = load_models(specs, place, random, answering=True, resize=options.resize)
         if protocol.templates and not any(map(is_dual_encoder, loaded)):
             texts = ", ".join(map(repr, protocol.templates))
             raise UserError(
@@ -67,6 +68,11 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         sources = [load_source(name, *parts) for name in names]
     if options.skip_bad and not any(isinstance(source.test, FileImages) for source in sources):
         raise UserError(f"--skip-bad: {', '.join(names)}: no labelled image files; leave it out")
+    arrays = [isinstance(s.test, ImageSet) and not isinstance(s.test, FileImages) for s in sources]
+    if options.resize and all(arrays):
+        raise UserError(
+            f"resize {options.resize}: {', '.join(names)}: no image files to resize; leave it out"
+        )
     if tasks is None:
         able = dict.fromkeys(task for source in sources for task in source.tasks())
         possible = [task for task in map(find_task, able) if any(fits(task, model) for model in loaded)]
@@ -124,10 +130,14 @@ def evaluate(
         for line in cell.task.doubts(cell.name, cell.named_rows(), cell.source, protocol)
     ]
     said = [*doubts, *_at_chance(summary["results"], sources), *projected, *dict.fromkeys(told)]
-    settings = json.loads(json.dumps(vars(protocol))) | {
-        "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
-        "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
-    }
+    settings = (
+        json.loads(json.dumps(vars(protocol)))
+        | options.chosen("resize")
+        | {
+            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
+            "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
+        }
+    )
     tests = [source.test for source in sources]
     of_data = {
         "data": titles,
@@ -251,7 +261,7 @@ def _cells(
                 say(f"antiphase: left out: {why}", err=True)
                 continue
             settings = {field: getattr(protocol, field) for field in task.fields}
-            settings |= task.resolved(source, protocol)
+            settings |= task.resolved(source, protocol) | options.chosen("resize")
             data = [
                 content_key(part) if isinstance(part, ImageSet | PairSet) else part.fingerprint()
                 for part in _used(task, source)

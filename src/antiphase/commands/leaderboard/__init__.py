@@ -18,7 +18,6 @@ class LeaderboardOptions(Options):
     **Examples**
 
     antiphase leaderboard runs
-
     antiphase leaderboard runs --out site/index.html --json
     """
 

@@ -7,9 +7,8 @@ the ranking.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
@@ -19,14 +18,11 @@ from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
-from antiphase.report.words import attack_label
+from antiphase.report.words import NORMS, attack_label
 from antiphase.terminal import say
 
-_NORMS = {"linf": "L∞", "l2": "L2"}
 
-
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What one card says of one model under one attack at one ε."""
 
     path: Path
@@ -37,17 +33,7 @@ class Row:
 
 def answer(options: LeaderboardOptions, _: str) -> Answer:
     """Write the page and say what is on it."""
-    cards, left_out = find_cards(options.folder)
-    page = write_leaderboard(cards, left_out, options.out or options.folder / "leaderboard.html")
-    for line in left_out:
-        say(f"left out: {line}")
-    say(f"leaderboard, cards: {len(cards)}: {page}")
-    rows = list(map(_entry, rows_of(cards)))
-    return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
-
-
-def find_cards(folder: Path) -> tuple[dict[Path, RobustnessCard], list[str]]:
-    """Return the cards below a folder, and one line for each file that is no valid card."""
+    folder, page = options.folder, options.out or options.folder / "leaderboard.html"
     if not folder.is_dir():
         raise UserError(f"folder {shown(str(folder))}: no such directory; expected one with cards below it")
     cards: dict[Path, RobustnessCard] = {}
@@ -62,7 +48,12 @@ def find_cards(folder: Path) -> tuple[dict[Path, RobustnessCard], list[str]]:
         raise UserError(
             f"folder {shown(str(folder))}: no {CARD} below it; antiphase audit writes one{invalid}"
         )
-    return cards, left_out
+    write_leaderboard(cards, left_out, page)
+    for line in left_out:
+        say(f"left out: {line}")
+    say(f"leaderboard, cards: {len(cards)}: {page}")
+    rows = list(map(_entry, rows_of(cards)))
+    return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
 
 
 def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
@@ -78,7 +69,6 @@ def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    """Return a row for JSON."""
     card, model, rates = row.card, row.model, row.rates
     difference = _difference(row)
     return {
@@ -101,26 +91,20 @@ def _entry(row: Row) -> dict[str, Any]:
 def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
     """Write the page, which is self-contained, and return its path."""
     rows = rows_of(cards)
-    boards = rankings(rows, out.parent)
     about = {"cards": len(cards), "models": len({row.model.weights for row in rows}), "left_out": left_out}
-    write_text(out, environment().get_template("leaderboard.html").render(boards=boards, **about))
+    page = environment().get_template("leaderboard.html")
+    write_text(out, page.render(boards=rankings(rows, out.parent), **about))
     return out
 
 
 def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
-    """Return a ranking for each data set, norm and ε, by robust accuracy, the most robust first.
-
-    Args:
-        rows: of the cards.
-        folder: of the page, which links to cards and reports.
-    """
+    """Return a ranking for each data set, norm and ε, the most robust first; links start from ``folder``."""
     boards: dict[tuple[str, str, float], dict[Any, list[Row]]] = {}
     for row in rows:
         data, control = row.card.data, row.rates.attack if _is_control(row.rates.attack) else ""
-        board = boards.setdefault(
-            (f"{data.dataset} ({data.split})", _NORMS[row.rates.norm], row.rates.eps), {}
-        )
-        board.setdefault((row.model.weights, data.fingerprint, control), []).append(row)
+        place = (f"{data.dataset} ({data.split})", NORMS[row.rates.norm], row.rates.eps)
+        same = (row.model.weights, data.fingerprint, control)
+        boards.setdefault(place, {}).setdefault(same, []).append(row)
     return [
         {
             **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
@@ -154,13 +138,12 @@ def _ranked(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Number the lines; equal robust accuracies share a rank, and controls have none."""
     lines.sort(key=lambda line: (bool(line["control"]), -line["robust"].value))
     values = [line["robust"].value for line in lines if not line["control"]]
-    return [
-        line | {"rank": None if line["control"] else 1 + values.index(line["robust"].value)} for line in lines
-    ]
+    for line in lines:
+        line["rank"] = None if line["control"] else 1 + values.index(line["robust"].value)
+    return lines
 
 
 def _mean_differences(models: Mapping[Any, Sequence[Row]], eps: float) -> list[dict[str, Any]]:
-    """Return the differences of families of models over training seeds."""
     cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
     return [
         {

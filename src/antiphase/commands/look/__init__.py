@@ -13,6 +13,7 @@ from antiphase.commands.options import (
     Options,
     Quiet,
     RandomWeights,
+    Resize,
     Typed,
     Unicode,
     Words,
@@ -32,7 +33,7 @@ class LookOptions(Options):
 
     **Examples**
 
-    antiphase look runs/diffclip --against runs/clip desk.jpg --text mug --text lamp --out desk.png
+    antiphase look runs/diffclip desk.jpg --against runs/clip --text mug --text lamp --out desk.png
 
     antiphase look diffclip:checkpoint.pt#lambda_init=0.8 photo.jpg --text dog --method attention,positive,negative
 
@@ -63,7 +64,8 @@ class LookOptions(Options):
     prompt: Unicode = "a photo of {}"
     """Sentence around the text, with {} in the place of the text."""
     out: Path = Path("look.png")
-    """Figure to write, .png or .pdf; the maps are written next to it as .json."""
+    """Figure to write, .png or .pdf; next to it are the maps as .json and a page as .html."""
+    resize: Resize = None
     random_weights: RandomWeights = False
     device: Device = "auto"
     quiet: Quiet = False

@@ -31,8 +31,11 @@ class MapColumn:
     """The maps of one model by one method, of any sign, finite; columns of one method share a scale."""
 
     model: str
-    method: str  # said below the model's name where a figure shows several
+    method: str
     maps: Float[np.ndarray, "texts images rows columns"]
+    label: str = (
+        ""  # said below the model's name where a figure shows several methods; the method if not given
+    )
 
 
 def look_figure(
@@ -63,7 +66,7 @@ def look_figure(
     titles = ["image"]
     for column in columns:
         name = _shortened(column.model, 24, 2)
-        titles.append(f"{name}\n{column.method}" if len(methods) > 1 else name)
+        titles.append(f"{name}\n{column.label or column.method}" if len(methods) > 1 else name)
     rows, foot = len(images) * len(texts), _WORDS + _SCALE * len(methods)
     width = _LABEL + len(titles) * _CELL
     height = _TITLE + rows * (_CELL + _BELOW) + foot
@@ -84,7 +87,7 @@ def look_figure(
                 most = float(np.abs(values).max())
                 end = most if own_scales else largest[column.method]
                 drawn.append(paint(images[image], values, signed[column.method], end))
-                axes.set_xlabel(f"largest {most:.2g}", fontsize=6.5, labelpad=2, color="#77797e")
+                axes.set_xlabel(f"largest {most:.2g}", fontsize=6.5, labelpad=2, color="#55575c")
             for axes, pixels in zip(cells, drawn, strict=True):
                 axes.imshow(pixels, interpolation="nearest", extent=(0, 1, 0, 1))
                 axes.set(xticks=[], yticks=[])

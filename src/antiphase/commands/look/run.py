@@ -3,8 +3,11 @@
 import io
 import itertools
 import json
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -16,17 +19,18 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from antiphase.commands.lineup import short_names
+from antiphase.commands.lineup import environment_record, short_names
 from antiphase.commands.loading import find_device, load_models
 from antiphase.commands.look import LookOptions
 from antiphase.commands.look.figure import MapColumn, check_rows, check_suffix, figure_bytes, look_figure
-from antiphase.commands.result import Result, listed
+from antiphase.commands.result import Result, listed, paired_models
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import localise
-from antiphase.files import replacing, write_json
+from antiphase.evaluation.localisation import enlarge, localise
+from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
-from antiphase.report.page import Headline, Plot, Section
+from antiphase.report.figure import shortened
+from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
 from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
 from antiphase.statistics.intervals import Estimate, clipped, jackknife, paired_difference, proportion
@@ -36,13 +40,18 @@ _AT_ONCE = 8  # images through a model; affects no map
 _NO_IMAGE = "give the file of an image, such as a PNG or a JPEG"
 _SHOWN = 384  # pixels a side of the image that is drawn
 _PLACE = ["method", "image", "text"]
+_READING = (
+    "Each row is an image and a text, each column a model; colour shows where its map is large. Relevance is for the "
+    "text, after Chefer et al. (ICCV 2021); attention is of the class token to the patches."
+)
 
 
 class LookResult(Result):
     """Where models look in images for texts."""
 
     main_table = "maps"
-    needs = ("maps.json", "maps.parquet", "shown.npz")
+    needs = ("maps.json", "maps.parquet", "shown.npz", "run.json")
+    settings_title = "Maps"
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -50,8 +59,23 @@ class LookResult(Result):
         return self.read_json("maps.json")
 
     def headlines(self) -> list[Headline]:
-        names, texts = listed(self.summary["models"]), ", ".join(self.summary["texts"][:3])
-        return [Headline(f"{names} on images: {len(self.summary['images'])}, for {texts}")]
+        """Say how often maps of the first method point at the object, or how alike those of two models are."""
+        rows, texts = self.frame(), ", ".join(self.summary["texts"][:3])
+        blocks = rows.filter(method=rows["method"][0]).partition_by("model", maintain_order=True)[:2]
+        names = [shortened(block["model"][0], 18) for block in blocks]
+        what, count = METHODS[rows["method"][0]].label, len(self.summary["images"])
+        title = f"{what} of {listed(self.summary['models'])}, for {texts}"
+        if "pointing_game" in rows.columns:
+            hits = [f"{block['pointing_game'].sum()} of {len(block)} maps" for block in blocks]
+            sides = (f"{hit} of {name}" for hit, name in zip(hits, names, strict=True))
+            title = f"{what} is highest on the object in {' and '.join(sides)}"
+        elif len(blocks) > 1:
+            alike = [
+                _correlation(*pair)
+                for pair in zip(*(block["map"].to_list() for block in blocks), strict=True)
+            ]
+            title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
+        return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
     def sections(self) -> list[Section]:
         return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=self.all_tables())]
@@ -69,11 +93,13 @@ class LookResult(Result):
         maps: dict[tuple[str, str], list[Any]] = {}
         for row in self.summary["maps"]:
             maps.setdefault((row["model"], row["method"]), []).append(row["map"])
+        kinds = {model["name"]: model["attention"] for model in self.summary["models"]}
         columns = [
             MapColumn(
                 model,
                 METHODS[method].label,
                 np.array(values).reshape(len(texts), len(images), *np.shape(values[0])),
+                METHODS[method].label_for(kinds[model]),
             )
             for (model, method), values in maps.items()
         ]
@@ -83,18 +109,13 @@ class LookResult(Result):
         return look_figure(images, texts, columns, masks=masks or None, note=note, own_scales=own_scales)
 
     def write(self, path: Path) -> Path:
-        """Write the figure and the maps next to it, both or none, and return the path of the maps."""
-        content, maps = figure_bytes(self.figure(), path), path.with_suffix(".json")
+        """Write the figure, and the maps and a page next to it, all or none, and return the path of the page."""
+        content, page = figure_bytes(self.figure(), path), path.with_suffix(".html")
         with replacing(path) as temporary:
             temporary.write_bytes(content)
-            write_json(maps, self.summary)
-        return maps
-
-    def write_report(self, folder: Path) -> Path:
-        path = folder / "look.png"
-        with replacing(path) as temporary:
-            temporary.write_bytes(figure_bytes(self.figure(), path))
-        return path
+            write_json(path.with_suffix(".json"), self.summary)
+            write_page(page, self.record, self.headlines(), self.drawn, settings=self.settings_title)
+        return page
 
     def differences(self, other: Self) -> pl.DataFrame:
         """Return the differences of both rates over the images, for each pair of models, method and text."""
@@ -103,12 +124,10 @@ class LookResult(Result):
             raise UserError(
                 "compare: maps are compared by how they fit masks; expected look with mask= in both"
             )
-        names, others = (frame["model"].unique(maintain_order=True).to_list() for frame in (mine, theirs))
-        if len(names) != len(others):
-            raise UserError(
-                f"compare: {len(names)} models and {len(others)}; expected as many in both results"
-            )
-        theirs = theirs.with_columns(against="model", model=pl.col("model").replace(others, names))
+        partners = {against: model for model, against in paired_models(self, other)}
+        theirs = theirs.filter(pl.col("model").is_in(partners)).with_columns(
+            against="model", model=pl.col("model").replace(partners)
+        )
         both = mine.join(theirs, on=["model", *_PLACE], suffix="_against", maintain_order="left")
         apart = any(self.summary[name] != other.summary[name] for name in ("images", "texts", "methods"))
         if apart or both["average_precision_against"].has_nulls():
@@ -126,27 +145,32 @@ class LookResult(Result):
 def run(options: LookOptions, command: str = "") -> dict[str, Any]:
     """Compute the maps, write the figure and, next to it, the maps; return what was measured."""
     result = look(options, command)
-    maps = result.write(options.out)
+    page = result.write(options.out)
     for column in result.summary["left_out"]:
         say(f"{column['model']}: no column for {column['method']} ({column['why']})", err=True)
-    for table in result.all_tables():
-        console().print(table.console())
-    say(f"figure: {options.out}   maps: {maps}")
-    written = {"figure": str(options.out), "maps": str(maps)}
+    for part in result.console():
+        console().print(part)
+    written = {"figure": str(options.out), "maps": str(page.with_suffix(".json")), "page": str(page)}
+    say("   ".join(f"{name}: {path}" for name, path in written.items()))
     return {key: value for key, value in result.summary.items() if key != "maps"} | written
 
 
 def look(options: LookOptions, command: str = "") -> LookResult:
     """Load models and images and compute the maps; nothing is written."""
     images, texts, methods = options.images, options.text, options.method
+    began = time.monotonic()
     _check(options)
     pictures = [decode_whole(path, fix=_NO_IMAGE) for path in images]
-    masks = [_read_mask(*part) for part in zip(options.mask, images, pictures, strict=False)]
-    specs = [*options.model, *options.against]
-    loaded: list[Any] = load_models(specs, find_device(options.device), options.random_weights)
+    specs, device = [*options.model, *options.against], find_device(options.device)
+    loaded: list[Any] = load_models(specs, device, options.random_weights, resize=options.resize)
     for spec, model in zip(specs, loaded, strict=True):
         if not is_dual_encoder(model):
             raise UserError(f"{spec}: look needs a CLIP, a model with encode_image and encode_text")
+    squashed = {model.square.squash for model in loaded}
+    if options.mask and len(squashed) > 1:
+        raise UserError("mask: some of the models see whole images, some their centre; give --resize crop")
+    parts = zip(options.mask, images, pictures, strict=False)
+    masks = [_read_mask(*part, whole=squashed == {True}) for part in parts]
     models = dict(zip(short_names([model.card for model in loaded]), loaded, strict=True))
     prompts = [options.prompt.replace("{}", text) for text in texts]
     layer = -1 if options.layer is None else options.layer
@@ -198,10 +222,25 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     table, shown = io.BytesIO(), io.BytesIO()
     rows.write_parquet(table)
     np.savez_compressed(shown, **arrays)
-    text = json.dumps(stored, ensure_ascii=False).encode()
-    return LookResult(
-        "look", {"maps.json": text, "maps.parquet": table.getvalue(), "shown.npz": shown.getvalue()}
-    )
+    first, *more = (path.name for path in images)
+    pixels = [picture.numpy().tobytes() for picture in pictures]
+    record = {
+        "command": command,
+        "options": stored["options"],
+        "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")}
+        | options.chosen("resize"),
+        "models": {name: model.card.spec for name, model in models.items()},
+        "data": f"{first} and {len(more)} more" if more else first,
+        "data_fingerprint": digest(*pixels),
+        "n": len(images),
+        "seconds": round(time.monotonic() - began, 2),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **environment_record(device),
+        "warnings": [],
+    }
+    texts_of = {"maps.json": stored, "run.json": record}
+    files = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in texts_of.items()}
+    return LookResult("look", files | {"maps.parquet": table.getvalue(), "shown.npz": shown.getvalue()})
 
 
 def _check(options: LookOptions) -> None:
@@ -227,18 +266,21 @@ def _check(options: LookOptions) -> None:
         )
 
 
-def _read_mask(path: Path, image: Path, picture: Tensor) -> np.ndarray:
-    """Return the object in the centre square of an image, which is what a model is shown of it."""
+def _read_mask(path: Path, image: Path, picture: Tensor, whole: bool) -> np.ndarray:
+    """Return the object in the centre square of an image, or in all of it, as a model is shown it."""
     mask = decode_whole(path, fix=_NO_IMAGE)
     if mask.shape != picture.shape:
         have, want = tuple(mask.shape[:0:-1]), tuple(picture.shape[:0:-1])
         raise UserError(f"mask {path}: {have} pixels, but {image} has {want}; expected the same")
     height, width = mask.shape[1:]
     side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    seen = (mask[:, top : top + side, left : left + side].float().mean(0) > 127).numpy()
+    rows, columns = (
+        slice(0, edge) if whole else slice((edge - side) // 2, (edge + side) // 2) for edge in (height, width)
+    )
+    seen = (mask[:, rows, columns].float().mean(0) > 127).numpy()
     if not seen.any():
-        raise UserError(f"mask {path}: nothing white in its centre square; expected the object in white")
+        where = "it" if whole else "its centre square"
+        raise UserError(f"mask {path}: nothing white in {where}; expected the object in white")
     return seen
 
 
@@ -251,6 +293,14 @@ def _maps(
         images = torch.stack(seen).to(model.logit_scale.device)
         parts.append(METHODS[method].maps(model, images, prompts, layer).float().cpu())
     return torch.cat(parts, 1).numpy()
+
+
+def _correlation(*maps: Any) -> float:
+    """Return Pearson's correlation of two maps, enlarged to a common grid; NaN if one is constant."""
+    side = max(map(len, maps))
+    one, two = (values - values.mean() for values in (enlarge(np.array(each), side, side) for each in maps))
+    norm = float(np.sqrt((one**2).sum() * (two**2).sum()))
+    return float((one * two).sum()) / norm if norm else math.nan
 
 
 def _mean(values: pl.Series) -> Estimate:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from antiphase.commands import options as fields
-from antiphase.commands.options import Options, at_least_one
+from antiphase.commands.options import Measurement, at_least_one
 from antiphase.errors import UserError
 
 PARTS = ("alignment", "depth", "terms", "lipschitz")
@@ -21,7 +21,7 @@ _USERS = {  # the parts that use an option
 }
 
 
-class SenseOptions(Options):
+class SenseOptions(Measurement):
     """Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 
     Works with any model that has attention. Attention that is not known is found by what it does. The maps of each
@@ -31,19 +31,12 @@ class SenseOptions(Options):
     **Examples**
 
     antiphase sense specimen:diffvit-0 --against specimen:vit-0 --parts alignment,depth,lipschitz
-
     antiphase sense timm:vit_dwee_patch16_reg1_gap_256 --random-weights --data random --limit 2 --out dwee
-
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
     """
 
-    model: fields.Model
     against: fields.Against = ()
     seeds: fields.Seeds = ()
-    data: fields.Data = None
-    split: fields.Split = "test"
-    image_size: fields.ImageSize = None
-    resize: fields.Resize = None
     limit: fields.Limit = 64
     parts: Annotated[
         fields.Words,
@@ -66,14 +59,8 @@ class SenseOptions(Options):
     """Images on which Lipschitz constants are estimated."""
     eps: fields.Numbers = (1 / 255, 4 / 255)
     """L∞ budgets ε of the perturbations that are followed through the layers, separated by commas."""
-    seed: fields.Seed = 0
     out: fields.Out = Path("antiphase-sense")
-    random_weights: fields.RandomWeights = False
-    skip_bad: fields.SkipBad = False
-    prompt: fields.Prompt = None
     batch_size: fields.BatchSize = None
-    device: fields.Device = "auto"
-    quiet: fields.Quiet = False
 
     @model_validator(mode="after")
     def _check(self) -> "SenseOptions":

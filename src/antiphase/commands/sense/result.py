@@ -15,22 +15,8 @@ from matplotlib.figure import Figure
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
 from antiphase.files import unreadable
-from antiphase.report.figure import (
-    LEVEL,
-    UNDECIDED,
-    Axis,
-    Family,
-    Forest,
-    colors_of,
-    families,
-    forest_figure,
-    layer_figure,
-    mean_line,
-    new_figure,
-    seed_counts,
-    shortened,
-    with_means,
-)
+from antiphase.report import figure as figures
+from antiphase.report.figure import Family, colors_of, families, seed_counts, shortened
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table, estimate_field, tabulate
 from antiphase.report.words import estimate_of, interval_text, number, with_interval
@@ -38,7 +24,7 @@ from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate, mean_over_seeds
+from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
@@ -65,6 +51,7 @@ _EXPLANATION = {
 }
 _PLANE = {"rho": "λρ", "cosine": "cosθ", "critical": "cosθ*", "gamma": "γ", "relative": "‖J_DA‖ / ‖J_base‖"}
 _DEPTH = {"gain": "gain", "lipschitz": "L(d)", "alpha": "gain / L(d)", "cancellation": "cancellation"}
+_COMPARED = ("alignment", "lipschitz", "depth")  # parts
 _CONSOLE = {"model", "layer", "cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", *_TERMS.values()}
 
 
@@ -82,12 +69,17 @@ class SenseResult(Result):
         return sensitivity_sections(self, pairs, families(self.summary["models"]))
 
     def differences(self, other: Result) -> pl.DataFrame:
-        for result in (self, other):
-            if "alignment" not in result.tables:
-                raise UserError(
-                    "compare: the alignment was not measured; expected parts that include alignment"
-                )
-        return sensitivity.layer_differences(*combined_rows(self, other, "alignment"))
+        compared, faults = [], []
+        for part in [part for part in _COMPARED if part in self.tables and part in other.tables]:
+            try:
+                found = differences_of(part, *combined_rows(self, other, part))
+                compared.append(found.with_columns(part=pl.lit(part)))
+            except UserError as error:  # at other ε, or of other layers
+                faults.append(error)
+        if not compared:
+            why = f"compare: expected both to have measured one of {', '.join(_COMPARED)}; see --parts"
+            raise faults[0] if faults else UserError(why)
+        return pl.concat(compared, how="diagonal")
 
     def console(self) -> list[Any]:
         columns = _CONSOLE | {estimator.name for estimator in all_estimators() if estimator.console}
@@ -98,14 +90,39 @@ class SenseResult(Result):
         ]
 
 
+def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """Estimate how much larger each number of a part is, by layer; the interval is over the samples."""
+    if part == "alignment":
+        return sensitivity.layer_differences(rows, pairs)
+    if part == "lipschitz":
+        layer, site = pl.col("layer").fill_null(-1), pl.format("Lipschitz constant of the {}", "of")
+        values = rows.select("model", "sample", "value", layer=layer, site=site, metric="estimator")
+    else:
+        where = pl.format(
+            "depth, {}, ε = {}", "perturbation", pl.col("eps").map_elements(eps_label, pl.String)
+        )
+        values = rows.select(
+            "model", "sample", "gain", "lipschitz", "alpha", layer=pl.col("stage") - 1, site=where
+        )
+        values = values.unpivot(["gain", "lipschitz", "alpha"], index=["model", "sample", "layer", "site"])
+        values = values.rename({"variable": "metric"})
+    keys, parts = ["site", "layer", "metric"], []
+    for pair in pairs:
+        mine, theirs = (values.filter(model=name) for name in pair)
+        both = mine.join(theirs, on=[*keys, "sample"], maintain_order="left")
+        apart = both.with_columns(pl.col("value") - pl.col("value_right"))
+        found = sensitivity.means(
+            apart.rename({"metric": "of"}), ["site", "layer", "of"], ["value"], bounded=False
+        )
+        model, against = map(pl.lit, pair)
+        parts.append(found.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))
+    return pl.concat(parts).rename({"value": "difference"})
+
+
 def sensitivity_sections(
     result: Result, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]
 ) -> list[Section]:
-    """Draw and tabulate every part that a run has rows of; an audit may have some, too.
-
-    Raises:
-        UserError: naming a file that lacks a column.
-    """
+    """Draw and tabulate every part that a run has rows of; an audit may have some, too."""
     sections, seeds = [], seed_counts(groups)
     for part, (schema, draw) in _PARTS.items():
         if part not in result.tables:
@@ -234,16 +251,15 @@ _PARTS = {
 
 def _axis(
     title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
-) -> Axis:
-    """Return a panel of one metric, with the means over the seeds of each family."""
+) -> figures.Axis:
     own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
-    return Axis(title, with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
+    means = figures.with_means(own, groups, ["layer"], sensitivity.within(metric))
+    return figures.Axis(title, means, *more, **how)
 
 
-def _layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Figure:
-    """Draw the panels that have something to show."""
+def _layer_figure(rows: Sequence[Sequence[figures.Axis]], groups: Sequence[Family]) -> Figure:
     shown = [[panel for panel in row if not panel.frame.is_empty()] for row in rows]
-    return layer_figure([row for row in shown if row], groups)
+    return figures.layer_figure([row for row in shown if row], groups)
 
 
 def _table(
@@ -254,7 +270,6 @@ def _table(
     groups: Sequence[Family],
     place: str | None = "layer",
 ) -> Table:
-    """Tabulate estimates: models and layers or stages down, metrics across."""
     shown = frame.with_columns(color=pl.col("model").replace_strict(colors_of(groups), default=""))
     if place == "layer":
         shown = shown.with_columns(pl.col("layer") + 1)
@@ -264,77 +279,63 @@ def _table(
 
 
 def _field(row: Mapping[str, Any]) -> Field:
-    scale = 100.0 if row["metric"] in _PERCENT else 1.0
+    scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3)
 
     def text(end: float) -> str:
-        size = scale * end
-        return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
+        return number(scale * end, 0 if abs(scale * end) >= 100 else digits)
 
     return estimate_field(row["value"], row["low"], row["high"], text)
 
 
 def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
-    """Draw a panel for each layer: cosθ over λρ, the region below the critical cosine shaded.
+    """Draw cosθ over λρ in each layer, the region below the critical cosine shaded, for the layer's γ (Theorem 3).
 
-    The region is that of the layer's γ, the geometric mean over the models of a family. A single model has its interval
-    over the samples; of several, each is a small marker next to their mean.
-
-    Args:
-        places: of :func:`antiphase.sensitivity.layer_estimates.places`.
-        family: the models to draw.
+    A single model has its interval over the samples; of several, each is a small marker next to their mean.
     """
     own = places.filter(pl.col("model").is_in(family.models))
     layers = own["layer"].unique().sort().to_list()
     reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
     columns = min(2, len(layers))
     rows = -(-len(layers) // columns)
-    with new_figure(5.0, 0.6 + 2.2 * rows) as figure:
+    with figures.new_figure(5.0, 0.6 + 2.2 * rows) as figure:
         for place, layer in enumerate(layers, start=1):
             axes = figure.add_subplot(rows, columns, place)
-            _draw_plane(axes, own.filter(layer=layer), family, reach)
+            _draw_plane(axes, own.filter(layer=layer), family.color, reach)
             axes.set_title(f"layer {layer + 1}", loc="left", fontsize=9.5)
         figure.supxlabel("λρ")
         figure.supylabel("cosθ")
     return figure
 
 
-def _draw_plane(axes: Axes, own: pl.DataFrame, family: Family, reach: float) -> None:
-    values = {metric: own.filter(metric=metric).sort("model") for metric in ("rho", "cosine", "gamma")}
-    gamma = float(np.exp(np.mean(np.log(values["gamma"]["value"].to_numpy()))))
-    rho, cosine = (float(np.mean(values[metric]["value"].to_numpy())) for metric in ("rho", "cosine"))
-    color = family.color
+def _draw_plane(axes: Axes, own: pl.DataFrame, color: str, reach: float) -> None:
+    rhos, cosines, gammas = (own.filter(metric=name).sort("model") for name in ("rho", "cosine", "gamma"))
+    rho, cosine = (float(np.mean(frame["value"].to_numpy())) for frame in (rhos, cosines))
+    gamma = float(np.exp(np.mean(np.log(gammas["value"].to_numpy()))))
     if np.isfinite(gamma):
         across = np.linspace(1e-3, reach, 201)
         edge = np.clip(critical_cosine(gamma, 1.0, across), -1.0, 1.0)
         axes.fill_between(across, -1.0, edge, color="#f1d9c9", lw=0, zorder=0)
         axes.plot(across, edge, color="#b08a70", lw=0.9, zorder=1)
-        critical = critical_cosine(gamma, 1.0, rho)
-        text = f"γ = {number(gamma, 2)}, cosθ* = {number(float(critical), 2)}"
+        critical = float(critical_cosine(gamma, 1.0, rho))
+        text = f"γ = {number(gamma, 2)}, cosθ* = {number(critical, 2)}"
         axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5)
-    if len(family.models) > 1:
-        across, down = (values[metric]["value"] for metric in ("rho", "cosine"))
-        axes.plot(across, down, "o", ms=3.0, mew=0, color=color, alpha=0.5)
-        axes.plot([rho], [cosine], "D", ms=5.5, color=color)
+    if len(rhos) > 1:
+        axes.plot(rhos["value"], cosines["value"], "o", ms=3.0, mew=0, color=color, alpha=0.5)
     else:
         across, down = (
             [(frame["value"] - frame["low"]).clip(0), (frame["high"] - frame["value"]).clip(0)]
-            for frame in (values["rho"], values["cosine"])
+            for frame in (rhos, cosines)
         )
-        bars: Any = {"elinewidth": 1.1, "capsize": 2.0}
-        axes.errorbar([rho], [cosine], down, across, fmt="D", ms=5.0, color=color, **bars)
-    axes.axhline(0.0, **LEVEL)
+        axes.errorbar([rho], [cosine], down, across, color=color, elinewidth=1.1, capsize=2.0)
+    axes.plot([rho], [cosine], "D", ms=5.5, color=color)
+    axes.axhline(0.0, **figures.LEVEL)
     axes.set_xlim(0.0, reach)
     axes.set_ylim(-1.0, 1.0)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:
-    """Say how the gradients of A1 and A2 align in the first layer, at the pixels.
-
-    They are about the first differential family, and the first layer since the paper sees the strongest effect there
-    (Figure 5). Several models get the mean over training seeds and Student's t interval, a single model its interval
-    over the images.
-    """
+    """Say how the gradients of A1 and A2 align at the pixels in the first layer (Figure 5)."""
     words = _WORDS["headline"]
     model = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
     if model is None or "alignment" not in summary:
@@ -351,7 +352,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
         of_models.setdefault((row["layer"], row["metric"]), []).append(estimate_of(row))
     cosines = {layer: of_models[layer, "cosine"] for layer in sorted(layers)}
     first_layer = {
-        metric: _over_seeds(metric, several)
+        metric: figures.mean_line("", several, sensitivity.within(metric)).estimate
         for (layer, metric), several in of_models.items()
         if layer == first
     }
@@ -366,26 +367,19 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     if (ratio := first_layer.get("relative")) is not None:
         most = max(("gamma", "rho", "cosine"), key=lambda part: abs(first_layer[f"by_{part}"].value))
         lead += words["twin"].format(ratio=_interval(ratio, 2, math.exp), most=words[most])
-    cosine = Forest("", (), scale=1.0, digits=2).number(first_layer["cosine"])
+    cosine = figures.Forest("", (), scale=1.0, digits=2).number(first_layer["cosine"])
     title = words[("undecided", "similar", "opposed")[sign]].format(which=which, cosine=cosine)
     return Headline(title, lead, plot=lambda: _cosine_plot(family, cosines))
 
 
 def _cosine_plot(family: Family, cosines: Mapping[int, list[Estimate]]) -> Plot:
-    """Draw cosθ by layer, single seeds as dots."""
     within, lines = sensitivity.within("cosine"), []
     for layer, several in cosines.items():
-        line = mean_line(f"layer {layer + 1}", several, within, marked=not lines)
+        line = figures.mean_line(f"layer {layer + 1}", several, within, marked=not lines)
         (sign,) = decide([line.estimate], seeds=len(several))
-        lines.append(replace(line, color=family.color if sign else UNDECIDED))
-    forest = Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
-    return Plot("answer", forest_figure([forest]), _WORDS["headline"]["answer"])
-
-
-def _over_seeds(metric: str, estimates: Sequence[Estimate]) -> Estimate:
-    if len(estimates) == 1:
-        return estimates[0]
-    return sensitivity.within(metric)(mean_over_seeds([one.value for one in estimates]))
+        lines.append(replace(line, color=family.color if sign else figures.UNDECIDED))
+    forest = figures.Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
+    return Plot("answer", figures.forest_figure([forest]), _WORDS["headline"]["answer"])
 
 
 def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:

@@ -32,13 +32,6 @@ from antiphase.sensitivity.alignment import (
     token_grams,
 )
 from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
-from antiphase.sensitivity.layer_estimates import (
-    ALIGNMENT_SCHEMA,
-    BRANCHES_SCHEMA,
-    DEPTH_SCHEMA,
-    LIPSCHITZ_SCHEMA,
-    TERMS_SCHEMA,
-)
 from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.lipschitz import (
     Neighbourhood,
@@ -52,6 +45,7 @@ from antiphase.streams import key, sample_keys
 from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
+ABOUT_SCHEMA: Any = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}  # of rows of any part
 
 Rows = Iterator[pl.DataFrame]
 
@@ -60,14 +54,9 @@ Rows = Iterator[pl.DataFrame]
 class Part:
     """One of the measurements.
 
-    Attributes:
-        name: as in ``--parts``.
-        schema: of its rows.
-        settings: what its rows depend on, by the name under which the rows are stored: a field of the options.
-        rows: measures a batch.
-        version: raise it when the same settings come to mean another measurement.
-        heavy: measured on ``lipschitz_limit`` images only.
-        registered: what else its rows depend on: what users have registered.
+    ``settings`` are what its rows depend on, by the name under which they are stored: a field of the options;
+    ``registered`` returns what else they depend on. Raise ``version`` when the same settings come to mean another
+    measurement. A ``heavy`` one is of ``lipschitz_limit`` images only.
     """
 
     name: str
@@ -81,38 +70,32 @@ class Part:
     @property
     def stored(self) -> dict[str, Any]:
         """The schema of the rows on disk, which do not name the model."""
-        return {
-            name: kind for name, kind in self.schema.items() if name not in ("model", "attention", "seed")
-        }
+        return {name: kind for name, kind in self.schema.items() if name not in ABOUT_SCHEMA}
 
 
 def run(options: SenseOptions, command: str = "") -> None:
-    """Load what the options name and measure it.
-
-    Raises:
-        UserError: models or data cannot be loaded, or :func:`measure` refuses them.
-    """
+    """Load what the options name and measure it."""
     measure(load_lineup(options), options, command)
 
 
 def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
     """Measure every model on the same images and write the run directory; return the summary.
 
-    The directory then holds a Parquet file of rows for each part (``alignment.parquet`` and so on), ``summary.json``,
-    ``run.json`` and ``cells/``, from which a killed run resumes. Under torchrun the processes share the images.
-
-    Raises:
-        UserError: a part is not known, models and data do not fit, or a model has no attention that is known.
+    It then holds a Parquet file of rows for each part, ``summary.json``, ``run.json`` and ``cells/``, from which a
+    killed run resumes. Under torchrun the processes share the images.
     """
-    began, out = time.monotonic(), options.out
-    known = [part.name for part in PARTS]
+    began, known = time.monotonic(), [part.name for part in PARTS]
     if not set(options.parts) <= set(known):
         raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")
     lineup.check_fit()
-    measured = [sense(name, model, lineup.data, options, out) for name, model in lineup.by_name.items()]
+    measured = [sense(*named, lineup.data, options, options.out) for named in lineup.by_name.items()]
     rows = {part: pl.concat([frames[part] for frames in measured]) for part in measured[0]}
     if "alignment" in rows:
-        _check_depths(rows["alignment"], lineup.pairs)
+        depth = dict(rows["alignment"].group_by("model").agg(pl.col("layer").n_unique()).iter_rows())
+        for one, two in lineup.pairs:
+            if depth[one] != depth[two]:
+                counts = f"{one} has {depth[one]} attention layers, {two} {depth[two]}"
+                raise UserError(f"{counts}: expected as many in a twin")
     summary = {"models": lineup.about(), "pairs": [list(pair) for pair in lineup.pairs]}
     summary |= summarise(rows, lineup.pairs)
     doubts = lineup.doubts()
@@ -127,15 +110,6 @@ def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[st
 
 
 _SETTINGS = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
-
-
-def _check_depths(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
-    depth = dict(rows.group_by("model").agg(pl.col("layer").n_unique()).iter_rows())
-    for model, against in pairs:
-        if depth[model] != depth[against]:
-            raise UserError(
-                f"{model} has {depth[model]} attention layers, {against} {depth[against]}: expected as many in a twin"
-            )
 
 
 def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -176,17 +150,9 @@ def sense(
     process: Process | None = None,
     parts: Sequence[Part] = (),
 ) -> dict[str, pl.DataFrame]:
-    """Measure every image that is not on disk yet; return the rows of each part.
+    """Measure every image, or ``limit`` of them, that is not on disk yet; return the rows of each part.
 
-    Args:
-        name: of the model in the rows.
-        model: a loaded model, with its card.
-        data: images.
-        options: parts and settings of the measurement; studies may ask for parts that the command does not offer.
-        out: run directory; cells lie under ``cells/``.
-        limit: at most this many of the images.
-        process: which share of the images is measured; this process's where not given.
-        parts: what is measured; those that the options name where not given.
+    ``parts`` are those that the options name where not given: studies ask for some that the command does not offer.
     """
     process = process or this_process()
     size, device = options.batch_size or BATCH_SIZE, device_of(model)
@@ -197,15 +163,10 @@ def sense(
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
-        cache = Cache(
-            out, {part.name: what}, part.stored, [(part.name, sample) for sample in wanted], process
-        )
-        with (
-            progress_bar(
-                f"{name} {part.name}", len(cache.mine), not options.quiet and process.first
-            ) as advance,
-            cache.filling(size) as batches,
-        ):
+        asked = [(part.name, sample) for sample in wanted]
+        cache = Cache(out, {part.name: what}, part.stored, asked, process)
+        bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
+        with bar as advance, cache.filling(size) as batches:
             for positions in batches:
                 images, ids = data.images(positions).to(device), data.ids[positions]
                 columns = [pl.col(column).cast(kind) for column, kind in part.stored.items()]
@@ -220,13 +181,7 @@ def sense(
 
 
 def rows_of(ids: Tensor, values: Mapping[str, Tensor | None], **about: Any) -> pl.DataFrame:
-    """Return a row for each sample and head, with columns of values and with what is the same in all rows.
-
-    Args:
-        ids: ids of the samples.
-        values: (samples, heads), or (heads,) if all samples have the same; None: null.
-        about: further columns.
-    """
+    """Return a row for each sample and head from values (samples, heads) or (heads,), and constant columns."""
     known = {name: value for name, value in values.items() if value is not None}
     samples, heads = torch.broadcast_shapes((len(ids), 1), *(value.shape for value in known.values()))
     columns: dict[str, Any] = {"sample": ids.repeat_interleave(heads).tolist()}
@@ -245,13 +200,7 @@ def alignment_rows(
 ) -> Rows:
     """Yield the inner products of every layer and head: at its tokens, along the loss's gradient, at the pixels.
 
-    Args:
-        model: with attention.
-        images: x, where the maps are differentiated.
-        ids: ids of the samples.
-        options: of the measurement.
-        loss: sum over the samples, of the logits; None: the cross-entropy with the predictions at x, what an attack
-            climbs.
+    ``loss`` of the logits is, where not given, the cross-entropy with the predictions at x, what an attack climbs.
     """
     keys = _probe_keys(ids, options)
     for layer_index, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
@@ -281,11 +230,7 @@ def _loss(logits: Tensor) -> Tensor:
 
 
 def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
-    """Yield what :func:`alignment_rows` does, at x + ξ with ‖ξ‖∞ ≤ radius instead of x, for uniform noise and PGD's ξ.
-
-    The gradients at x + ξ by x and by ξ are the same. Directions and cotangents are those drawn for x, and the loss is
-    the cross-entropy with the predictions at x, which PGD increases.
-    """
+    """Yield what :func:`alignment_rows` does at x + ξ, ‖ξ‖∞ ≤ radius, for noise and PGD's ξ."""
     with eager_attention(), torch.no_grad():
         clean = model(images.clone()).argmax(1)
 
@@ -341,18 +286,13 @@ def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOpti
         path = propagate(model, images, moved)
         one_layer_a_block = len(path.layers) == len(path.names) - 1
         for stage, name in enumerate(path.names):  # stage 0 is the embedding
-            gain, norm = path.gain[:, stage], norms[:, stage]
-            values: dict[str, Tensor | None] = {
-                "length": path.length[:, stage + 1],
-                "gain": gain,
-                "lipschitz": norm,
-                "alpha": gain / norm,
-            }
+            gain, norm = path.gain[:, stage, None], norms[:, stage, None]
+            length = path.length[:, stage + 1, None]
+            values: Any = {"length": length, "gain": gain, "lipschitz": norm, "alpha": gain / norm}
             known = stage > 0 and one_layer_a_block
             for part in ("positive", "negative", "moved"):
-                values[part] = getattr(path, part)[:, stage - 1] if known else None
-            columns = {part: None if value is None else value[:, None] for part, value in values.items()}
-            yield rows_of(ids, columns, stage=stage, name=name, **about)
+                values[part] = getattr(path, part)[:, stage - 1, None] if known else None
+            yield rows_of(ids, values, stage=stage, name=name, **about)
 
 
 def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
@@ -371,30 +311,29 @@ _CORRELATIONS = [name for name in _BRANCH_PARTS if name != "lam"]  # NaN for sta
 def _perturbed(
     model: nn.Module, images: Tensor, ids: Tensor, budgets: Sequence[float], seed: int
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Yield images under uniform noise and under PGD at each budget, with what tells them apart."""
     for eps in budgets:
         keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
         noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
         yield {"perturbation": "noise", "eps": eps}, noise
-        result = pgd(
-            model, images, None, Threat(eps=eps), seed=seed, ids=ids, early_stop=False, progress=False
-        )
+        how: Any = {"seed": seed, "ids": ids, "early_stop": False, "progress": False}
+        result = pgd(model, images, None, Threat(eps=eps), **how)
         yield {"perturbation": "pgd", "eps": eps}, result.adversarial.to(images)
 
 
+_PROBED = {"probes": "probes", "seed": "seed"}
 _BALL = {"eps": "radius", "samples": "samples", "steps": "steps", "points": "points", "seed": "seed"}
 PARTS = (
-    Part("alignment", ALIGNMENT_SCHEMA, {"probes": "probes", "seed": "seed"}, alignment_rows, version=2),
-    Part("lipschitz", LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, heavy=True, registered=_added_estimators),
-    Part("terms", TERMS_SCHEMA, {"probes": "probes", "seed": "seed"}, term_rows),
-    Part("depth", DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
+    Part("alignment", sensitivity.ALIGNMENT_SCHEMA, _PROBED, alignment_rows, version=2),
+    Part("lipschitz", sensitivity.LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, 1, True, _added_estimators),
+    Part("terms", sensitivity.TERMS_SCHEMA, _PROBED, term_rows),
+    Part("depth", sensitivity.DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
 )
 STUDY_PARTS = (
-    Part("branches", BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
+    Part("branches", sensitivity.BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
     Part(
         "alignment-perturbed",
-        ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
-        {"eps": "radius", "probes": "probes", "seed": "seed"},
+        sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
+        _PROBED | {"eps": "radius"},
         perturbed_alignment_rows,
     ),
 )

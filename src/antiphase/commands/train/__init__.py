@@ -8,34 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import (
-    MOST_AT_ONCE,
-    ImageSize,
-    OptionalNumber,
-    Options,
-    Out,
-    Quiet,
-    RandomWeights,
-    Resize,
-    Seed,
-    SkipBad,
-    Track,
-    Typed,
-    Words,
-)
+from antiphase.commands.options import MOST_AT_ONCE, OptionalNumber, Options, Typed
 from antiphase.errors import UserError, shown
 from antiphase.registry import CLIPS, DEFENCES, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
-_ADVERSARY = {
-    "adversarial": "eps",
-    "adversarial_variant": "variant",
-    "adversarial_steps": "steps",
-    "adversarial_step_size": "step_size",
-    "adversarial_warmup": "warmup_epochs",
-    "replays": "replays",
-}
+_ADVERSARY = {"adversarial": "eps", "adversarial_warmup": "warmup_epochs", "replays": "replays"}
+_ADVERSARY |= {f"adversarial_{name}": name for name in ("variant", "steps", "step_size")}
 _OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
 
 
@@ -43,14 +24,14 @@ class TrainingOptions(Options):
     """What every training has."""
 
     data: str
-    out: Out
+    out: fields.Out
     limit: int | None = Field(None, ge=1)
     """Train on at most N images, pairs or conversations."""
     precision: Literal["float32", "bf16", "auto"] = "auto"
     """Precision of training; auto takes bf16 where the hardware supports it."""
-    track: Track = ()
-    seed: Seed = 0
-    quiet: Quiet = False
+    track: fields.Track = ()
+    seed: fields.Seed = 0
+    quiet: fields.Quiet = False
 
 
 class PresetOptions(TrainingOptions):
@@ -89,17 +70,11 @@ class TrainOptions(TrainingOptions):
     **Examples**
 
     antiphase train --model diffvit --data digits --epochs 20 --out runs/diffvit
-
     antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
-
     antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
-
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
-
     antiphase train --model diffvit --data digits --defend map-jacobian=1,ema=0.99 --out runs/diffvit-smooth
-
     antiphase train --model python:mymodel.py:build --data folder:PHOTOS --adversarial 1/255 --out runs/mine
-
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
 
@@ -116,8 +91,8 @@ class TrainOptions(TrainingOptions):
     all."""
     held_out: str | None = None
     """Source whose test split gives the accuracy after each epoch, or none. If not given: --data."""
-    skip_bad: SkipBad = False
-    random_weights: RandomWeights = False
+    skip_bad: fields.SkipBad = False
+    random_weights: fields.RandomWeights = False
     new_head: bool = False
     """Replace the last layer of a model of another library, or of your own, by a new one for the data's classes."""
     epochs: int = Field(100, ge=1)
@@ -137,8 +112,8 @@ class TrainOptions(TrainingOptions):
     parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
     λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
-    image_size: ImageSize = None
-    resize: Resize = None
+    image_size: fields.ImageSize = None
+    resize: fields.Resize = None
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
     """Images per step, over all processes."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -167,7 +142,7 @@ class TrainOptions(TrainingOptions):
     """Epochs over which ε rises from 0. If not given: 1."""
     replays: int | None = Field(None, ge=1)
     """Uses of each minibatch by free. If not given: 4."""
-    defend: Annotated[Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
+    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
     """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
     store: Literal["float32", "float16"] = "float32"
     """Number format of the stored weights."""
@@ -185,13 +160,11 @@ class TrainOptions(TrainingOptions):
             if not attention_spec(attention_of(self.model)).differential:
                 raise UserError(f"{of_lambda[0]}: a {self.model} has no λ; leave it out or train a diffvit")
         if self.lambda_init is not None and self.lambda_schedule == "depth":
-            raise UserError(
-                f"lambda_init {self.lambda_init:g}: has no effect with lambda_schedule depth; leave one of them out"
-            )
-        if self.adversarial is None and (names := list(self.chosen(*_ADVERSARY))):
-            raise UserError(
-                f"{names[0]} {getattr(self, names[0])}: needs an ε; give --adversarial too, such as 1/255"
-            )
+            why = "has no effect with lambda_schedule depth; leave one of them out"
+            raise UserError(f"lambda_init {self.lambda_init:g}: {why}")
+        if self.adversarial is None:
+            for name, value in self.chosen(*_ADVERSARY).items():
+                raise UserError(f"{name} {value}: needs an ε; give --adversarial too, such as 1/255")
         if self.defences:
             from antiphase.training.defences import check_defences
 
@@ -199,17 +172,14 @@ class TrainOptions(TrainingOptions):
         return self
 
     def _check_other(self) -> None:
-        """Refuse what is no model, and sizes of ours for another."""
         if self.model in CLIPS:
             raise UserError(f"model {shown(self.model)}: is trained by antiphase train-clip")
         if not re.search(r"[:/=]", self.model) and not os.path.isdir(self.model):
             known = f"{', '.join(VITS)}, or a model such as python:FILE:CALLABLE or a run directory"
             raise UserError(f"model {shown(self.model)}: expected one of {known}")
         for name, value in self.model_part.items():
-            fix = "its own code or name says so, as in python:FILE:CALLABLE?depth=4"
-            raise UserError(
-                f"{name} {value}: is of {', '.join(VITS)}, not of {self.model}; leave it out: {fix}"
-            )
+            fix = "leave it out: its own code or name says so, as in python:FILE:CALLABLE?depth=4"
+            raise UserError(f"{name} {value}: is of {', '.join(VITS)}, not of {self.model}; {fix}")
 
     @property
     def model_part(self) -> dict[str, Any]:
@@ -250,12 +220,9 @@ class TrainClipOptions(PresetOptions):
     **Examples**
 
     antiphase train-clip --model diffclip --data openmoji --preset openmoji --out runs/diffclip
-
     antiphase train-clip --model clip --data csv:photos.csv --preset openmoji --dim 256 --depth 6 --image-size 96
     --out runs/clip-96
-
     antiphase train-clip --model clip --data "shards:cc3m/{00000..00331}.tar" --out runs/clip
-
     torchrun --nproc-per-node 8 -m antiphase train-clip --model diffclip --part 256 --compile
     --data "shards:pipe:aws s3 cp s3://bucket/cc12m/{00000..01242}.tar -" --samples 10000000 --out runs/cc12m
     """
@@ -270,8 +237,10 @@ class TrainClipOptions(PresetOptions):
     docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
-    skip_bad: SkipBad = False
-    held_out: Words = ()
+    from_run: Annotated[fields.Directory | None, Typed(flags=("--from",), metavar="RUN")] = None
+    """Run directory of a CLIP of this kind to start from: its weights and sizes. If not given: random weights."""
+    skip_bad: fields.SkipBad = False
+    held_out: fields.Words = ()
     """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
     source."""
     samples: int | None = Field(None, ge=1)
@@ -304,6 +273,9 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
+        sizes = ("variant", "lambda_init", "dim", "depth", "image_size")
+        if self.from_run is not None and (given := list(self.chosen(*sizes))):
+            raise UserError(f"{given[0]}: is that of {self.from_run}, which --from names; leave it out")
         if self.variant is not None or self.lambda_init is not None:
             from antiphase.models.clip import find_clip
 
@@ -311,11 +283,9 @@ class TrainClipOptions(PresetOptions):
             if schedule is None and self.variant is not None:
                 raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
             if self.lambda_init is not None and schedule != "constant":
-                why = "has no λ" if schedule is None else "has λ_init by depth"
-                raise UserError(
-                    f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "
-                    "diffclip"
-                )
+                why = f"a {self.model} has {'no λ' if schedule is None else 'λ_init by depth'}"
+                fix = "leave out --lambda-init or train a diffclip"
+                raise UserError(f"lambda_init {self.lambda_init:g}: {why}; {fix}")
         return self
 
 
@@ -329,13 +299,10 @@ class TrainVlmOptions(PresetOptions):
 
     antiphase train-vlm --stage 1 --tower runs/diffclip --data emoji-objects --limit 1200 --preset emoji
     --out runs/vlm-1
-
     antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data emoji-objects --limit 800 --preset emoji
     --out runs/vlm
-
     antiphase train-vlm --stage 1 --tower runs/diffclip --data "llava:blip_laion_cc_sbu_558k.json?images=llava"
     --out runs/vlm-1
-
     antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data "llava:llava_v1_5_mix665k.json?images=data"
     --out runs/vlm
     """
@@ -384,9 +351,7 @@ class TrainVlmOptions(PresetOptions):
             if self.stage == "1":
                 raise UserError("pretrained: stage 1 starts from a tower; give --tower, or --stage 2")
         elif self.tower is None:
-            raise UserError(
-                "tower: is missing; expected --tower, or --pretrained with a directory of stage 1"
-            )
+            raise UserError("tower: is missing; expected --tower, or --pretrained with stage 1's directory")
         if self.stage == "1":
             self._refuse(("text_first", "lora"), "is of stage 2; leave out --{}, or use --stage 2")
         return self
@@ -397,13 +362,6 @@ class TrainVlmOptions(PresetOptions):
             raise UserError(f"{option} {value}: {why.format(option)}")
 
 
-COMMANDS = {
-    name: Command(
-        name, options, "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
-    )
-    for name, options in (
-        ("train", TrainOptions),
-        ("train-clip", TrainClipOptions),
-        ("train-vlm", TrainVlmOptions),
-    )
-}
+_OPTIONS = {"train": TrainOptions, "train-clip": TrainClipOptions, "train-vlm": TrainVlmOptions}
+_RUN, _RESULT = "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
+COMMANDS = {name: Command(name, options, _RUN, _RESULT) for name, options in _OPTIONS.items()}

@@ -25,7 +25,13 @@ from antiphase.commands.loading import (
 )
 from antiphase.commands.result import Result
 from antiphase.commands.run_folder import finished
-from antiphase.commands.train import TrainClipOptions, TrainingOptions, TrainOptions, TrainVlmOptions
+from antiphase.commands.train import (
+    PresetOptions,
+    TrainClipOptions,
+    TrainingOptions,
+    TrainOptions,
+    TrainVlmOptions,
+)
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
@@ -33,9 +39,16 @@ from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
 from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
-from antiphase.models.checkpoints import WEIGHTS_FILE, load_into, read_weights
+from antiphase.models.checkpoints import (
+    WEIGHTS_FILE,
+    as_config,
+    load_into,
+    read_recipe,
+    read_weights,
+    weights_digest,
+)
 from antiphase.models.class_names import in_model_order
-from antiphase.models.clip import clip_sizes
+from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
 from antiphase.modules import device_of
@@ -57,15 +70,8 @@ def run(options: TrainingOptions, command: str = "") -> Metrics:
     """Train what the options say into ``options.out`` and write ``run.json``; return the metrics of each epoch."""
     began = time.monotonic()
     check_trackers(options.track)
-    match options:
-        case TrainOptions():
-            metrics = _train_classifier(options)
-        case TrainClipOptions():
-            metrics = _train_clip(options)
-        case TrainVlmOptions():
-            metrics = _train_vlm(options)
-        case _:
-            raise TypeError(type(options).__name__)
+    kinds: Any = {TrainOptions: _train_classifier, TrainClipOptions: _train_clip, TrainVlmOptions: _train_vlm}
+    metrics = kinds[type(options)](options)
     if this_process().first:
         about = {"command": command, "options": options.record()}
         about |= finished(options.out, began) | environment_record(find_device("auto"))
@@ -74,7 +80,7 @@ def run(options: TrainingOptions, command: str = "") -> Metrics:
 
 
 def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, Any]:
-    """Return the fields that the recipe and the options both have, where they were given, and the precision."""
+    """Return the fields that recipe and options both have, where they were given, and the precision."""
     shared = recipe.model_fields.keys() & type(options).model_fields.keys()
     fields = options.chosen(*(shared - {"model", "stage", "adversarial"}))
     if options.precision == "auto":
@@ -85,7 +91,12 @@ def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, A
 def _train_classifier(options: TrainOptions) -> Metrics:
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
     stored = options.chosen(RESIZE)
-    model = None if options.model in VITS else _loaded(options)
+    model, module = None, live_object(named_spec(options.model).spec)
+    if options.model not in VITS:
+        (loaded,) = load_models([options.model], device_of(module), options.random_weights, seed=options.seed)
+        if not card_of(loaded).num_classes:
+            raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
+        model = copy.deepcopy(loaded)
     images = _images(options, options.data, "train", model)
     in_memory = live_object(options.data) is not None  # and has no other split
     held_out = options.held_out or ("none" if in_memory else options.data)
@@ -105,19 +116,10 @@ def _train_classifier(options: TrainOptions) -> Metrics:
         how["model"] = model
         stored |= {FOLDER: str(Path.cwd())}
     metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
-    if (module := live_object(named_spec(options.model).spec)) is not None:
+    if module is not None:
         path = options.out / WEIGHTS_FILE
         load_into(module, read_weights(path), str(path))
     return metrics
-
-
-def _loaded(options: TrainOptions) -> nn.Module:
-    """Return the classifier that training starts from, a copy if it is the caller's object."""
-    place = device_of(live_object(named_spec(options.model).spec))
-    model = load_models([options.model], place, options.random_weights, seed=options.seed)[0]
-    if not card_of(model).num_classes:
-        raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
-    return copy.deepcopy(model)
 
 
 def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
@@ -130,7 +132,6 @@ def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
 
 
 def _images(options: TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
-    """Return a split of the data as the options and the model want its pixels."""
     limit = options.limit if split == "train" else None
     if (images := live_object(source)) is not None:
         images = load_data(images, limit=limit)
@@ -172,29 +173,30 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
     preset = TRAINING_PRESETS[options.preset]["size"]
-    sizes: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
-    recipe = make_clip_recipe(
-        options.model,
-        options.preset,
-        fingerprint=pairs.fingerprint(),
-        model_fields=options.chosen("init", "lambda_init", "variant") | sizes,
-        **_of_recipe(options, ClipRecipe),
-    )
-    return train_clip(
-        recipe,
-        pairs,
-        options.out,
-        evaluate=lambda model: _evaluate(model, held_out),
-        part=options.part,
-        compiled=options.compile,
-        checkpointing=options.checkpointing,
-        trackers=options.track,
-        progress=not options.quiet,
-    )
+    fields: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
+    fields = options.chosen("init", "lambda_init", "variant") | fields
+    about = {"fingerprint": pairs.fingerprint(), "model_fields": fields} | _of_recipe(options, ClipRecipe)
+    recipe = make_clip_recipe(options.model, options.preset, **about)
+    how = _how(options) | {"evaluate": lambda model: _evaluate(model, held_out), "compiled": options.compile}
+    if (start := options.from_run) is not None:
+        source, how["weights"] = read_recipe(start), read_weights(start / WEIGHTS_FILE)
+        if source.get("kind") != "clip":
+            raise UserError(f"from {start}: holds no CLIP; expected a run of antiphase train-clip")
+        model, built = as_config(ClipConfig, source["model"]), recipe.model
+        kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
+        if kinds[0] != kinds[1]:
+            raise UserError(f"from {start}: is no {options.model}; give the --model that it was trained as")
+        recipe = recipe.model_copy(update={"model": model, "start": weights_digest(how["weights"])})
+    return train_clip(recipe, pairs, options.out, **how)
+
+
+def _how(options: PresetOptions) -> dict[str, Any]:
+    """Return how to train by a preset; none of it affects the weights."""
+    how = {"part": options.part, "checkpointing": options.checkpointing}
+    return how | {"trackers": options.track, "progress": not options.quiet}
 
 
 def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
-    """Return the sets that are evaluated after each epoch; data in random access have a test split of their own."""
     names = options.held_out or ((options.data,) if indexed else ())
     sets = []
     for name in (name for name in names if name != "none"):
@@ -209,7 +211,6 @@ def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
 
 
 def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
-    """Return retrieval and zero-shot metrics of every held-out set, under its name where there are several."""
     from antiphase.evaluation.retrieval import encoder_numbers
 
     return {
@@ -231,37 +232,17 @@ def _train_vlm(options: TrainVlmOptions) -> Metrics:
         config, vlm, source = aligned(options.pretrained)
     else:
         assert options.tower is not None
-        config, vlm = assemble(
-            load_model(options.tower),
-            options.tower,
-            options.language or "smollm2",
-            style=options.prompt,
-            kind=options.projector or "linear",
-            merge=options.merge or MERGE[options.preset],
-            seed=options.seed,
-        )
+        tower, merge = load_model(options.tower), options.merge or MERGE[options.preset]
+        how = {"style": options.prompt, "kind": options.projector or "linear", "seed": options.seed}
+        config, vlm = assemble(tower, options.tower, options.language or "smollm2", merge=merge, **how)
     if options.lora is not None:
         add_lora(vlm.language, options.lora, options.seed)
     tuned = stage == 2 and options.lora is None
-    recipe = make_vlm_recipe(
-        stage,
-        options.preset,
-        config.model_copy(update={"tuned": tuned, "lora": options.lora}),
-        pretrained_sha256=source,
-        data_fingerprint=data.fingerprint(),
-        **_of_recipe(options, VlmRecipe),
-    )
-    return train_vlm(
-        recipe,
-        vlm,
-        data,
-        options.out,
-        part=options.part,
-        checkpointing=options.checkpointing,
-        sharded=options.shard,
-        trackers=options.track,
-        progress=not options.quiet,
-    )
+    config = config.model_copy(update={"tuned": tuned, "lora": options.lora})
+    fields = {"pretrained_sha256": source, "data_fingerprint": data.fingerprint()}
+    fields |= _of_recipe(options, VlmRecipe)
+    recipe = make_vlm_recipe(stage, options.preset, config, **fields)
+    return train_vlm(recipe, vlm, data, options.out, sharded=options.shard, **_how(options))
 
 
 _METRICS = "metrics.jsonl"
@@ -276,12 +257,10 @@ class TrainingResult(Result):
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
-        """The metrics of each epoch."""
         return as_json_lines(self.files[_METRICS], _METRICS)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The metrics of the last epoch."""
         return self.epochs[-1]
 
     def headlines(self) -> list[Headline]:
@@ -291,20 +270,28 @@ class TrainingResult(Result):
 
     def sections(self) -> list[Section]:
         rows = [_numbers(epoch) for epoch in self.epochs]
-        columns = tuple(rows[-1])
-        cells = tuple(
-            tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns)
-            for row in reversed(rows)
-        )
+        columns, cells = tuple(rows[-1]), []
+        for row in reversed(rows):
+            cells.append(tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns))
         csv = pl.DataFrame(rows, infer_schema_length=None).write_csv()
-        table = Table("metrics", "By epoch, the last one first", columns, cells, csv)
+        table = Table("metrics", "By epoch, the last one first", columns, tuple(cells), csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
 
-    def differences(self, other: Result) -> pl.DataFrame:
-        raise UserError(
-            "compare: a training has no rows for single images; save both models and give them to antiphase.audit or "
-            "evaluate"
-        )
+    def differences(self, other: Any) -> pl.DataFrame:
+        """Return the differences of the metrics after the last epoch of both; one training each has no interval."""
+        last = min(self.summary["epoch"], other.summary["epoch"])
+        mine, theirs = (next(row for row in each.epochs if row["epoch"] == last) for each in (self, other))
+        names = [name for name in self._drawn() if name in theirs]
+        if not names:
+            raise UserError("compare: the trainings have no metric in common; expected two of one kind")
+        names_of = [each.directory.name if each.directory else "training" for each in (self, other)]
+        about = dict(zip(("model", "against"), names_of, strict=True)) | {"low": None, "high": None, "n": 1}
+        rows = [
+            about
+            | {"metric": f"{name.replace('_', ' ')}, epoch {last}", "difference": mine[name] - theirs[name]}
+            for name in names
+        ]
+        return pl.DataFrame(rows, schema_overrides={"low": pl.Float64, "high": pl.Float64})
 
     def console(self) -> list[Any]:
         return [Text(self.line())]
@@ -316,7 +303,6 @@ class TrainingResult(Result):
         return [name for name in _numbers(self.summary) if name not in _NOT_DRAWN]
 
     def _figure(self) -> Figure:
-        """Draw each metric over the epochs, one panel each."""
         names = self._drawn()
         with new_figure(5.0, 1.9 * len(names) + 0.4) as figure:
             for place, name in enumerate(names, start=1):

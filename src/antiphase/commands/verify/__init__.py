@@ -18,7 +18,6 @@ class VerifyOptions(Options):
     **Examples**
 
     antiphase verify antiphase-audit
-
     antiphase verify downloads/card.json --tolerance 0.5 --device cuda
     """
 

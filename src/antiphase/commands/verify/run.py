@@ -1,11 +1,10 @@
 """A robustness card checked: the audit that it describes is done again and compared."""
 
-import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphase.arguments import validated
 from antiphase.commands import find_command
@@ -24,15 +23,8 @@ _RATES = ("value", "low", "high", "difference")  # in shares, so that a toleranc
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """One field in which two cards differ.
-
-    Attributes:
-        field: its place, such as ``models[0].rates[1].asr.value``.
-        card: what the card says.
-        measured: what was measured again.
-    """
+class Disagreement(NamedTuple):
+    """One field in which two cards differ: its place, such as ``models[0].rates[1].asr.value``, and both values."""
 
     field: str
     card: Any
@@ -43,12 +35,8 @@ class Disagreement:
 class Verification:
     """Whether a card is confirmed, and what speaks against it.
 
-    Attributes:
-        card: as it was read.
-        reason: why nothing was measured: weights or data are others than those of the card; empty otherwise.
-        differences: fields that differ.
-        notes: what is not compared but differs, such as versions.
-        numbers: how many numbers were compared.
+    ``reason`` says why nothing was measured, such as other weights. ``notes`` differ but are not compared, such as
+    versions; ``numbers`` counts those that were compared.
     """
 
     card: RobustnessCard
@@ -59,7 +47,6 @@ class Verification:
 
     @property
     def confirmed(self) -> bool:
-        """Whether weights, data and all numbers agree."""
         return not self.reason and not self.differences
 
     def __repr__(self) -> str:
@@ -74,58 +61,46 @@ def verify(card: str | Path, **options: Any) -> Verification:
     """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
 
     Hashes of weights and data come first: if one differs, nothing is attacked.
-
-    Args:
-        card: ``card.json``, or the directory of the audit that wrote it.
-        **options: fields of :class:`~antiphase.commands.verify.VerifyOptions`.
-
-    Raises:
-        UserError: the card is damaged or was altered, or its audit cannot be repeated here.
     """
     return _verified(VerifyOptions(card=Path(card), **options))
 
 
 def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
-    verification = _verified(options)
-    differences = [asdict(difference) for difference in verification.differences]
-    if differences:
+    found = _verified(options)
+    if found.differences:
         rows = tuple(
-            tuple(Field(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row.values())
-            for row in differences
+            tuple(Field(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row)
+            for row in found.differences
         )
-        console().print(Table("differences", "", ("field", "card", "measured"), rows, "").console())
-    for note in verification.notes if not verification.confirmed else ():
+        console().print(Table("differences", "", Disagreement._fields, rows, "").console())
+    for note in found.notes if not found.confirmed else ():
         say(f"note: {note}")
-    say(repr(verification))
+    say(repr(found))
     content = {
         "card": str(options.card),
-        "name": verification.card.name,
-        "confirmed": verification.confirmed,
-        "reason": verification.reason,
-        "numbers": verification.numbers,
-        "differences": differences,
-        "notes": list(verification.notes),
+        "name": found.card.name,
+        "confirmed": found.confirmed,
+        "reason": found.reason,
+        "numbers": found.numbers,
+        "differences": [difference._asdict() for difference in found.differences],
+        "notes": list(found.notes),
         "out": None if options.out is None else str(options.out),
     }
-    return content if verification.confirmed else Refusal(content)
+    return content if found.confirmed else Refusal(content)
 
 
 def _verified(options: VerifyOptions) -> Verification:
     from antiphase.commands.audit.run import fingerprints
 
     card = read_card(options.card)
-    kind = "attack" if card.command == "attack" else "audit"
-    with contextlib.ExitStack() as stack:
-        out = options.out or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphase-")), "run"
-        )
-        repeated = _repeated(card, options, out)
+    kind, stored = "attack" if card.command == "attack" else "audit", options.out is not None
+    with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
+        repeated = _repeated(card, options, options.out or Path(temporary, "run"))
         if reason := _other_inputs(card, *fingerprints(repeated)):
             return Verification(card, reason)
         typed = f"antiphase verify {options.card}"
-        result: Any = find_command(kind).measure(repeated, typed, stored=options.out is not None)
-        again = card_of_run(result)
+        again = card_of_run(find_command(kind).measure(repeated, typed, stored=stored))
     assert again is not None
     one, two = (dict(_numbers(made.content())) for made in (card, again))
     differences = tuple(
@@ -143,7 +118,6 @@ def _verified(options: VerifyOptions) -> Verification:
 
 
 def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditOptions:
-    """Return the options of the audit, with this machine's place and device."""
     kind = AttackOptions if card.command == "attack" else AuditOptions
     here = {"out": out, "device": options.device, "quiet": options.quiet, "sense_limit": 0}
     repeated, name = kind.from_file(card.options, **here), f"card {shown(str(options.card))}"
@@ -159,15 +133,14 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
 
 
 def _other_inputs(card: RobustnessCard, weights: dict[str, str], data: str) -> str:
-    """Say which weights or data are not those of the card; nothing if all are."""
     expected = {model.name: model for model in card.models}
     if set(weights) != set(expected):
         return f"the card is of {', '.join(expected)}, its options name {', '.join(weights)}"
-    prints = [
-        (f"weights of {name}: {expected[name].spec}", here, expected[name].weights)
-        for name, here in weights.items()
-    ]
-    for what, here, there in (*prints, (f"data: {card.data.dataset}", data, card.data.fingerprint)):
+    prints = {
+        f"weights of {name}: {one.spec}": (weights[name], one.weights) for name, one in expected.items()
+    }
+    prints[f"data: {card.data.dataset}"] = data, card.data.fingerprint
+    for what, (here, there) in prints.items():
         if here != there:
             return f"{what} has SHA-256 {here[:12]}…, the card says {there[:12]}…"
     return ""

@@ -1,9 +1,8 @@
 """The cells of studies: trainings and measurements."""
 
-from antiphase.studies.cells.evaluate import Evaluate
+from antiphase.studies.cells.evaluate import Evaluate, Relevance
 from antiphase.studies.cells.images import Accuracy, Attack, Margin, Radius, Sense
 from antiphase.studies.cells.models import FACTORS, Given, Measurement, Model, Own, given
-from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.cells.training import TrainClip, TrainVit, Untrained, Variant
 from antiphase.studies.cells.vlm import AttackAnswers, TrainVlm
 

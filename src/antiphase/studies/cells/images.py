@@ -19,8 +19,8 @@ from antiphase.commands.certify.estimated_radius import measure_radii
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
-from antiphase.studies.cells.models import CommandMeasurement, Measurement
-from antiphase.studies.context import Lab
+from antiphase.studies.cells.models import Measurement
+from antiphase.studies.spec import Lab
 from antiphase.studies.store import WORK_FOLDER
 
 
@@ -42,28 +42,26 @@ class Accuracy(Measurement):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Attack(CommandMeasurement):
+class Attack(Measurement):
     """One attack on one model over several ε, with one row per ε and image.
 
-    Attributes:
-        eps: budgets, in units of the [0, 1] pixel.
-        attack: a name of the catalogue, or a function of your own with the signature of
-            :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
-        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
-        prompt: template of a dual encoder's class prompts.
+    The attack is a name of the catalogue, or a function of your own with the signature of
+    :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
     """
 
     kind = "attack"
-    eps: tuple[float, ...]
+    eps: tuple[float, ...]  # in units of the [0, 1] pixel
     limit: int | None = None
     image_size: int | None = None
     attack: str | Callable[..., AttackResult] = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
     norm: str = "linf"
-    nested: Nesting = "up"
+    nested: Nesting = (
+        "up"  # how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`
+    )
     seed: int = 0
     precision: str = "float32"
-    prompt: str | None = None
+    prompt: str | None = None  # template of a dual encoder's class prompts
 
     @property
     def label(self) -> str:
@@ -75,7 +73,7 @@ class Attack(CommandMeasurement):
         return self.attack if isinstance(self.attack, str) else self.attack.__name__
 
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder, and what its precision has come to mean."""
+        """Return what its data are, where they lie in a folder, and what its settings have come to mean."""
         means: dict[str, str] = {}
         if self.precision != "float32":
             means["precision"] = self.precision + AGAIN
@@ -85,12 +83,11 @@ class Attack(CommandMeasurement):
         return means | super().content()
 
     def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart, and the attack's settings that studies vary."""
+        # the settings that studies vary
         asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
         return self.model.factors() | asked | {"data": self.setting}
 
     def options(self) -> AuditOptions:
-        """Return the options of the attack."""
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
         names = ("eps", "norm", "settings", "nested", "seed", "precision")
@@ -139,7 +136,6 @@ class Margin(Measurement):
         return f"margins of {self.model.label}, {self.split} images"
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Measure margins and gradients in float64, losses in float32."""
         model, data = self.ready(lab, self.limit)
         measure = MarginGradients(model) if self.gradients else None
         frames = []
@@ -147,13 +143,12 @@ class Margin(Measurement):
             images, labels = images.to(lab.device), labels.to(lab.device)
             with torch.no_grad():
                 logits = model(images)
-            loss = F.cross_entropy(logits, labels, reduction="none").double()
+            loss = F.cross_entropy(logits, labels, reduction="none")
             margins = measure(images) if measure else margins_of(logits)
-            columns = {"loss": loss} | {
-                name: torch.full_like(loss, torch.nan) if values is None else values.double()
-                for name, values in margins._asdict().items()
-            }
-            frames.append(pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()}))
+            parts = {"loss": loss} | margins._asdict()
+            none = torch.full_like(loss, torch.nan)
+            columns = {name: none if part is None else part for name, part in parts.items()}
+            frames.append(pl.DataFrame({name: part.double().cpu().numpy() for name, part in columns.items()}))
         about = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
         return about.hstack(pl.concat(frames)).with_columns(pl.col(pl.Float64).fill_nan(None))
 
@@ -169,7 +164,6 @@ class Radius(Measurement):
     seed: int = 0
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Measure every image that a killed run left out."""
         model, images = self.ready(lab, self.limit)
         how = {"steps": self.steps, "seed": self.seed, "process": lab.process, "progress": lab.progress}
         out, size = folder / WORK_FOLDER, lab.batch_size or BATCH_SIZE
@@ -181,17 +175,14 @@ _RENAMED = {"eps": "radius", "travel": "eps"}
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sense(CommandMeasurement):
-    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
+class Sense(Measurement):
+    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model."""
 
-    Attributes:
-        part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
-        settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
-    """
-
-    part: str
+    part: str  # "alignment", "alignment-perturbed", "lipschitz", "depth" or "branches"
     limit: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(
+        default_factory=dict
+    )  # what differs from the defaults of ``SenseOptions``
 
     @property
     def table(self) -> str:
@@ -202,7 +193,7 @@ class Sense(CommandMeasurement):
         return 12
 
     def options(self) -> SenseOptions:
-        """Return the options of ``antiphase sense``; stored cells have other names for two of them."""
+        # stored cells have other names for two of them
         settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
         stored = {"lipschitz_limit": self.limit, **settings}
         return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))

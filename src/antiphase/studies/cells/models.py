@@ -1,6 +1,5 @@
 """The models of studies, and the measurement of one of them on one source of data."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,18 +29,12 @@ from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
-from antiphase.studies.context import Lab
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import file_digest
 
-FACTORS: dict[str, Any] = {
-    "series": pl.String,
-    "trained_on": pl.String,
-    "depth": pl.Int64,
-    "dim": pl.Int64,
-    "lambda_init": pl.Float64,
-}
-FACTORS |= {"train_eps": pl.Float64, "lambda_schedule": pl.String, "training_seed": pl.Int64}
+FACTORS: dict[str, Any] = {"series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "dim": pl.Int64}
+FACTORS |= {"lambda_init": pl.Float64, "train_eps": pl.Float64, "lambda_schedule": pl.String}
+FACTORS |= {"training_seed": pl.Int64}
 """Columns that every row of a measurement has in addition to what was measured: what sets its model apart."""
 
 
@@ -98,12 +91,7 @@ class Given(_Made):
 class Own(_Made):
     """A model of your own, from any function that returns one. Its cells run again when the function's source changes.
 
-    Attributes:
-        attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
-            :func:`~antiphase.models.card.attention_kind` by default.
-
-    Raises:
-        UserError: The kind of attention is unknown.
+    If ``attention`` (``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``) is not given, it is detected.
     """
 
     build: Callable[[int], nn.Module]
@@ -129,12 +117,7 @@ class Own(_Made):
 
 
 def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any) -> Given:
-    """Return a model that is not trained here.
-
-    Args:
-        note: what a reader has to know about it.
-        **factors: values of ``FACTORS``, such as ``depth``.
-    """
+    """Return a model that is not trained here."""
     told = {"series": series, "seed": seed, "note": note, "extra": tuple(sorted(factors.items()))}
     return Given(spec=spec, content=_content(spec), **told)
 
@@ -157,15 +140,11 @@ def _content(spec: str) -> str:
 
 
 @lru_cache
-def data_content(source: str, split: str) -> str:
-    """Return a fingerprint of the images in a path, which may change; empty for a named data set."""
-    return load_data(source, split=split, progress=False).fingerprint()[:16] if ":" in source else ""
-
-
 def image_content(source: str, split: str) -> dict[str, str]:
-    """Return what a cell's ``content`` says of its images."""
-    fingerprint = data_content(source, split)
-    return {"data": fingerprint} if fingerprint else {}
+    """Return what a cell's ``content`` says of its images: a fingerprint of those in a path, which may change."""
+    if ":" not in source:
+        return {}
+    return {"data": load_data(source, split=split, progress=False).fingerprint()[:16]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +170,17 @@ class Measurement(Cell):
 
     @property
     def setting(self) -> str:
-        """The data as rows name them: with how the model's weights started, if that is not the usual way."""
+        """The data as rows name them, with how the model's weights started if that is not the usual way."""
         return getattr(self.model, "setting", self.data)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        yield from facts_of_given(self.model)
+        return facts_of_given(self.model)
+
+    def options(self) -> Any:
+        """Return the options of the command that measures the same, if there is one."""
+
+    def running(self, lab: Lab) -> Any:
+        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
     def ready(
         self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
@@ -210,18 +195,6 @@ class Measurement(Cell):
         images, _ = in_model_order([card_of(classifier)], images)
         check_fit(card_of(classifier), images)
         return classifier, images
-
-
-class CommandMeasurement(Measurement):
-    """A measurement that a command makes, too."""
-
-    @abstractmethod
-    def options(self) -> Any:
-        """Return the options of the command that measures the same."""
-
-    def running(self, lab: Lab) -> Any:
-        """Return the options of the command, with the lab's."""
-        return self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
 
 
 def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:

@@ -1,13 +1,11 @@
-"""Trainings of ViTs and CLIPs, and models made from them: untrained, or intervened on at test time.
+"""Trainings of ViTs and CLIPs, and models made from them: untrained, or intervened on at test time."""
 
-Trainers that take seconds to import are imported where they run.
-"""
-
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import polars as pl
 import torch
@@ -33,14 +31,10 @@ from antiphase.sensitivity.interventions import (
     uniform_like,
 )
 from antiphase.studies.cells.models import aside, image_content
-from antiphase.studies.context import Lab
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.terminal import eps_label
 from antiphase.training import make_recipe, train_classifier
-from antiphase.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from antiphase.training.recipe import ClipRecipe
+from antiphase.training.recipe import ClipRecipe, Recipe, make_clip_recipe
 
 _SIZES = {"diffclip": "b16", "openmoji": "small"}  # of a preset
 _AVERAGED = 1000  # training images that A2 is averaged over
@@ -57,16 +51,28 @@ class Training(Cell):
     sizes: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    @abstractmethod
+    def series(self) -> str: ...
+
     def needed(self) -> tuple[Cell, ...]:
         return (self,)
+
+    def made(self, depth: int, dim: int, schedule: str | None, eps: float = 0.0) -> dict[str, Any]:
+        """Return its factors; the schedule of λ is None for standard attention."""
+        lam = float(self.sizes.get("lambda_init", 0.8)) if schedule else None
+        factors: dict[str, Any] = {"series": self.series, "trained_on": self.data, "depth": depth, "dim": dim}
+        factors |= {"lambda_init": lam, "lambda_schedule": schedule, "train_eps": eps}
+        return factors | {"training_seed": self.seed}
 
     def load(self, lab: Lab) -> nn.Module:
         model = load_model(str(lab.store.folder(self)))
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
 
-OTHER_START = ", N(0, 0.02)"
-"""What follows the name of the data in rows of models whose blocks start normal, as timm's; others start uniform."""
+OTHER_START = (
+    ", N(0, 0.02)"  # behind the data in rows of models whose blocks start normal, as timm's; else uniform
+)
 
 
 @final
@@ -74,17 +80,14 @@ OTHER_START = ", N(0, 0.02)"
 class TrainVit(Training):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
-    Attributes:
-        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
-        image_size: size of images from files, in pixels.
-        sizes: ``depth``, ``dim``, ``lambda_init``, ….
-        recipe: fields of :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
-        adversary: settings of adversarial training, including ``eps``; empty for natural training.
+    Sizes are ``depth``, ``dim`` and so on; the recipe has fields of :class:`~antiphase.training.recipe.Recipe`.
     """
 
-    model: str
-    image_size: int | None = None
-    adversary: dict[str, Any] = field(default_factory=dict)
+    model: str  # a key of ``antiphase.registry.VITS``, such as "diffvit"
+    image_size: int | None = None  # of images from files, in pixels
+    adversary: dict[str, Any] = field(
+        default_factory=dict
+    )  # settings of adversarial training, including ``eps``
 
     def __post_init__(self) -> None:
         attention_of(self.model)  # refuses a model that does not exist
@@ -101,16 +104,12 @@ class TrainVit(Training):
 
     @property
     def label(self) -> str:
-        eps, schedule = self.factors()["train_eps"], self._schedule
-        words = {
-            f"depth {self.depth}": True,
-            f"λ {self.sizes.get('lambda_init', 0):g}": "lambda_init" in self.sizes,
-            f"λ by {schedule}": schedule != "constant",
-            f"trained at ε {eps_label(eps)}": bool(self.adversary),
-            OTHER_START.strip(", "): self.start != "uniform",
-            f"seed {self.seed}": True,
-        }
-        return " ".join([self.series, *(word for word, told in words.items() if told)])
+        words = [self.series, f"depth {self.depth}"]
+        words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
+        words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
+        words += [f"trained at ε {eps_label(float(self.adversary['eps']))}"] if self.adversary else []
+        words += [OTHER_START.strip(", ")] if self.start != "uniform" else []
+        return " ".join([*words, f"seed {self.seed}"])
 
     @property
     def depth(self) -> int:
@@ -131,7 +130,6 @@ class TrainVit(Training):
 
     @property
     def pixels(self) -> int:
-        """Height and width of its images."""
         return self.image_size or source_of(self.data).image_size
 
     @property
@@ -142,17 +140,8 @@ class TrainVit(Training):
         return image_content(self.data, "train")
 
     def factors(self) -> dict[str, Any]:
-        differential = self._attention.differential
-        return {
-            "series": self.series,
-            "trained_on": self.data,
-            "depth": self.depth,
-            "dim": self._size("dim", 192),
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if differential else None,
-            "lambda_schedule": self._schedule if differential else None,
-            "train_eps": float(self.adversary.get("eps", 0.0)),
-            "training_seed": self.seed,
-        }
+        schedule = self._schedule if self._attention.differential else None
+        return self.made(self.depth, self._size("dim", 192), schedule, float(self.adversary.get("eps", 0.0)))
 
     def config(self) -> VitConfig:
         """Return its sizes. A folder's classes are counted when it is read; until then the head has one logit."""
@@ -165,7 +154,7 @@ class TrainVit(Training):
         count_parameters(config)  # pyright: ignore[reportArgumentType]
         fields = {"model": config, "data": self.data, "data_fingerprint": "", "seed": self.seed}
         try:
-            yield "train", Recipe.model_validate(fields | self._recipe)
+            yield "train", Recipe(**fields | self._recipe)
         except ValidationError as error:
             raise invalid(error, f"{self.label}: ") from None
 
@@ -186,11 +175,9 @@ class TrainVit(Training):
         return train, load_data(self.data, split="test", **how)
 
     def recipe_for(self, train: ImageSet) -> Recipe:
-        """Return the recipe of the training on its images."""
         return make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Train, resuming from the state of a killed run."""
         images = self.images(lab)
         recipe = self.recipe_for(images[0])
         train_classifier(recipe, *images, folder, trackers=lab.track, progress=lab.progress)
@@ -202,15 +189,11 @@ class TrainVit(Training):
 class TrainClip(Training):
     """A CLIP or one of its differential variants, trained contrastively (DiffCLIP, Section 4.1).
 
-    Attributes:
-        variant: a key of ``antiphase.registry.CLIPS``, such as ``"diffclip-depth"`` (DiffCLIP*).
-        preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
-        sizes: see ``configure_clip``.
-        recipe: fields of :class:`~antiphase.training.recipe.ClipRecipe`.
+    Sizes are those of ``configure_clip``; the recipe has fields of :class:`~antiphase.training.recipe.ClipRecipe`.
     """
 
-    variant: str
-    preset: str = "diffclip"
+    variant: str  # a key of ``antiphase.registry.CLIPS``, such as "diffclip-depth" (DiffCLIP*)
+    preset: str = "diffclip"  # size and recipe of the paper; "openmoji" for a laptop
 
     @property
     def series(self) -> str:
@@ -226,26 +209,10 @@ class TrainClip(Training):
         return {"data": _listed(self.data)} if listed else {}
 
     def factors(self) -> dict[str, Any]:
-        schedule = find_clip(self.variant).schedule
-        return {
-            "series": self.series,
-            "trained_on": self.data,
-            "depth": self._size("vision", "depth"),
-            "dim": self._size("vision", "dim"),
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if schedule else None,
-            "lambda_schedule": schedule,
-            "train_eps": 0.0,
-            "training_seed": self.seed,
-        }
+        sizes = CLIP_PRESETS[_SIZES.get(self.preset, "b16")]["vision"] | self.sizes.get("vision", {})
+        return self.made(int(sizes["depth"]), int(sizes["dim"]), find_clip(self.variant).schedule)
 
-    def _size(self, tower: str, name: str) -> int:
-        preset = _SIZES.get(self.preset, "b16")
-        return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
-
-    def make_recipe(self, fingerprint: str) -> "ClipRecipe":
-        """Return the recipe of the training on pairs of this fingerprint."""
-        from antiphase.training.recipe import make_clip_recipe
-
+    def make_recipe(self, fingerprint: str) -> ClipRecipe:
         fields = {"seed": self.seed, **self.recipe}
         return make_clip_recipe(self.variant, self.preset, self.data, fingerprint, self.sizes, **fields)
 
@@ -296,7 +263,6 @@ class Untrained:
         return with_card(model, ModelCard(self.label, self.label, kind, recipe.seed, model.image_shape, 0))
 
     def factors(self) -> dict[str, Any]:
-        """Return those of the training; the series says that there was none."""
         return self.of.factors() | {"series": f"{self.of.series}, untrained"}
 
     def needed(self) -> tuple[Cell, ...]:
@@ -306,19 +272,17 @@ class Untrained:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A trained model under a name of its own, with or without an intervention on its attention at test time.
-
-    Attributes:
-        lam: factor of λ.
-        negative: A2 as trained (``"own"``), its mean over 1,000 training images, or uniform attention.
-        stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.
-    """
+    """A trained model under a name of its own, with or without an intervention on its attention at test time."""
 
     model: TrainVit
     series: str = aside("")
-    lam: float = 1.0
-    negative: Literal["own", "mean", "uniform"] = "own"
-    stopped: tuple[Branch, ...] = ()
+    lam: float = 1.0  # factor of λ
+    negative: Literal["own", "mean", "uniform"] = (
+        "own"  # A2 as trained, its mean over training images, or uniform
+    )
+    stopped: tuple[
+        Branch, ...
+    ] = ()  # maps that pass no gradient to the attacker; verdicts are the trained model's
 
     def __post_init__(self) -> None:
         if self.negative not in ("own", "mean", "uniform"):

@@ -15,10 +15,9 @@ from antiphase.data.conversations import load_conversations, query_settings
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 from antiphase.models.zoo import load_model
-from antiphase.studies.cells.models import CommandMeasurement, Given, facts_of_given
+from antiphase.studies.cells.models import Given, Measurement, facts_of_given
 from antiphase.studies.cells.training import TrainClip
-from antiphase.studies.context import Lab
-from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import WORK_FOLDER
 from antiphase.vlm.model import Style
 from antiphase.vlm.pope import PopeSet
@@ -33,28 +32,19 @@ if TYPE_CHECKING:
 class TrainVlm(Cell):
     """One stage of a vision-language model's training, as ``antiphase train-vlm``.
 
-    A folder of conversations goes by its name: when its files change, the cell stays the same.
-
-    Attributes:
-        start: a CLIP, whose image tower sees, in stage 1, which trains the projector; the cell of stage 1 in stage 2,
-            which trains the language model, too.
-        data: source of conversations.
-        seed: random seed of the projector and of the order of samples.
-        language: language model, see ``load_language``; stage 2 has that of stage 1.
-        prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
-        preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
-        recipe: recipe settings that differ, see :class:`~antiphase.vlm.checkpoint.VlmRecipe`.
+    Stage 1 starts from a CLIP, whose image tower sees, and trains the projector; stage 2 starts from the cell of stage
+    1, whose language and prompt it has, and trains the language model, too.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
     start: "TrainClip | Given | TrainVlm"
-    data: str
+    data: str  # conversations; when the files of a folder change, the cell stays the same
     seed: int = 0
-    language: str = "smollm2"
-    prompt: Style | None = None
-    preset: str = "diffclip"
+    language: str = "smollm2"  # see ``load_language``
+    prompt: Style | None = None  # conversation format, see :class:`~antiphase.vlm.Prompt`
+    preset: str = "diffclip"  # recipe of the paper; "emoji" for a laptop
     limit: int | None = None
-    recipe: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)  # fields of ``VlmRecipe``
 
     @property
     def table(self) -> str:
@@ -62,12 +52,10 @@ class TrainVlm(Cell):
 
     @property
     def stage(self) -> int:
-        """1 for the projector alone, 2 with the language model."""
         return 2 if isinstance(self.start, TrainVlm) else 1
 
     @property
     def tower(self) -> TrainClip | Given:
-        """The CLIP whose image tower sees."""
         return self.start.tower if isinstance(self.start, TrainVlm) else self.start
 
     @property
@@ -84,7 +72,6 @@ class TrainVlm(Cell):
         return self.tower.factors() | {"training_seed": self.seed}
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
-        """Return the recipe of the stage."""
         from antiphase.vlm.checkpoint import make_vlm_recipe
 
         fields = {"seed": self.seed, "data": self.data, "data_fingerprint": fingerprint, **self.recipe}
@@ -95,10 +82,9 @@ class TrainVlm(Cell):
         from antiphase.vlm.checkpoint import MERGE, SCHEDULE
         from antiphase.vlm.model import HIDDEN_STATE
 
-        style = {"language": self.language, "prompt": self.prompt or "chat"}
-        config = VlmConfig(
-            tower_spec="", tower={}, tower_sha256="", merge=MERGE[self.preset], language_sha256="", **style
-        )
+        style: dict[str, Any] = {"language": self.language, "prompt": self.prompt or "chat"}
+        none: dict[str, Any] = {"tower_spec": "", "tower": {}, "tower_sha256": "", "language_sha256": ""}
+        config = VlmConfig(merge=MERGE[self.preset], **none, **style)
         recipe = self.make_recipe(config, "")
         plain, _, query = self.data.partition("?")
         name = plain.partition(":")[2].rpartition("/")[2] or plain
@@ -139,15 +125,11 @@ class TrainVlm(Cell):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AttackAnswers(CommandMeasurement):
-    """An attack on a vision-language model's answers, as ``antiphase attack`` with POPE's questions.
-
-    Attributes:
-        eps: budgets, in units of the [0, 1] pixel.
-    """
+class AttackAnswers(Measurement):
+    """An attack on a vision-language model's answers, as ``antiphase attack`` with POPE's questions."""
 
     version: ClassVar[int] = 1
-    eps: tuple[float, ...]
+    eps: tuple[float, ...]  # in units of the [0, 1] pixel
     limit: int | None = None
     suffix: str = ""
     attack: str = "apgd-ce"
@@ -166,7 +148,6 @@ class AttackAnswers(CommandMeasurement):
         return {"data": self._pope(progress=False).fingerprint()[:16]} if ":" in self.data else {}
 
     def options(self) -> AuditOptions:
-        """Return the options of the attack."""
         names = ("eps", "attack", "settings", "seed")
         return AuditOptions(model=("study",), **{name: getattr(self, name) for name in names})
 

@@ -31,9 +31,9 @@ from antiphase.studies.cells.models import Model
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, over
 from antiphase.studies.figures import ESTIMATES, Artefact, Plot, Table, panels, tables
-from antiphase.studies.numbers import signed
 from antiphase.studies.papers.declarations import Checks, Paper, filled
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
+from antiphase.studies.report.words import signed
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
 
@@ -150,12 +150,9 @@ class Measured:
         )
 
     def broken(self, series: str, eps: float) -> Matrix:
-        """Return whether PGD breaks each image, as 0 or 1."""
-        rows = self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9)
-        return _matrix(rows, series, ASR)
+        return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, ASR)
 
     def correct(self, series: str) -> Matrix:
-        """Return whether the clean prediction is right."""
         first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
         return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
 
@@ -164,7 +161,6 @@ class Measured:
         return _matrix(self.margin, series, pl.col(column))
 
     def distances(self, series: str) -> Matrix:
-        """Return the least perturbation that FAB finds; infinite if none."""
         distance = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
         return _matrix(self.nearest, series, distance)
 
@@ -173,7 +169,6 @@ class Measured:
         return _matrix(self.margin, series, pl.col("norm1") / pl.col("right1"))
 
     def losses(self, series: str) -> Matrix:
-        """Return the losses of training images."""
         return _matrix(self.train, series, pl.col("loss"))
 
     def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
@@ -201,10 +196,8 @@ class Measured:
         """Return the parts of DiffViT − ViT at ε; all but the total and the angle add up to the total."""
         vit, normed, zero, diffvit = (self.even(series, eps) for series in LADDER)
         distance, gains = self.distances(DIFFVIT), self.gains(DIFFVIT)
-        with_angle, without = (
-            self.at_margins(DIFFVIT, (reach <= eps + 1e-9).astype(float))
-            for reach in (distance, distance * gains)
-        )
+        reached = [(reach <= eps + 1e-9).astype(float) for reach in (distance, distance * gains)]
+        with_angle, without = (self.at_margins(DIFFVIT, values) for values in reached)
         total = self.broken(DIFFVIT, eps) - self.broken(VIT, eps)
         return {
             TOTAL: total,
@@ -216,13 +209,11 @@ class Measured:
         }
 
     def other_order(self, eps: float) -> dict[str, Matrix]:
-        """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
         even = [self.even(series, eps) for series in OTHER_LADDER]
         steps = zip((HEADS, SUBTRACTION, NORM), even, even[1:], strict=False)
         return {f"{name}, other order": after - before for name, before, after in steps}
 
     def differences(self, eps: float) -> dict[str, Matrix]:
-        """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
         return {
             "as measured": self.broken(DIFFVIT, eps) - self.broken(VIT, eps),
             AT_MARGINS: self.even(DIFFVIT, eps) - self.even(VIT, eps),
@@ -248,9 +239,8 @@ class Measured:
         """
         distance = self.distances(series)
         most = distance[np.isfinite(distance)].max(initial=TINY)
-        d, m, slope = map(
-            _log, (np.minimum(distance, most), self.of(series, "margin"), self.of(series, "norm1"))
-        )
+        least = np.minimum(distance, most)
+        d, m, slope = map(_log, (least, self.of(series, "margin"), self.of(series, "norm1")))
         return dict(zip(LOGARITHMS, (d, m, slope, d - m + slope), strict=True))
 
 
@@ -272,7 +262,6 @@ def mean_of(values: Matrix) -> Estimate:
 
 
 def _geometric(logarithms: Matrix, scale: float = 1.0) -> Estimate:
-    """Estimate a geometric mean from logarithms."""
     one = mean_of(logarithms)
     value, low, high = (scale * math.exp(end) for end in (one.value, one.low, one.high))
     return Estimate(value, low, high, one.n)
@@ -283,7 +272,6 @@ _COLUMN = {"series": pl.String, "column": pl.String}
 
 
 def _frame(measured: Measured, entries: Iterable[Entry]) -> pl.DataFrame:
-    """Return estimates by series and column."""
     seeds = len(measured.seeds)
     rows = [(series, column, one.value, one.low, one.high, one.n, seeds) for series, column, one in entries]
     return pl.DataFrame(rows, _COLUMN | ESTIMATES, orient="row")
@@ -295,13 +283,11 @@ def _by_eps(
     within: Callable[[Estimate], Estimate] = as_difference,
 ) -> pl.DataFrame:
     """Return the estimates of several series at every ε, which is the column in words and in ``eps``."""
-    return pl.concat(
-        _frame(
-            measured,
-            ((name, eps_label(eps), within(mean_of(matrix))) for name, matrix in values(eps).items()),
-        ).with_columns(eps=pl.lit(eps))
-        for eps in EPS
-    )
+    frames = []
+    for eps in EPS:
+        entries = [(name, eps_label(eps), within(mean_of(matrix))) for name, matrix in values(eps).items()]
+        frames.append(_frame(measured, entries).with_columns(eps=pl.lit(eps)))
+    return pl.concat(frames)
 
 
 def draw(rows: RowsByTable) -> Artefact:
@@ -325,7 +311,6 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -> pl.DataFrame:
-    """Return the ASR of models at every ε, as measured or standardised to the margins of the twins."""
     rate = measured.even if matched else measured.broken
     return pl.concat(
         _by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names
@@ -337,7 +322,6 @@ def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[
     factors = SCALED | {DIFFVIT: 1.0}
 
     def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any) -> Any:
-        """Return a panel with a line or bar for each ε, and every series in its place."""
         place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
         some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
         return panels(some, f"{title}{of}", "x", (x, y), percent=True, **style)
@@ -367,11 +351,9 @@ def _placed(names: Iterable[str]) -> dict[str, float]:
 
 def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Table]:
     named = pl.concat([parts, _by_eps(measured, measured.other_order)])
-    accuracy = (
-        (name, "clean accuracy", as_share(mean_of(measured.correct(name))))
-        for name in SERIES
-        if name not in STOPPED  # their clean predictions are the trained model's
-    )
+    # clean predictions of the others are the trained model's
+    known = [name for name in SERIES if name not in STOPPED]
+    accuracy = [(name, "clean accuracy", as_share(mean_of(measured.correct(name)))) for name in known]
     by_model = pl.concat([_frame(measured, accuracy), _rates(measured, SERIES)], how="diagonal")
     order = pl.col("series").replace_strict(_placed(SERIES))
     training, maps = ("training loss", "margin m", "gradient ‖g‖₁"), ("‖g_1‖₂", "‖g_2‖₂", "cosθ", "κ")
@@ -387,20 +369,18 @@ def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list
         "training": (_frame(measured, _quantities(measured, TRAINED, *training)), "model", numbers),
         "angle": (_frame(measured, _quantities(measured, both_maps, *maps)), "model", numbers),
     }
-    made = []
+    made, titles = [], PAPER.words["tables"]
     for name, (frame, index, style) in shown.items():
-        title, key = PAPER.words["tables"][name] + of, f"{stem}-{name}"
-        made += tables(frame, title, key, "series", "column", index=index, **style)
+        made += tables(frame, titles[name] + of, f"{stem}-{name}", "series", "column", index=index, **style)
     return made
 
 
 def sentence(parts: pl.DataFrame, of: str) -> str:
     """Return how the difference in ASR at 1/255 falls into parts, by both orders of the steps, in words."""
-    own = parts.filter(column="1/255")
-    words = {}
-    for row in own.iter_rows(named=True):
-        value, interval = signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points")
-        words[row["series"]] = f"{value.removesuffix(' points')} {interval}"
+    own, words = parts.filter(column="1/255"), {}
+    for series, *numbers in own.select("series", "value", "low", "high", "n").iter_rows():
+        value, interval = signed(Estimate(*numbers), "points")
+        words[series] = f"{value.removesuffix(' points')} {interval}"
     return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own))
 
 
@@ -444,14 +424,13 @@ def checks(rows: RowsByTable) -> Checks:
     measured = Measured(rows)
 
     def at_each_eps(words: str, values: Callable[[float], Matrix]) -> list[Check]:
-        """Return the check of the mean over all ε, and each ε beside it."""
-        found = {eps: values(eps).astype(float) for eps in EPS} if measured.seeds else {}
-        each = [
-            Check(f"{words} at {eps_label(eps)}", mean_of(found[eps]) if found else None, decides=False)
-            for eps in EPS
+        found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
+        mean, *each = map(mean_of, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
+        beside = [
+            Check(f"{words} at {eps_label(eps)}", one, decides=False)
+            for eps, one in zip(EPS, each, strict=True)
         ]
-        mean = mean_of(np.mean(list(found.values()), axis=0)) if found else None
-        return [Check(f"{words} mean over ε", mean), *each]
+        return [Check(f"{words} mean over ε", mean), *beside]
 
     def higher(first: str, second: str) -> list[Check]:
         words = f"ASR({first}) − ASR({second})"

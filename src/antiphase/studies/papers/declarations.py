@@ -13,22 +13,17 @@ from jinja2 import Environment, StrictUndefined
 from antiphase.studies.claims import Check, Claim, each_data
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import Artefact, Panel, Plot
-from antiphase.studies.register import effects
+from antiphase.studies.paper_settings import effects
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 from antiphase.terminal import eps_label
 
 Checks = Mapping[str, Sequence[Check] | Claim]
 """The checks of claims by name; a claim whose words depend on the rows comes whole."""
-
 Bench = TypeVar("Bench")
 
 
 def listed(fields: Mapping[str, Any], before: str = "") -> str:
-    """Return fields as ``name value``, with commas between them and some words before them.
-
-    >>> listed({"steps": 20, "queries": 5}), listed({}, ", ")
-    ('steps 20, queries 5', '')
-    """
+    """Return fields as ``name value``, with commas between them and some words before them."""
     return before * bool(fields) + ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
@@ -43,19 +38,13 @@ def filled(words: str, **values: Any) -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """The words of a paper's studies.
-
-    Attributes:
-        name: group of the studies, such as ``"robustness"``.
-        folder: where ``studies.toml`` and ``profiles.toml`` are.
-    """
+    """The words and sizes of a paper's studies, which are in a folder's ``studies.toml`` and ``profiles.toml``."""
 
     name: str
     folder: Path
 
     @cached_property
     def words(self) -> dict[str, Any]:
-        """What ``studies.toml`` holds."""
         return tomllib.loads((self.folder / "studies.toml").read_text(encoding="utf-8"))
 
     def benches(self, kind: type[Bench]) -> dict[str, Bench]:
@@ -74,17 +63,8 @@ class Paper:
         by_data: bool = False,
         fill: Callable[[RowsByTable], Mapping[str, Any]] = lambda rows: {},
     ) -> Study:
-        """Return a study under its words.
-
-        Args:
-            checks: function from the rows to the checks of its claims.
-            by_data: whether it is called with the rows of each data set, on every one of which a claim has to hold.
-            fill: function from the rows to values in the statements of claims.
-        """
         words = self.words[name]
-        shared: dict[str, Any] = {
-            field: words[field] for field in ("source", "margin", "paper") if field in words
-        }
+        shared = {field: words[field] for field in ("source", "margin", "paper") if field in words}
 
         def stated(checks: Checks, values: Mapping[str, Any]) -> Iterator[Claim]:
             for key, some in checks.items():
@@ -134,10 +114,6 @@ class Paper:
 
 
 def _tupled(value: Any) -> Any:
-    match value:
-        case list():
-            return tuple(map(_tupled, value))
-        case dict():
-            return {name: _tupled(one) for name, one in value.items()}
-        case _:
-            return value
+    if isinstance(value, dict):
+        return {name: _tupled(one) for name, one in value.items()}
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

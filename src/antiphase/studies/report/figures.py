@@ -45,7 +45,7 @@ _PAPER: dict[str, Any] = {"ls": "--", "lw": 1.0, "mfc": "white", "ms": 4.8}  # t
 
 @dataclass(frozen=True)
 class Style:
-    """Colour, marker, line style and hatch of one series."""
+    """How one series is drawn."""
 
     color: str
     marker: str
@@ -54,19 +54,11 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """How matplotlib draws its line."""
         return {"color": self.color, "lw": 1.9, "ls": self.dashes, "marker": self.marker, "ms": 4.8}
 
 
 def series_styles(names: Sequence[str]) -> dict[str, Style]:
-    """Assign styles to the series of a figure; the models of the two papers have the same colour in every figure.
-
-    ``"DiffViT, 4/255"`` has the colour of ``"DiffViT"``. Series differ in markers and hatches, those of one colour also
-    in dashes.
-
-    >>> [style.color for style in series_styles(["ViT", "DiffViT", "other"]).values()]
-    ['#0072B2', '#D55E00', '#009E73']
-    """
+    """Assign styles to the series of a figure; ``"DiffViT, 4/255"`` has the colour of ``"DiffViT"`` in every figure."""
     stems = {name: re.match(r"(?:Diff)?(?:ViT|CLIP)[*†]?(?![\w*†-])", name) for name in names}
     fixed = {name: _MODELS[stem[0]] for name, stem in stems.items() if stem and stem[0] in _MODELS}
     further = itertools.cycle([color for color in _FURTHER if color not in fixed.values()])
@@ -82,13 +74,9 @@ def series_styles(names: Sequence[str]) -> dict[str, Style]:
 
 
 def plot_figure(plot: Plot) -> Figure:
-    """Draw a plot of lines with interval bands or bars with whiskers.
+    """Draw a plot of lines with interval bands or bars with whiskers; single training seeds are thin lines or dots.
 
-    The means of single training seeds are thin lines, or dots next to the whiskers of bars. Infinite intervals are not
-    drawn; those much wider than the spread of the values are cut at the frame. One legend names all series.
-
-    Args:
-        plot: the plot of the study.
+    Infinite intervals are not drawn; those much wider than the spread of the values are cut at the frame.
     """
     drawing = {"line": _lines, "bar": _bars, "radar": _radar}
     columns = max(1, min(plot.columns, len(plot.panels)))
@@ -118,11 +106,7 @@ def text_svg(figure: Figure) -> str:
 
 
 def for_both_schemes(svg: str) -> str:
-    """Return an SVG document without a background, whose colours are lighter where the reader's page is dark.
-
-    >>> for_both_schemes('<svg width="9"><path/></svg>')[:22]
-    '<svg width="9"><style>'
-    """
+    """Return an SVG document without a background, whose colours are lighter where the reader's page is dark."""
     style = environment().get_template("figures.css").render()
     return re.sub(r"<svg[^>]*>", rf"\g<0><style>{style}</style>", svg, count=1)
 
@@ -155,9 +139,8 @@ def _lines(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
         if (seeds := seeds_of(points)).size:
             axes.plot(x, seeds, "." if len(x) == 1 else "-", color=style.color, lw=0.6, alpha=0.4, zorder=1.6)
         axes.fill_between(x, low, high, color=style.color, alpha=0.15, lw=0)
-        axes.vlines(
-            x, low, high, color=style.color, lw=1.0, alpha=0.6
-        )  # a band over a single point has no width
+        # a band over a single point has no width
+        axes.vlines(x, low, high, color=style.color, lw=1.0, alpha=0.6)
         if len(points):
             axes.plot(x, value, **style.line, label=name)
         if panel.paper is not None and len(theirs := panel.paper.filter(series=name).sort("x")):
@@ -202,9 +185,8 @@ def _dress(axes: Any, panel: Panel) -> None:
     if panel.level is not None:
         axes.axhline(panel.level, color="#77797e", lw=0.9, zorder=1.5)
     if panel.paper is not None and len(panel.paper):
-        axes.plot(
-            [], [], color="#55575c", marker="D" if panel.kind == "bar" else "o", label="the paper", **_PAPER
-        )
+        marker = "D" if panel.kind == "bar" else "o"
+        axes.plot([], [], color="#55575c", marker=marker, label="the paper", **_PAPER)
     axes.set_ylim(*limits(panel))
     axes.set_xlabel(textwrap.fill(x_label(panel), 45))
     axes.set_ylabel(textwrap.fill(y_label(panel), 36))
@@ -218,10 +200,9 @@ def _legend(figure: Figure) -> None:
     names = sorted(handles, key=lambda name: name == "the paper")
     labels = [textwrap.shorten(name, 40, placeholder="…") or f"{name[:39]}…" for name in names]
     columns = int(figure.get_figwidth() / _LETTER / (7 + max(map(len, labels), default=0)))
-    place: dict[str, Any] = {"loc": "outside upper left", "ncols": max(1, min(columns, len(names)))}
-    figure.legend(
-        [handles[name] for name in names], labels, frameon=False, fontsize=8.5, handlelength=2.6, **place
-    )
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.6}
+    style |= {"loc": "outside upper left", "ncols": max(1, min(columns, len(names)))}
+    figure.legend([handles[name] for name in names], labels, **style)
 
 
 def _name_ticks(axes: Any, panel: Panel) -> None:
@@ -289,9 +270,7 @@ def tick_labels(panel: Panel) -> list[str]:
         return list(panel.ticks)
     if panel.scale != "eps":
         return [f"{place:g}".replace("-", "−") for place in places]
-    return [
-        eps_label(place).removesuffix("/255") if _of_255(places) else eps_label(place) for place in places
-    ]
+    return [eps_label(place).removesuffix("/255" * _of_255(places)) for place in places]
 
 
 def x_label(panel: Panel) -> str:
@@ -311,11 +290,7 @@ def _of_255(places: Sequence[float]) -> bool:
 
 
 def seeds_of(points: pl.DataFrame) -> np.ndarray:
-    """Return the means of single training seeds, (points, seeds); no seeds if they are unknown or there is one.
-
-    >>> seeds_of(pl.DataFrame({"by_seed": [[0.1, 0.2, 0.4], [0.3, 0.5]]})).tolist()
-    [[0.1, 0.2, 0.4], [0.3, 0.5, nan]]
-    """
+    """Return the means of single training seeds, (points, seeds); no seeds if they are unknown or there is one."""
     lists = points[BY_SEED].to_list() if BY_SEED in points.columns else []
     seeds = np.array(list(itertools.zip_longest(*(one or [] for one in lists), fillvalue=math.nan)), float).T
     return seeds if seeds.ndim == 2 and seeds.shape[1] > 1 else np.empty((len(points), 0))
@@ -325,20 +300,11 @@ def _floats(column: pl.Series) -> np.ndarray:
     return column.cast(pl.Float64).fill_null(math.nan).to_numpy()
 
 
-PIXELS = 250_000
-"""Largest number of pixels of all images of a page."""
+PIXELS = 250_000  # of all images of a page, at most
 
 
 def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
-    """Draw a grid of images with maps, each enlarged bilinearly and divided by its largest absolute value.
-
-    Positive values are red, negative values blue; where a map is 0 the image shows in light grey. Images without a map
-    keep their colours.
-
-    Args:
-        gallery: the gallery of the study; rows may differ in length.
-        pixels: number of pixels of all images together.
-    """
+    """Draw a grid of images with maps, each divided by its largest absolute value: red above 0, blue below."""
     columns, rows = max(map(len, gallery.rows), default=1), max(len(gallery.rows), 1)
     pictures = [picture for row in gallery.rows for picture in row]
     side = int(min(256, math.sqrt(pixels / max(len(pictures), 1))))
@@ -353,9 +319,8 @@ def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
                 axes.imshow(_pixels(picture, side), interpolation="none")  # the file holds the pixels once
                 axes.set_title(textwrap.fill(picture.title, 20))
         if any(picture.over is not None for picture in pictures):
-            bar = figure.colorbar(
-                ScalarMappable(cmap="RdBu_r"), ax=grid, location="bottom", shrink=0.5, aspect=30
-            )
+            place: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 30}
+            bar = figure.colorbar(ScalarMappable(cmap="RdBu_r"), ax=grid, **place)
             bar.set_ticks([0, 0.5, 1], labels=["−", "0", "+"], fontsize=8)
             bar.set_label("each map scaled to its largest absolute value", fontsize=7.5)
         figure.draw_without_rendering()

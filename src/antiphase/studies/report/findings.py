@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,50 +19,19 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.page import environment
 from antiphase.report.table import escaped, markdown
-from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact
-from antiphase.studies.report import figures, forest
-from antiphase.studies.report.tables import (
-    check_sheet,
-    claims_sheets,
-    counts_sheet,
-    models_tested,
-    panel_tables,
-    plot_csv,
-    table_note,
-    table_sheet,
-)
-from antiphase.studies.report.words import (
-    FEW,
-    SHORT,
-    brief_numbers,
-    by_source,
-    estimates_line,
-    is_tested,
-    page_name,
-    part_name,
-    price,
-)
+from antiphase.studies.report import figures, forest, tables, words
+from antiphase.studies.report.words import QUESTIONS, RULE, SHORT, is_tested, page_name, part_name
 from antiphase.studies.results import Result
 from antiphase.studies.scale import IN_SHORT
 from antiphase.terminal import duration
 
-QUESTIONS: list[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
-)["questions"]
 _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
 
 def summary(results: Sequence[Result], template: str, folder: str = "", **values: Any) -> str:
-    """Fill in one of the templates in Markdown: the questions with their answers, counts, claims and studies.
-
-    Args:
-        results: the results.
-        template: its name.
-        folder: of the studies' pages, relative to the text; empty for a text without links to them.
-        values: what else the template asks for.
-    """
-    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    """Fill in a template; ``folder`` is that of the studies' pages, relative to the text, if it links to them."""
+    claims = words.by_key(results)
     tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
     begun = [result for result in results if result.done]
     judged = {key.partition("/")[0] for key in tested}
@@ -72,12 +40,12 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     ]
     values |= {
         "claims": tested,
-        "claims_sheets": claims_sheets(begun, pages),
+        "claims_sheets": tables.claims_sheets(begun, pages),
         "pages": [pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])],
         "folder": folder,
-        "counts": counts_sheet(begun) if claims else None,
-        "few": FEW,
-        "models": models_tested(begun, IN_SHORT),
+        "counts": tables.counts_sheet(begun) if claims else None,
+        "few": words.FEW,
+        "models": tables.models_tested(begun, IN_SHORT),
         "notes": {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged},
         "questions": QUESTIONS,
         "rule": RULE,
@@ -87,7 +55,7 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
         "clips": next((one.settings for one in begun if one.name == "figure-2b"), {}),
         "tested_by_paper": {
             SHORT.get(paper, paper): count
-            for paper, pairs in by_source(begun).items()
+            for paper, pairs in words.by_source(begun).items()
             if (count := sum(is_tested(claim) for _, claim in pairs))
         },
         "unfinished": [result for result in begun if unfinished(result)],
@@ -97,18 +65,10 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
 
 def _templates() -> Environment:
     templates = environment().overlay(autoescape=False)
-    templates.filters |= {
-        "brief": brief_numbers,
-        "duration": duration,
-        "escaped": escaped,
-        "estimates": estimates_line,
-        "file": part_name,
-        "markdown": markdown,
-        "note": table_note,
-        "panel_tables": panel_tables,
-        "price": price,
-        "sheet": table_sheet,
-    }
+    templates.filters |= {"duration": duration, "escaped": escaped, "file": part_name, "markdown": markdown}
+    own = {"brief": words.brief_numbers, "estimates": words.estimates_line, "price": words.price}
+    drawn = {"note": tables.table_note, "panel_tables": tables.panel_tables, "sheet": tables.table_sheet}
+    templates.filters |= own | drawn
     return templates
 
 
@@ -123,11 +83,7 @@ def unfinished(result: Result) -> bool:
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
-    """Write what the studies found as Markdown: a few questions and all claims, and a page for each study.
-
-    The studies' pages and their figures are in a folder named like the page. The pictures of the claims and of the
-    answers are next to it, once for wide and once for narrow screens.
-    """
+    """Write what the studies found as Markdown, and a page for each study into a folder of its name."""
     pictures = {"claims": forest.forest_lines(results), "answers": forest.answer_lines(results, QUESTIONS)}
     for (name, lines), (ending, narrow) in itertools.product(pictures.items(), _WIDE_AND_NARROW):
         if lines:
@@ -143,7 +99,7 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
 def _write_study(result: Result, findings: Path) -> None:
     folder, artefact = findings.parent / findings.stem, result.artefact or Artefact()
     drawings: list[tuple[Any, str, Callable[[], Figure]]] = [
-        (plot, plot_csv(plot) + plot.caption, functools.partial(figures.plot_figure, plot))
+        (plot, tables.plot_csv(plot) + plot.caption, functools.partial(figures.plot_figure, plot))
         for plot in artefact.plots
         if plot.panels
     ]
@@ -159,22 +115,23 @@ def _write_study(result: Result, findings: Path) -> None:
         )
     for about, data, draw in drawings:
         _draw(folder / f"{part_name(result, about.name)}.svg", data, figures, draw)
-    sheets = [(claim, check_sheet(result, claim, "")) for claim in result.claims]
-    values = {
-        "result": result,
-        "claims": sheets,
-        "findings": findings.name,
-        "shown": [about for about, *_ in drawings],
-    }
-    text = _templates().get_template("findings_study.md").render(values)
+    text = (
+        _templates()
+        .get_template("findings_study.md")
+        .render(
+            result=result,
+            claims=[(claim, tables.check_sheet(result, claim, "")) for claim in result.claims],
+            findings=findings.name,
+            shown=[about for about, *_ in drawings],
+        )
+    )
     write_text(folder / f"{page_name(result)}.md", _tidy(text))
 
 
 def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -> None:
-    """Draw a picture, unless the one there shows the same data.
+    """Draw a picture that ends with a digest of its data and of the code that draws it, unless that one is there.
 
-    It ends with a digest of what it shows and of the code that drew it. So its bytes, which may depend on the processor
-    and on the version of matplotlib, change only with its content.
+    Its bytes, which may depend on the processor and on the version of matplotlib, so change only with its content.
     """
     text = Path(str(code.__file__)).read_text(encoding="utf-8")
     text += figures.for_both_schemes("<svg>")
@@ -184,37 +141,20 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:
-    """Put the claims into a Markdown file between two marks.
-
-    Raises:
-        UserError: the file lacks the marks.
-    """
+    """Put the claims into a Markdown file between two marks."""
     folder = into.stem if into.with_suffix("").is_dir() else ""
     replace_marked(into, "claims", summary(results, "claims.md", folder))
 
 
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
-    """Put the picture of the answers and the answers in short into a Markdown file between two marks.
-
-    Args:
-        results: the results.
-        into: the file.
-        pictures: the folder of the pictures that ``write_findings`` wrote.
-
-    Raises:
-        UserError: the file lacks the marks.
-    """
+    """Put the answers in short, and their picture from another folder, into a Markdown file between two marks."""
     folder = os.path.relpath(pictures, into.parent)
     prefix = "" if folder == "." else f"{folder}/"
     replace_marked(into, "findings", summary(results, "readme.md", prefix=prefix))
 
 
 def replace_marked(into: Path, mark: str, text: str) -> None:
-    """Replace what is between two marks of a file.
-
-    Raises:
-        UserError: the file lacks the marks.
-    """
+    """Replace what is between two marks of a file."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     content = into.read_text(encoding="utf-8") if into.exists() else ""
     if begin not in content or end not in content:

@@ -15,8 +15,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from antiphase.report.figure import STYLE
 from antiphase.studies.claims import OWN, Claim, Verdict
-from antiphase.studies.report.figures import text_svg
-from antiphase.studies.report.words import SHORT, by_source, deciding, estimate_text, is_tested, price
+from antiphase.studies.report.words import SHORT, by_key, by_source, deciding, estimate_text, is_tested, price
 from antiphase.studies.results import Result
 
 LOOKS: dict[Verdict, tuple[str, str, str]] = {
@@ -37,27 +36,18 @@ _SOFT = "#55575c"
 
 @dataclass(frozen=True)
 class Line:
-    """One claim by the check that decides its verdict.
-
-    Attributes:
-        unit: of the difference.
-        section: the paper and its section.
-        numbers: the estimate and its interval in words; of how many it is one, and what a verdict would take.
-        value, low, high: the estimate and its interval in units of the axis.
-        margin: the margin in units of the axis, or None.
-        beside: further estimates that do not decide, such as those of single ε, in units of the axis.
-    """
+    """One claim by the check that decides its verdict; numbers are in units of the axis."""
 
     unit: str
-    section: str
+    section: str  # the paper and its section
     statement: str
     verdict: Verdict
-    numbers: tuple[str, ...]
+    numbers: tuple[str, ...]  # the estimate; of how many it is one; what a verdict would take
     value: float
     low: float
     high: float
     margin: float | None
-    beside: tuple[float, ...] = ()
+    beside: tuple[float, ...] = ()  # estimates that do not decide, such as those of single ε
 
 
 def forest_lines(results: Sequence[Result]) -> list[Line]:
@@ -74,15 +64,13 @@ def forest_lines(results: Sequence[Result]) -> list[Line]:
 
 def answer_lines(results: Sequence[Result], questions: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Return a line for each answer that has a row in the picture of the answers, under its question."""
-    claims = {
-        f"{result.name}/{claim.name}": (result.paper, claim) for result in results for claim in result.claims
-    }
+    claims = by_key(results)
     return [
         replace(line, section=question["title"], statement=words["row"])
         for question in questions
         for words in question["answers"]
-        if "row" in words and words["claim"] in claims and is_tested(claims[words["claim"]][1])
-        if (line := _line(*claims[words["claim"]]))
+        if "row" in words and (claim := claims.get(words["claim"])) and is_tested(claim)
+        if (line := _line(OWN, claim))
     ]
 
 
@@ -93,40 +81,19 @@ def _line(source: str, claim: Claim) -> Line | None:
     scale = 100.0 if check.unit == "points" else 1.0 / check.spread.error
     several = f"least favourable of {len(claim.deciding)}" if len(claim.deciding) > 1 else ""
     seeds = price(claim).partition(",")[0]
-    numbers = (estimate_text(check), several, seeds and f"a verdict takes {seeds}")
+    numbers = filter(None, (estimate_text(check), several, seeds and f"a verdict takes {seeds}"))
     paper = SHORT.get(source, source)
     section = paper if source == OWN else f"{paper}, {claim.source.partition(',')[0]}"
-    value, low, high = (
-        scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
-    )
+    told = (section, claim.statement.replace(" %", "\u00a0%"), claim.verdict, tuple(numbers))
+    one = check.estimate
+    ends = (scale * one.value, scale * one.low, scale * one.high)
     margin = claim.margin_of(check) if claim.effect is None else None
-    beside = [each.estimate.value for each in claim.checks if not each.decides and each.estimate]
-    return Line(
-        check.unit,
-        section,
-        claim.statement.replace(" %", "\u00a0%"),
-        claim.verdict,
-        tuple(filter(None, numbers)),
-        value,
-        low,
-        high,
-        None if margin is None else scale * margin,
-        tuple(scale * each for each in beside if each is not None),
-    )
-
-
-def forest_svg(lines: Sequence[Line], *, narrow: bool = False) -> str:
-    """Return the picture as an SVG document whose text is text: small, and searchable in a page."""
-    return text_svg(forest_figure(lines, narrow=narrow))
+    beside = [scale * each.estimate.value for each in claim.checks if not each.decides and each.estimate]
+    return Line(check.unit, *told, *ends, None if margin is None else scale * margin, tuple(beside))
 
 
 def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
-    """Draw the claims.
-
-    Args:
-        lines: of ``forest_lines``.
-        narrow: whether the words stand above and below each interval, for a narrow screen.
-    """
+    """Draw the claims; for a narrow screen, with the words above and below each interval."""
     width, letters = (3.9, 50) if narrow else (10.4, 64)
     units = {unit: list(block) for unit, block in itertools.groupby(lines, lambda line: line.unit)}
     heights = {unit: _LINE * sum(_rows(block, letters, narrow)) for unit, block in units.items()}
@@ -136,13 +103,10 @@ def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
     with matplotlib.rc_context(STYLE | {"text.parse_math": False}):
         figure = Figure(figsize=(width, height))
         FigureCanvasAgg(figure)
-        marks = [
-            Line2D([], [], label=words, **_mark(color, marker, words)) for color, marker, words in legend
-        ]
+        marks = [Line2D([], [], label=look[2], **_mark(*look)) for look in legend]
         columns = 1 if narrow else max(1, len(marks))
-        figure.legend(
-            handles=marks, loc="upper left", ncols=columns, frameon=False, borderpad=0, labelspacing=0.3
-        )
+        style: dict[str, Any] = {"frameon": False, "borderpad": 0, "labelspacing": 0.3}
+        figure.legend(handles=marks, loc="upper left", ncols=columns, **style)
         for unit, block in units.items():
             top += _HEAD
             left, share = (0.05, 0.9) if narrow else (0.47, 0.32)
@@ -162,9 +126,8 @@ def _rows(block: Sequence[Line], letters: int, narrow: bool) -> list[float]:
 
 def _draw(axes: Any, block: Sequence[Line], letters: int, narrow: bool) -> None:
     ends = np.array([(line.low, line.high) for line in block])
-    most = next(
-        (tick for tick in _TICKS if tick >= np.abs(ends[np.isfinite(ends)]).max(initial=1)), _TICKS[-1]
-    )
+    reach = np.abs(ends[np.isfinite(ends)]).max(initial=1)
+    most = next((tick for tick in _TICKS if tick >= reach), _TICKS[-1])
     axes.set_xscale("asinh", linear_width=4.0)
     axes.set(xlim=(-most, most), ylim=(sum(_rows(block, letters, narrow)), 0), yticks=[])
     ticks = [tick for tick in _TICKS if abs(tick) <= most]
@@ -188,12 +151,10 @@ def _draw(axes: Any, block: Sequence[Line], letters: int, narrow: bool) -> None:
             place = (0.012, bottom + 1) if narrow else (0.8, y)
             axes.text(*place, numbers, size=8.5, color=look["color"], **text)
             if line.margin:
-                axes.fill_between(
-                    [-line.margin, line.margin], bottom - 0.2, bottom + 1.2, color="#2f62a8", alpha=0.1, lw=0
-                )
-            axes.plot(
-                np.clip([line.low, line.high], -most, most), [bottom + 0.5] * 2, color=look["color"], lw=1.8
-            )
+                shade, ends = {"color": "#2f62a8", "alpha": 0.1, "lw": 0}, (-line.margin, line.margin)
+                axes.fill_between(ends, bottom - 0.2, bottom + 1.2, **shade)
+            ends = np.clip([line.low, line.high], -most, most)
+            axes.plot(ends, [bottom + 0.5] * 2, color=look["color"], lw=1.8)
             dots = np.clip(line.beside, -most, most)
             axes.plot(dots, [bottom + 0.5] * len(dots), ".", color=look["color"], ms=6, alpha=0.5, mew=0)
             axes.plot(np.clip(line.value, -most, most), bottom + 0.5, clip_on=False, zorder=3, **look)
@@ -202,7 +163,5 @@ def _draw(axes: Any, block: Sequence[Line], letters: int, narrow: bool) -> None:
 
 
 def _mark(color: str, marker: str, words: str) -> dict[str, Any]:
-    hollow = words == "undecided"
-    return {"color": color, "marker": marker, "ms": 6.5, "ls": "", "mew": 1.4} | (
-        {"mfc": "white"} if hollow else {}
-    )
+    fill = {"mfc": "white"} if words == "undecided" else {}
+    return {"color": color, "marker": marker, "ms": 6.5, "ls": "", "mew": 1.4, **fill}

@@ -1,37 +1,43 @@
-"""The site of studies: an overview with the claims, and a page for each study."""
+"""The site of studies, an overview with the claims and a page for each study, and their result as a command's."""
 
 import functools
 import html
+import io
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import polars as pl
 from jinja2 import Environment
 from markdown_it import MarkdownIt
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
+from antiphase.commands.result import Result as RunResult
+from antiphase.commands.result import read_result
+from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.figure import as_svg, inline_svg
-from antiphase.report.page import embedded, environment
-from antiphase.studies.claims import OWN, RULE
+from antiphase.report.page import Headline, Section, embedded, environment
+from antiphase.studies.claims import OWN
 from antiphase.studies.figures import Artefact
-from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure
-from antiphase.studies.report.forest import forest_lines, forest_svg
-from antiphase.studies.report.tables import (
-    check_sheet,
-    claims_sheets,
-    counts_sheet,
-    plot_csv,
-    studies_sheet,
-    table_note,
-    table_sheet,
-)
-from antiphase.studies.report.words import PAPERS, page_name, part_name
-from antiphase.studies.results import Result
+from antiphase.studies.options import PackOptions, StudyOptions
+from antiphase.studies.pack import CELLS_FILE
+from antiphase.studies.plan import select
+from antiphase.studies.report import tables
+from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure, text_svg
+from antiphase.studies.report.forest import forest_figure, forest_lines
+from antiphase.studies.report.words import PAPERS, RULE, page_name, part_name, tally
+from antiphase.studies.results import Result, pack_studies, results_of
+from antiphase.studies.spec import ProfileName
 from antiphase.terminal import duration
 
+_CHOICE = "study.json"
+_CHOSEN = {"names", "profile", "seeds", "models", "baseline"}
 _HALF = 6  # inches; wider figures get the full width of the page
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -42,17 +48,9 @@ def prose(text: str) -> Markup:
 
 
 def write_site(results: Sequence[Result], out: Path) -> Path:
-    """Write ``index.html`` and ``<paper>-<name>.html`` for each study into a folder.
+    """Write ``index.html`` and ``<paper>-<name>.html`` for each study into a folder; return the path of the overview.
 
-    Pages are self-contained apart from links to each other; the same results give the same bytes. Pages of other
-    studies are kept.
-
-    Args:
-        results: results of the studies.
-        out: the folder; created if missing.
-
-    Returns:
-        The path of the overview.
+    Pages are self-contained apart from links to each other; the same results give the same bytes.
     """
     papers = list(dict.fromkeys(result.paper for result in results))
     ordered = sorted(results, key=lambda result: papers.index(result.paper))
@@ -65,15 +63,15 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     lines = forest_lines(ordered)
     described = "Each tested claim with the difference that decides it; the table below has the numbers"
     overview = templates.get_template("site.html").render(
-        counts=counts_sheet(ordered),
+        counts=tables.counts_sheet(ordered),
         forest=[
-            Markup(inline_svg(forest_svg(lines, narrow=narrow), f"forest-{name}", described))
+            Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
             for name, narrow in (("wide", False), ("narrow", True))
             if lines
         ],
         rule=RULE,
-        claims=claims_sheets(ordered, pages),
-        studies=studies_sheet(ordered, pages),
+        claims=tables.claims_sheets(ordered, pages),
+        studies=tables.studies_sheet(ordered, pages),
         stand_ins=any(result.profile == "laptop" for result in ordered),
     )
     write_text(out / "index.html", overview)
@@ -88,21 +86,14 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
     for place, plot in enumerate(artefact.plots):
         if not plot.panels:
             continue
-        figure, stacked = plot_figure(plot), None
-        drawn = embedded(figure, f"p{place}", html.escape(plot.name))
-        drawn["downloads"]["csv"] = f"data:text/csv;charset=utf-8,{quote(plot_csv(plot))}"
+        figure, narrow = plot_figure(plot), None
         if min(plot.columns, len(plot.panels)) > 1:  # on a phone, panels stand below one another
             svg = as_svg(plot_figure(replace(plot, columns=1)))
-            stacked = Markup(inline_svg(svg, f"n{place}", html.escape(plot.name)))
-        plots.append(
-            drawn
-            | {
-                "about": plot,
-                "name": name(plot.name),
-                "narrow": stacked,
-                "wide": figure.get_figwidth() > _HALF,
-            }
-        )
+            narrow = Markup(inline_svg(svg, f"n{place}", html.escape(plot.name)))
+        drawn = embedded(figure, f"p{place}", html.escape(plot.name))
+        drawn["downloads"]["csv"] = f"data:text/csv;charset=utf-8,{quote(tables.plot_csv(plot))}"
+        drawn |= {"about": plot, "name": name(plot.name), "narrow": narrow}
+        plots.append(drawn | {"wide": figure.get_figwidth() > _HALF})
     galleries = []
     for place, gallery in enumerate(artefact.galleries):
         figure = gallery_figure(gallery, PIXELS // len(artefact.galleries))
@@ -115,11 +106,107 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
         text=text,
         about="The paper" if result.paper in PAPERS and result.paper != OWN else "About this study",
         plots=plots,
-        tables=[(table_sheet(table, name(table.name)), table_note(table)) for table in artefact.tables],
+        tables=[(tables.table_sheet(one, name(one.name)), tables.table_note(one)) for one in artefact.tables],
         galleries=galleries,
         notes=artefact.notes,
         rule=RULE,
-        claims=[(claim, check_sheet(result, claim, name(claim.name))) for claim in result.claims],
+        claims=[(claim, tables.check_sheet(result, claim, name(claim.name))) for claim in result.claims],
         before=before,
         after=after,
     )
+
+
+def studied(options: StudyOptions) -> RunResult:
+    """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are."""
+    chosen = options.model_dump(include=_CHOSEN)
+    with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
+        list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name))))
+        files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
+        studies = results_of(StudyOptions(**chosen, rows=Path(name)))
+    if any(study.claims for study in studies):
+        table = io.BytesIO()
+        pl.read_csv(tables.claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
+        files["claims.parquet"] = table.getvalue()
+    files[_CHOICE] = options.model_dump_json(include=_CHOSEN).encode()
+    return StudyResult("study run", files, options.place.resolve())
+
+
+class StudyResult(RunResult):
+    """The finished rows of studies, packed, and what the report makes of them."""
+
+    main_table = "claims"
+    needs = (CELLS_FILE, _CHOICE)
+
+    @classmethod
+    def open(cls, folder: Path, command: str) -> RunResult:
+        """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is."""
+        if (folder / _CHOICE).exists():
+            return read_result(folder, command)
+        place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
+        found: dict[ProfileName, dict[str, list[bool]]] = {}
+        sizes: tuple[ProfileName, ...] = ("paper", "laptop", "smoke")
+        for name in sizes:
+            chosen = select(StudyOptions(names=("all",), profile=name, **place))
+            store, size = chosen.store, chosen.profile
+            found[name] = {one.name: [store.done(cell) for cell in one.cells(size)] for one in chosen.studies}
+        profile, done = max(found.items(), key=lambda pair: sum(map(sum, pair[1].values())))
+        # studies share cells: one that was run may have made some of another's
+        names = tuple(study for study, cells in done.items() if all(cells))
+        names = names or tuple(study for study, cells in done.items() if any(cells))
+        if not any(map(any, done.values())):
+            raise UserError(
+                f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
+                "antiphase.study with its file and this store"
+            )
+        return studied(StudyOptions(names=names, profile=profile, **place))
+
+    @cached_property
+    def studies(self) -> list[Result]:
+        choice = self.read_json(_CHOICE)
+        with self.unpacked() as folder:
+            return results_of(StudyOptions(**choice, rows=folder))
+
+    def line(self) -> str:
+        names = ", ".join(study.name for study in self.studies[:3]) + " …" * (len(self.studies) > 3)
+        done, total = (sum(getattr(study, name) for study in self.studies) for name in ("done", "total"))
+        claims = tally([claim for study in self.studies for claim in study.claims])
+        return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells; claims: {claims or '–'}"
+
+    def headlines(self) -> list[Headline]:
+        return [Headline(self.line())]
+
+    def sections(self) -> list[Section]:
+        drawn = [table for study in self.studies if study.artefact for table in study.artefact.tables]
+        sheets = [*tables.claims_sheets(self.studies), *map(tables.table_sheet, drawn)]
+        return [Section("studies", "Studies", tables=sheets)]
+
+    def figure(self) -> Figure:
+        """Draw the first plot of a single study, else all claims."""
+        plots = [plot for study in self.studies if study.artefact for plot in study.artefact.plots]
+        alone = plots and len(self.studies) == 1
+        return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
+
+    def differences(self, other: Any) -> pl.DataFrame:
+        """Return the differences of what the claims of both rest on; without an interval, as rows may be shared."""
+        keys = ["study", "claim", "check"]
+        if any("claims" not in result.tables for result in (self, other)):
+            raise UserError("compare: expected studies with claims, of which some are judged in both")
+        mine, theirs = (result.frame("claims").drop_nulls("value") for result in (self, other))
+        both = mine.join(theirs, on=keys, suffix="_other", maintain_order="left")
+        if both.is_empty():
+            raise UserError("compare: no claim has a number in both; expected runs of one study")
+        same = pl.when(pl.col("verdict") == pl.col("verdict_other")).then("verdict")
+        told = same.otherwise(pl.format("{} and {}", "verdict", "verdict_other"))
+        none = pl.lit(None, pl.Float64)
+        return both.select(
+            model=pl.lit("first"),
+            against=pl.lit("second"),
+            metric=pl.format("{}: {}, {} ({})", *keys, told),
+            difference=pl.col("value") - pl.col("value_other"),
+            low=none,
+            high=none,
+            n=pl.lit(1),
+        )
+
+    def write_report(self, folder: Path) -> Path:
+        return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)

@@ -14,30 +14,15 @@ from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Panel, Plot, Table
-from antiphase.studies.numbers import bracketed, signed, supported, written
-from antiphase.studies.register import RIGHT, UNTESTED, WRONG, outcomes
+from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, outcomes
+from antiphase.studies.report import words
 from antiphase.studies.report.figures import positions, tick_labels, x_label, y_label
-from antiphase.studies.report.words import (
-    FEW,
-    PAPERS,
-    SHORT,
-    TESTED,
-    VERDICTS,
-    by_source,
-    counts,
-    estimates_line,
-    is_tested,
-    price,
-    tally,
-)
+from antiphase.studies.report.words import FEW, PAPERS, SHORT, TESTED, VERDICTS, price, signed, written
 from antiphase.studies.results import Result
 
 _ABOUT = ("paper", "study", "profile", "claim", "source", "statement", "claim_verdict")
-_CHECK_SCHEMA: dict[str, Any] = {
-    **dict.fromkeys((*_ABOUT, "check", "verdict", "unit"), pl.String),
-    **dict.fromkeys(("margin", "value", "low", "high"), pl.Float64),
-    **dict.fromkeys(("n", "seeds"), pl.Int64),
-}
+_CHECK_SCHEMA: dict[str, Any] = dict.fromkeys((*_ABOUT, "check", "verdict", "unit"), pl.String)
+_CHECK_SCHEMA |= {"margin": pl.Float64} | ESTIMATES
 
 
 @dataclass(frozen=True)
@@ -49,30 +34,25 @@ class StudyField(Field):
 
 
 def table_sheet(table: Table, file: str = "") -> Sheet:
-    """Lay out a table of estimates: each value with its interval and the paper's number below.
-
-    Args:
-        table: the table of the study.
-        file: name of its CSV; by default that of the table.
-    """
+    """Lay out a table of estimates: each value with its interval and the paper's number below."""
     scale = 100.0 if table.percent else 1.0
     fields = {}
     for cell in table.cells.iter_rows(named=True):
         value, low, high, paper = (
             None if cell[key] is None else scale * cell[key] for key in ("value", "low", "high", "paper")
         )
-        digits = supported(value, low, high) if table.digits is None else table.digits
+        digits = words.supported(value, low, high) if table.digits is None else table.digits
         theirs = "" if paper is None else f"(paper {paper:.6g})".replace("-", "−")
-        notes = tuple(filter(None, (bracketed(low, high, digits), theirs)))
+        notes = tuple(filter(None, (words.bracketed(low, high, digits), theirs)))
         key = None if value is None or math.isnan(value) else cell["value"]
         fields[cell["row"], cell["column"]] = StudyField(written(value, digits), notes, value=key)
     rows, columns = (table.cells[name].unique(maintain_order=True).to_list() for name in ("row", "column"))
-    lines = [
-        (StudyField(row, kind="name"), *(fields.get((row, column), StudyField("–")) for column in columns))
+    none, csv = StudyField("–"), table.cells.drop(BY_SEED, strict=False).write_csv()
+    lines = tuple(
+        (StudyField(row, kind="name"), *(fields.get((row, column), none) for column in columns))
         for row in rows
-    ]
-    csv = table.cells.drop(BY_SEED, strict=False).write_csv()
-    return Sheet(file or table.name, table.title, (table.index, *columns), tuple(lines), csv)
+    )
+    return Sheet(file or table.name, table.title, (table.index, *columns), lines, csv)
 
 
 def table_note(table: Table) -> str:
@@ -87,12 +67,9 @@ def panel_tables(plot: Plot) -> list[Table]:
     tables = []
     for panel in plot.panels:
         names = dict(enumerate(panel.ticks)) or dict(zip(positions(panel), tick_labels(panel), strict=True))
-        points = (
-            _with_paper(panel)
-            .sort("x", maintain_order=True)
-            .with_columns(row="series", column=pl.col("x").replace_strict(names, return_dtype=pl.String))
-        )
-        cells = points.select("row", "column", *ESTIMATES, "paper")
+        column = pl.col("x").replace_strict(names, return_dtype=pl.String)
+        points = _with_paper(panel).sort("x", maintain_order=True)
+        cells = points.select(*ESTIMATES, "paper", row="series", column=column)
         title = ", ".join(filter(None, [panel.title, y_label(panel)]))
         digits = 1 if panel.percent else None
         tables.append(Table(plot.name, title, x_label(panel), cells, panel.percent, digits))
@@ -119,10 +96,10 @@ def plot_csv(plot: Plot) -> str:
 
 def counts_sheet(results: Sequence[Result]) -> Sheet:
     """Count what became of every claim of each paper, as its register lists them, and of our own questions."""
-    claims = {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
+    claims = words.by_key(results)
     found: dict[str, Mapping[str, int]] = {}
-    for paper, pairs in by_source(results).items():
-        own = counts([claim for _, claim in pairs])
+    for paper, pairs in words.by_source(results).items():
+        own = words.counts([claim for _, claim in pairs])
         untested = sum(count for verdict, count in own.items() if verdict not in TESTED)
         found[paper] = outcomes(paper, claims) or {**own, UNTESTED: untested}
     rows = []
@@ -134,14 +111,9 @@ def counts_sheet(results: Sequence[Result]) -> Sheet:
     return Sheet("verdicts", "Claims by verdict", columns, tuple(rows), "")
 
 
-def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet]:
-    """Tabulate the claims of each paper and of our own questions with their verdicts.
-
-    Args:
-        results: results of the studies.
-        pages: relative path of the page of each study.
-    """
-    page_of = dict(zip(map(id, results), pages, strict=True))
+def claims_sheets(results: Sequence[Result], pages: Sequence[str] = ()) -> list[Sheet]:
+    """Tabulate the claims of each paper and of our own questions with their verdicts, and links to pages."""
+    page_of = dict(zip(map(id, results), pages or [""] * len(results), strict=True))
     return [
         Sheet(
             f"claims-{paper}",
@@ -150,20 +122,19 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet
             tuple(_claim_row(result, claim, page_of[id(result)]) for result, claim in pairs),
             _check_frame(pairs).write_csv(),
         )
-        for paper, pairs in by_source(results).items()
+        for paper, pairs in words.by_source(results).items()
     ]
 
 
 def _claim_row(result: Result, claim: Claim, page: str) -> tuple[StudyField, ...]:
     notes = "; ".join(filter(None, [FEW if claim.lacks_seeds else "", price(claim)]))
     values = [check.estimate.value for check in claim.checks if check.estimate]
+    link = f"{page}#claim-{result.claims.index(claim) + 1}" if page else ""
     return (
         StudyField(claim.statement, (f"({claim.source})",), kind="name"),
         _verdict(claim.verdict, *([f"({notes})"] if notes else [])),
-        StudyField(estimates_line(claim), kind="estimates", value=values[0] if values else None),
-        StudyField(
-            result.label, kind="link", href=f"{page}#claim-{result.claims.index(claim) + 1}" if page else ""
-        ),
+        StudyField(words.estimates_line(claim), kind="estimates", value=values[0] if values else None),
+        StudyField(result.label, kind="link", href=link),
     )
 
 
@@ -192,7 +163,7 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
         (
             StudyField(result.label, (result.title,), kind="name", href=page),
             StudyField(SHORT.get(result.paper, result.paper), kind="word"),
-            StudyField(tally(result.claims) or "–", kind="word"),
+            StudyField(words.tally(result.claims) or "–", kind="word"),
             StudyField(f"{result.done:,}/{result.total:,}", value=result.done / max(result.total, 1)),
             StudyField(result.profile, kind="word"),
             StudyField(str(len(result.seeds)), value=len(result.seeds)),
@@ -205,7 +176,7 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
 
 def console_claims(results: Sequence[Result]) -> Group:
     """Tabulate all claims for a console."""
-    return Group(*map(OnConsole, claims_sheets(results, [""] * len(results))))
+    return Group(*map(OnConsole, claims_sheets(results)))
 
 
 def claims_csv(results: Sequence[Result]) -> str:
@@ -217,26 +188,13 @@ def plain_claims(result: Result) -> dict[str, Any]:
     """Return a study's claims for JSON; an interval without end is null."""
     plain = []
     for claim in result.claims:
+        own = {name: getattr(claim, name) for name in ("name", "source", "statement", "verdict")}
+        own["seeds_needed"] = claim.seeds_needed if claim.verdict == "undecided" else None
         checks = _check_frame([(result, claim)]).drop(_ABOUT).rename({"check": "what"})
-        plain.append(
-            {
-                "name": claim.name,
-                "source": claim.source,
-                "statement": claim.statement,
-                "verdict": claim.verdict,
-                "seeds_needed": claim.seeds_needed if claim.verdict == "undecided" else None,
-                "checks": json.loads(checks.write_json()),
-            }
-        )
-    return {
-        "study": result.name,
-        "paper": result.paper,
-        "profile": result.profile,
-        "seeds": list(result.seeds),
-        "done": result.done,
-        "cells": result.total,
-        "claims": plain,
-    }
+        plain.append(own | {"checks": json.loads(checks.write_json())})
+    about = {"study": result.name, "paper": result.paper, "profile": result.profile}
+    cells = {"done": result.done, "cells": result.total}
+    return about | {"seeds": list(result.seeds)} | cells | {"claims": plain}
 
 
 def _check_frame(claims: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:
@@ -246,23 +204,16 @@ def _check_frame(claims: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:
         for check, verdict in zip(claim.checks, claim.verdicts, strict=True):
             one = check.estimate
             numbers = (one.value, one.low, one.high, one.n) if one else (None,) * 4
-            margin = claim.margin_of(check)
-            rows.append(
-                (*about, claim.verdict, check.what, verdict, check.unit, margin, *numbers, check.seeds)
-            )
+            told = (claim.verdict, check.what, verdict, check.unit, claim.margin_of(check))
+            rows.append((*about, *told, *numbers, check.seeds))
     return pl.DataFrame(rows, schema=_CHECK_SCHEMA, orient="row")
 
 
 def models_tested(results: Sequence[Result], name: str) -> dict[str, str]:
-    """Return the models in words, a setting of the studies, and the seeds and samples that their claims were tested on.
-
-    Args:
-        results: results of the studies.
-        name: of the setting.
-    """
+    """Return the seeds and samples that claims were tested on, by the models in words, a setting of the studies."""
     groups: dict[str, list[pl.DataFrame]] = {}
     for result in results:
-        checks = _check_frame([(result, claim) for claim in result.claims if is_tested(claim)])
+        checks = _check_frame([(result, claim) for claim in result.claims if words.is_tested(claim)])
         if len(checks):
             groups.setdefault(result.settings.get(name, result.label), []).append(checks)
-    return {words: over(*frames, samples="samples") for words, frames in groups.items()}
+    return {models: over(*frames, samples="samples") for models, frames in groups.items()}

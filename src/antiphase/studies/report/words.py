@@ -1,16 +1,23 @@
-"""Claims and their estimates in a line: verdicts counted, what sets checks apart, what a verdict takes."""
+"""Claims, estimates and numbers as text: verdicts counted, what sets checks apart, what a verdict takes."""
 
+import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
+from typing import Any, get_args
 
-from antiphase.studies.claims import OWN, Check, Claim
-from antiphase.studies.numbers import signed
+from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.statistics.intervals import Estimate
+from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested
 from antiphase.studies.results import Result
 
-TESTED = ("holds", "smaller than claimed", "contradicted", "absent", "undecided")
-"""The verdicts of claims that were tested."""
+_TEXTS = tomllib.loads(Path(__file__).with_name("findings.toml").read_text(encoding="utf-8"))
+QUESTIONS: list[dict[str, Any]] = _TEXTS["questions"]
+RULE: str = _TEXTS["rule"].format(points=100 * (MARGINS["points"] or 0), seeds=LEAST_SEEDS)
+TESTED = get_args(Tested)  # the verdicts of claims that were tested
 FEW = "too few seeds"
 VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run")
 PAPERS = {
@@ -23,12 +30,17 @@ _SHOWN = 8  # checks of a claim whose estimates are shown in one line
 
 
 def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]]:
-    """Group claims by the paper that makes them, papers in the order of their first result; our own questions last."""
+    """Group claims by the paper that makes them, in the order of their first result; our own questions last."""
     sources: dict[str, list[tuple[Result, Claim]]] = {}
     for result in results:
         for claim in result.claims:
             sources.setdefault(claim.whose(result.paper), []).append((result, claim))
     return dict(sorted(sources.items(), key=lambda item: item[0] == OWN))
+
+
+def by_key(results: Sequence[Result]) -> dict[str, Claim]:
+    """Return all claims by ``STUDY/CLAIM``."""
+    return {f"{result.name}/{claim.name}": claim for result in results for claim in result.claims}
 
 
 def page_name(result: Result) -> str:
@@ -52,12 +64,7 @@ def counts(claims: Sequence[Claim]) -> Mapping[str, int]:
 
 
 def tally(claims: Sequence[Claim]) -> str:
-    """Count the verdicts in a line.
-
-    >>> from antiphase.statistics.intervals import Estimate
-    >>> tally([Claim("", "", "", [Check("", None)]), Claim("", "", "", [Check("", Estimate(1.0, 0.5, 2.0, 9))])])
-    'too few seeds 1, not run 1'
-    """
+    """Count the verdicts in a line."""
     return ", ".join(f"{verdict} {count}" for verdict, count in counts(claims).items())
 
 
@@ -67,12 +74,7 @@ def is_tested(claim: Claim) -> bool:
 
 
 def estimate_text(check: Check) -> str:
-    """Format the estimate of a check and its interval.
-
-    >>> from antiphase.statistics.intervals import Estimate
-    >>> estimate_text(Check("a − b", Estimate(0.0241, -0.0102, 0.0594, 300)))
-    '+2.4 points [−1.0, 5.9]'
-    """
+    """Format the estimate of a check and its interval."""
     return "–" if check.estimate is None else " ".join(signed(check.estimate, check.unit))
 
 
@@ -80,15 +82,6 @@ def estimates_line(claim: Claim) -> str:
     """Format the estimates of a claim's checks in one line, each with what sets it apart.
 
     Those that decide the verdict come first, those beside it last. If the verdicts differ, each is followed by its own.
-
-    >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
-    >>> def over_16_seeds(what, value):
-    ...     estimate = CrossedEstimate(value, value - 0.02, value + 0.02, 300, Spread(16, 300, 0.01**2, 0.0, 0.0))
-    ...     return Check(f"a − b at {what}", estimate)
-    >>> estimates_line(Claim("", "", "", [over_16_seeds("1/255", 0.03), over_16_seeds("2/255", 0.04)]))
-    '1/255: +3.0 points [1.0, 5.0]; 2/255: +4.0 points [2.0, 6.0]'
-    >>> estimates_line(Claim("", "", "", [over_16_seeds("1/255", 0.03), over_16_seeds("2/255", -0.04)]))
-    '2/255: −4.0 points [−6.0, −2.0], contradicted; 1/255: +3.0 points [1.0, 5.0], holds'
     """
     names = told_apart([check.what for check in claim.checks])
     mixed = len(set(claim.verdicts) - {"beside"}) > 1
@@ -106,37 +99,18 @@ def estimates_line(claim: Claim) -> str:
 
 
 def brief_numbers(claim: Claim) -> dict[str, str]:
-    """Return what decides a claim's verdict, for a sentence: the estimates, and the smallest of several by its name.
-
-    The unit is left out.
-
-    >>> from antiphase.statistics.intervals import Estimate
-    >>> estimates = {"x": Estimate(0.2, 0.19, 0.21, 300), "y": Estimate(0.1, 0.09, 0.11, 300)}
-    >>> checks = [Check(f"a − b in {task}", estimate) for task, estimate in estimates.items()]
-    >>> brief_numbers(Claim("", "", "", checks))["least"]
-    'y, +10.0 [9.0, 11.0]'
-    """
-    deciding = [check for check in claim.deciding if check.estimate]
-    names = told_apart([check.what for check in deciding])
-    numbers = [estimate_text(check).replace(" points", "") for check in deciding]
+    """Return what decides a claim's verdict, without unit: the estimates, and the smallest of several by its name."""
+    checks = [check for check in claim.deciding if check.estimate]
+    numbers = [estimate_text(check).replace(" points", "") for check in checks]
+    names = told_apart([check.what for check in checks])
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
-    values = [check.estimate.value for check in deciding if check.estimate]
-    return {
-        "estimate": numbers[0] if len(deciding) == 1 else "; ".join(texts),
-        "least": texts[values.index(min(values))] if texts else "–",
-    }
+    values = [check.estimate.value for check in checks if check.estimate]
+    least = texts[values.index(min(values))] if texts else "–"
+    return {"estimate": numbers[0] if len(checks) == 1 else "; ".join(texts), "least": least}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
-    """Return each text without the words that all begin or end with; a single text as it is.
-
-    >>> told_apart(["ASR of a at 1/255, PGD", "ASR of a at 2/255, PGD"]), told_apart(["ASR of a"])
-    (['1/255', '2/255'], ['ASR of a'])
-    >>> told_apart(["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"])
-    ['depth 4', 'depth 2']
-    >>> told_apart(["a at λ 0.8 against 0.5 to 0.7", "a at λ 0.8 against 0.9"])
-    ['against 0.5 to 0.7', 'against 0.9']
-    """
+    """Return each text without the words that all begin or end with; a single text as it is."""
     if len(texts) < 2:
         return list(texts)
     words = [re.findall(r"[^\s(),]+", text) for text in texts]
@@ -153,19 +127,51 @@ def _shared(words: Sequence[Sequence[str]]) -> int:
 
 
 def price(claim: Claim) -> str:
-    """State what a verdict on an undecided claim is expected to take; empty for other claims, or if it is not known.
-
-    >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
-    >>> estimate = CrossedEstimate(0.05, -0.01, 0.11, 300, Spread(3, 300, 0.0002, 0.0, 0.0))
-    >>> price(Claim("", "", "", [Check("a − b", estimate)], seconds=600.0))
-    '8 seeds, 1.3 core-hours'
-    """
+    """State what a verdict on an undecided claim is expected to take; empty for other claims, or if it is not known."""
     seeds = claim.seeds_needed if claim.verdict == "undecided" else None
     if seeds is None:
         return ""
-    return f"{seeds:,} seeds" + (
-        "" if claim.seconds is None else f", {seeds * claim.seconds / 3600:,.1f} core-hours"
-    )
+    hours = "" if claim.seconds is None else f", {seeds * claim.seconds / 3600:,.1f} core-hours"
+    return f"{seeds:,} seeds{hours}"
+
+
+def written(value: float | None, digits: int, sign: bool = False) -> str:
+    """Format a number with a minus sign (−) and without negative zero; None and NaN are a dash."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
+    if not text.strip("+-0.,"):
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def bracketed(low: float | None, high: float | None, digits: int) -> str:
+    """Format an interval in brackets; return an empty string if an end is missing or nothing is between them."""
+    if low is None or high is None or not low < high:
+        return ""
+    return f"[{written(low, digits)}, {written(high, digits)}]"
+
+
+def supported(value: float | None, low: float | None, high: float | None) -> int:
+    """Return the number of decimals: two significant digits of the half-width, or three of a value without interval."""
+    ends = [end for end in (low, high) if end is not None and math.isfinite(end)]
+    if len(ends) == 2 and ends[1] > ends[0]:
+        return max(0, min(6, 1 - math.floor(math.log10((ends[1] - ends[0]) / 2))))
+    if not value or not math.isfinite(value):
+        return 1
+    return max(0, min(6, 2 - math.floor(math.log10(abs(value)))))
+
+
+def signed(estimate: Estimate, unit: str) -> tuple[str, str]:
+    """Format a difference with its unit, and its interval, of which nonzero ends are not rounded to 0."""
+    scale = 100.0 if unit == "points" else 1.0
+    value, low, high = (scale * part for part in (estimate.value, estimate.low, estimate.high))
+    digits = 1 if unit == "points" else supported(value, low, high)
+    while digits < 6 and any(end and math.isfinite(end) and not round(end, digits) for end in (low, high)):
+        digits += 1
+    return f"{written(value, digits, sign=True)} {unit}".strip(), bracketed(low, high, digits)
 
 
 def deciding(claim: Claim) -> Check | None:

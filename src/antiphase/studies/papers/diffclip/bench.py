@@ -1,22 +1,31 @@
 """Models, data sets and protocols shared by the studies of the DiffCLIP paper, for each profile.
 
-With ``--models`` trained checkpoints are measured in place of trainings, such as the authors' pair (``--models
-released``).
+With ``--models`` trained checkpoints are measured in place of trainings, such as the authors' pair from the hub
+(``--models released``). Their checkpoints do not hold λ_init: .8 is assumed, as Section 4.1 says. The repository of
+their baseline is not verified: its name is inferred from that of DiffCLIP. ``--baseline FILE`` replaces it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from antiphase.data.shards import TITLES
-from antiphase.studies.cells.evaluate import Evaluate
-from antiphase.studies.cells.models import Given
-from antiphase.studies.cells.relevance import Relevance
-from antiphase.studies.cells.training import TrainClip
+from antiphase.data.shards import CC3M, CC12M, TITLES
+from antiphase.errors import UserError
+from antiphase.models.checkpoints import RECIPE_FILE, as_config, read_recipe
+from antiphase.models.clip import ClipConfig, find_clip
+from antiphase.models.schemes.diffclip import (
+    config_of,
+    local_checkpoint,
+    read_lambda_init,
+    read_released,
+    stored_config,
+)
+from antiphase.models.transformer import attention_spec
+from antiphase.studies.cells import Evaluate, Given, Relevance, TrainClip, given
+from antiphase.studies.options import RELEASED
 from antiphase.studies.papers.declarations import Paper, listed
-from antiphase.studies.papers.diffclip.released import given_models, models_in_words
 from antiphase.studies.scale import IN_SHORT, clips_in_short
 from antiphase.studies.spec import Cell, Profile
 
@@ -27,61 +36,40 @@ PAPER = Paper("diffclip", Path(__file__).parent)
 
 @dataclass(frozen=True)
 class DiffclipBench:
-    """The scale of all studies of the paper; what differs by profile is in ``profiles.toml``.
-
-    Attributes:
-        home: set of zero-shot classification; ``shifted`` are sets of its classes under a shift.
-        alike: set of pairs that look alike.
-        looks: number of images that are looked at, with the fields ``looked_at`` of :class:`Relevance`.
-        asked: the two queries of Figure 2.
-        correlated: number of images on which the two maps are correlated.
-        learned: number of training images of probes and of few-shot learning.
-        given: models that the profile names.
-    """
+    """The scale of all studies of the paper; what differs by profile is in ``profiles.toml``."""
 
     trained_on: tuple[str, ...]
     main: str
     preset: str
     probed: tuple[str, ...]
     retrieved: tuple[str, ...]
-    home: str
-    shifted: tuple[str, ...]
-    alike: str
-    looked_at: Mapping[str, Any]
-    looks: int
-    asked: tuple[str, str]
-    correlated: int
+    home: str  # set of zero-shot classification
+    shifted: tuple[str, ...]  # sets of its classes under a shift
+    alike: str  # set of pairs that look alike
+    looked_at: Mapping[str, Any]  # fields of :class:`Relevance`
+    looks: int  # images that are looked at
+    asked: tuple[str, str]  # the two queries of Figure 2
+    correlated: int  # images on which the two maps are correlated
     recipe: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
     pairs: int | None = None
     images: int | None = None
-    learned: int | None = None
+    learned: int | None = None  # training images of probes and of few-shot learning
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    given: tuple[Given, ...] = ()
+    given: tuple[Given, ...] = ()  # models that the profile names
     seeds: int = 3
 
     def train(self, variant: str, seed: int, data: str | None = None) -> TrainClip:
         """Return a training; on the main set unless given."""
-        return TrainClip(
-            variant=variant,
-            data=data or self.main,
-            seed=seed,
-            preset=self.preset,
-            limit=self.pairs,
-            sizes=dict(self.sizes),
-            recipe=dict(self.recipe),
-        )
+        how: dict[str, Any] = {"preset": self.preset, "limit": self.pairs}
+        how |= {"sizes": dict(self.sizes), "recipe": dict(self.recipe)}
+        return TrainClip(variant=variant, data=data or self.main, seed=seed, **how)
 
     def evaluate(self, model: TrainClip | Given, task: str, data: str) -> Evaluate:
-        """Return a task on a data set."""
-        return Evaluate(
-            model=model,
-            task=task,
-            data=data,
-            protocol=dict(self.protocols.get(task, {})),
-            limit=None if task == "mmvp" else self.images,
-            train_limit=self.learned if task in ("probe", "few-shot") else None,
-        )
+        how: dict[str, Any] = {"protocol": dict(self.protocols.get(task, {}))}
+        how["limit"] = None if task == "mmvp" else self.images
+        how["train_limit"] = self.learned if task in ("probe", "few-shot") else None
+        return Evaluate(model=model, task=task, data=data, **how)
 
     def look(self, model: TrainClip | Given) -> list[Relevance]:
         """Return the maps of a model for the objects of every image, and for Figure 2's queries in two images."""
@@ -131,3 +119,97 @@ def settings(profile: Profile) -> dict[str, str]:
 
 
 clip_study = partial(PAPER.study, settings=settings)
+
+PAIR = ("diffclip:hammh0a/CLIP_ViTB16_CC12M", "diffclip:hammh0a/DiffCLIP_ViTB16_CC12M#lambda_init=0.8")
+"""The authors' CLIP and DiffCLIP on the hub, ViT-B/16 trained on CC12M."""
+
+_UNVERIFIED = "its name on the hub is inferred and unverified; --baseline FILE replaces it"
+_ASSUMED = "λ_init is assumed, the checkpoint does not hold it"
+
+
+def released(profile: Profile) -> list[Given]:
+    """Return the authors' CLIP, or the baseline that was given in its place, and their DiffCLIP."""
+    if profile.baseline is None:
+        return [_model(PAIR[0], 0, _UNVERIFIED), _model(PAIR[1], 0)]
+    clip = _model(profile.baseline, 0, series=find_clip("clip").label)
+    if clip.factors().get("lambda_init") is not None:
+        raise UserError(f"baseline {profile.baseline}: has differential attention; expected a standard CLIP")
+    return [clip, _model(PAIR[1], 0)]
+
+
+def given_models(profile: Profile) -> list[Given]:
+    """Return the models of ``--models``; several of one kind and training set are its training seeds."""
+    found: list[Given] = []
+    for spec in profile.models:
+        several = released(profile) if spec == RELEASED else [_model(spec, 0)]
+        for one in several:
+            kind = (one.series, one.factors()["trained_on"])
+            seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in found)
+            found.append(one if not seed else _model(spec, seed))
+    return found
+
+
+def models_in_words(models: Sequence[Given]) -> str:
+    """Return the models for a reader, with what is to know about each."""
+    parts = []
+    for one in models:
+        source = str(one.factors()["trained_on"])
+        note = f" ({one.note})" if one.note else ""
+        parts.append(f"{one.series}, trained on {TITLES.get(source, source)}: {one.spec}{note}")
+    return "; ".join(parts)
+
+
+def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> Given:
+    kind, _, name = spec.partition(":")
+    if kind == "open_clip":
+        base, _, tag = name.partition("/")
+        return given(spec, series or base, seed, note, trained_on=tag)
+    if kind != "diffclip":
+        return _run(Path(spec).expanduser(), spec, seed, series)
+    path, _, setting = name.partition("#")
+    lambda_init = read_lambda_init(spec, setting) if setting else None
+    by_depth = lambda_init == "depth"
+    towers, depth = (bool(setting), bool(setting)), 12  # whether each has differential attention
+    if (file := local_checkpoint(path)) is not None:
+        config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
+        towers = _differential(config)
+        depth = config.vision.depth
+    facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
+    if any(towers):
+        facts["lambda_init"] = 0.8 if by_depth else lambda_init
+        facts["lambda_schedule"] = "depth" if by_depth else "constant"
+        note = _ASSUMED
+    return given(spec, series or _series(towers, by_depth), seed, note, **facts)
+
+
+def _series(towers: tuple[bool, bool], by_depth: bool) -> str:
+    """Return what reports call a CLIP, by which of its towers have differential attention."""
+    both = "diffclip-depth" if by_depth else "diffclip"
+    names = {(False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text"}
+    return find_clip(names.get(towers, both)).label
+
+
+def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
+    """Return a run of ``antiphase train-clip``, whose recipe says what it is and what it was trained on."""
+    recipe = read_recipe(folder)
+    if recipe.get("kind") != "clip":
+        raise UserError(f"models {spec}: is no CLIP; expected a directory of antiphase train-clip")
+    config = as_config(ClipConfig, recipe.get("model"), f"{folder / RECIPE_FILE}: ", ("model",))
+    facts: dict[str, Any] = {"trained_on": str(recipe.get("data")), "depth": config.vision.depth}
+    towers = _differential(config)
+    if any(towers):
+        tower = config.vision if towers[0] else config.text
+        facts |= tower.model_dump(include={"lambda_init", "lambda_schedule"})
+    by_depth = facts.get("lambda_schedule") == "depth"
+    return given(spec, series or _series(towers, by_depth), seed, **facts)
+
+
+def _differential(config: ClipConfig) -> tuple[bool, bool]:
+    vision, text = (attention_spec(one.attention).differential for one in (config.vision, config.text))
+    return vision, text
+
+
+@lru_cache
+def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
+    """Return the sizes and towers of a checkpoint, read once for each modification time."""
+    return stored_config(file) or config_of(read_released(file), str(file), lambda_init)

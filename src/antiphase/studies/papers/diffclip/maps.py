@@ -8,14 +8,13 @@ import polars as pl
 
 from antiphase.data.shards import TITLES
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
-from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
+from antiphase.studies.cells.evaluate import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Gallery, Picture, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks, filled
-from antiphase.studies.papers.diffclip.bench import PAPER, bench, models
+from antiphase.studies.papers.diffclip.bench import PAPER, bench, models, models_in_words, released
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
-from antiphase.studies.papers.diffclip.released import models_in_words, released
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
@@ -32,8 +31,7 @@ _CONSTANT = {_PRECISION: pl.col("object_share"), _POINTING: pl.col("object_share
 _SHARE = "a map of one value"
 
 
-def cells(profile: Profile) -> list[Cell]:
-    """The maps of both models of the main training set, all seeds."""
+def _cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     return [cell for model in models(profile, sets=[sizes.main]) for cell in sizes.look(model)]
 
@@ -59,11 +57,8 @@ def _gallery(name: str, title: str, named: pl.DataFrame, kinds: Sequence[str]) -
     sheet = []
     for block in images[:: -(-len(images) // SHOWN) or 1]:
         texts = block["text"].unique(maintain_order=True).to_list()
-        maps = [
-            _picture(f"{text}: {row['map']}", row)
-            for text in texts
-            for row in block.filter(text=text).iter_rows(named=True)
-        ]
+        rows = [row for text in texts for row in block.filter(text=text).iter_rows(named=True)]
+        maps = [_picture(f"{row['text']}: {row['map']}", row) for row in rows]
         sheet.append((Picture("; ".join(texts), maps[0].image), *maps))
     sources = map(str, named["trained_on"].unique(maintain_order=True).drop_nulls())
     origin = ", ".join(TITLES.get(source, source) for source in sources)
@@ -79,21 +74,19 @@ def _picture(title: str, row: dict[str, Any]) -> Picture:
 def _tables(scored: pl.DataFrame) -> list[Table]:
     """Return the measures of every map, and those of a map of one value."""
     one = scored.filter(map=scored["map"][0]).with_columns(map=pl.lit(_SHARE))
-    cells = pl.concat(
-        estimates(frame.filter(SCORES[title].is_not_null()), ["map"], value).with_columns(
-            column=pl.lit(title)
-        )
-        for frame, scores in ((scored, SCORES), (one, _CONSTANT))
-        for title, value in scores.items()
-    )
+    found = []
+    for frame, scores in ((scored, SCORES), (one, _CONSTANT)):
+        for title, value in scores.items():
+            means = estimates(frame.filter(SCORES[title].is_not_null()), ["map"], value)
+            found.append(means.with_columns(column=pl.lit(title)))
+    cells = pl.concat(found)
     known = (pl.col("map") == _SHARE) & (pl.col("column") == _RIGHT)  # half, without an interval
     cells = cells.with_columns(pl.when(~known).then(pl.col("low", "high")))
     title, name = "How well maps find the object", "attention-on-object"
     return tables(cells, title, name, "map", "column", index="map")
 
 
-def checks(rows: RowsByTable) -> Checks:
-    """Check that DiffCLIP's maps focus on the object that is asked for."""
+def _checks(rows: RowsByTable) -> Checks:
     scored = rows["relevance"].filter(pl.col("asked").is_null())
 
     def check(title: str, first: tuple[str, str], second: tuple[str, str]) -> list[Check]:
@@ -108,9 +101,9 @@ def checks(rows: RowsByTable) -> Checks:
 
 ATTENTION = PAPER.study(
     "diffclip-attention",
-    cells,
+    _cells,
     draw,
-    checks,
+    _checks,
     lambda profile: bench_settings(profile) | PAPER.settings("maps", bench=bench(profile)),
 )
 
@@ -133,15 +126,13 @@ def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
     return [*(differential or trainings), *(Untrained(of=training) for training in trainings)]
 
 
-def correlation_cells(profile: Profile) -> list[Cell]:
-    """The branches of every layer of the image tower."""
+def _correlation_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     how: dict[str, Any] = {"part": "branches", "limit": sizes.correlated, "settings": {"travel": NOISE}}
     return [Sense(model=model, data=sizes.home, **how) for model in _pairs(profile)]
 
 
-def correlation_settings(profile: Profile) -> dict[str, str]:
-    """Return the settings shown on the page."""
+def _correlation_settings(profile: Profile) -> dict[str, str]:
     shown = bench_settings(profile)
     given = [one for one in _pairs(profile) if isinstance(one, Given)]
     about = {name: shown[name] for name in ("trained on", "model", "training", IN_SHORT) if name in shown}
@@ -150,11 +141,7 @@ def correlation_settings(profile: Profile) -> dict[str, str]:
 
 
 def values(rows: RowsByTable) -> pl.DataFrame:
-    """Return every correlation, one row for each layer, head, seed and image.
-
-    Returns:
-        Columns ``series, training_seed, layer, head, sample, input, quantity`` (maps or changes) and ``value``.
-    """
+    """Return every correlation, one row for each layer, head, seed and image."""
     kind = pl.col("perturbation").replace_strict({"noise": "noise", "pgd": "PGD"}, return_dtype=pl.String)
     branches = rows["branches"].with_columns(input=pl.format("{} {}", kind, IN_255THS))
     # the clean image is the same in the rows of every perturbation
@@ -165,9 +152,7 @@ def values(rows: RowsByTable) -> pl.DataFrame:
         (branches, IN_CHANGES, "change_correlation"),
     ]
     keys = ("series", SEED, "layer", "head", SAMPLE, "input")
-    return pl.concat(
-        frame.select(*keys, quantity=pl.lit(what), value=column) for frame, what, column in parts
-    )
+    return pl.concat(frame.select(*keys, quantity=pl.lit(of), value=column) for frame, of, column in parts)
 
 
 def draw_correlations(rows: RowsByTable) -> Artefact:
@@ -175,28 +160,17 @@ def draw_correlations(rows: RowsByTable) -> Artefact:
     means = estimates(values(rows), ["quantity", "series", "input", "layer"], VALUE, kind="difference")
     title = pl.col("quantity").replace_strict({IN_MAPS: "A1 and A2", IN_CHANGES: "ΔA1 and ΔA2"})
     means = means.drop(BY_SEED).sort("layer", maintain_order=True).with_columns(title=title, model="series")
-    number, words = pl.col("layer") + 1, "Correlation of {title} by layer"
+    number, listed, style = pl.col("layer") + 1, [], {"percent": False, "digits": 3}
     lines, labels = means.with_columns(series="input"), ("layer", "correlation")
     drawn = panels(lines, "{title}, {model}", number, labels, level=0.0)
-    row, layer = pl.format("{}, {}", "series", "input"), pl.format("layer {}", number)
-    listed = [
-        table
-        for quantity in (IN_MAPS, IN_CHANGES)
-        for table in tables(
-            means.filter(quantity=quantity),
-            words,
-            f"map-correlation-{quantity}",
-            row,
-            layer,
-            percent=False,
-            digits=3,
-        )
-    ]
+    for quantity in (IN_MAPS, IN_CHANGES):
+        told = ("Correlation of {title} by layer", f"map-correlation-{quantity}")
+        placed = (pl.format("{}, {}", "series", "input"), pl.format("layer {}", number))
+        listed += tables(means.filter(quantity=quantity), *told, *placed, **style)
     return Artefact([PAPER.plot("map-correlation", drawn)], listed)
 
 
-def correlation_checks(rows: RowsByTable) -> Checks:
-    """Check what noise cancellation would need, averaged over layers and heads."""
+def _correlation_checks(rows: RowsByTable) -> Checks:
     correlations = values(rows)
     maps = {"series": TRAINED, "quantity": IN_MAPS}
     changes, untrained = ({"series": series, "quantity": IN_CHANGES} for series in (TRAINED, UNTRAINED))
@@ -204,11 +178,9 @@ def correlation_checks(rows: RowsByTable) -> Checks:
     louder, shared, learned = [], [], []
     for noise in (f"noise {eps_label(eps)}" for eps in NOISE):
         noisy, changed, before = (which | {"input": noise} for which in (maps, changes, untrained))
-        rise, learnt = (
-            difference(correlations, *pair, VALUE) for pair in ((noisy, clean), (changed, before))
-        )
-        louder.append(Check(f"r({noise}) − r(clean)", rise, ""))
+        louder.append(Check(f"r({noise}) − r(clean)", difference(correlations, noisy, clean, VALUE), ""))
         shared.append(Check(f"r of the changes, {noise}", mean(correlations, changed, VALUE), ""))
+        learnt = difference(correlations, changed, before, VALUE)
         learned.append(Check(f"r of the changes, trained − untrained, {noise}", learnt, ""))
     return {
         "maps-share": [Check("r, clean", mean(correlations, clean, VALUE), "")],
@@ -219,5 +191,5 @@ def correlation_checks(rows: RowsByTable) -> Checks:
 
 
 MAP_CORRELATION = PAPER.study(
-    "map-correlation", correlation_cells, draw_correlations, correlation_checks, correlation_settings
+    "map-correlation", _correlation_cells, draw_correlations, _correlation_checks, _correlation_settings
 )

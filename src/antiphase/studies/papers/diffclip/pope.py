@@ -14,7 +14,7 @@ from antiphase.studies.figures import IN_255THS, Artefact, panels
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.diffclip import bench as towers
 from antiphase.studies.papers.diffclip.bench import PAPER
-from antiphase.studies.papers.diffclip.paper_tables import (
+from antiphase.studies.papers.diffclip.evaluations import (
     KEYS,
     VALUE,
     clustered,
@@ -59,57 +59,32 @@ class VlmBench:
 
     @property
     def eps(self) -> tuple[float, ...]:
-        """Budgets of the attack, in units of the [0, 1] pixel."""
         return tuple(eps / 255 for eps in self.eps_255)
 
     def train(self, tower: TrainClip | Given, seed: int) -> TrainVlm:
         """Return stage 2, which needs stage 1."""
-        first = TrainVlm(
-            start=tower,
-            data=self.captions,
-            seed=seed,
-            language=self.language,
-            prompt=self.prompt,
-            preset=self.preset,
-            limit=self.caption_limit,
-            recipe=dict(self.align),
-        )
-        return TrainVlm(
-            start=first,
-            data=self.instructions,
-            seed=seed,
-            preset=self.preset,
-            limit=self.question_limit,
-            recipe=dict(self.tune),
-        )
+        both: dict[str, Any] = {"seed": seed, "preset": self.preset}
+        one = {"limit": self.caption_limit, "recipe": dict(self.align), "language": self.language, **both}
+        two = {"limit": self.question_limit, "recipe": dict(self.tune), **both}
+        first = TrainVlm(start=tower, data=self.captions, prompt=self.prompt, **one)
+        return TrainVlm(start=first, data=self.instructions, **two)
 
     def measure(self, model: TrainVlm) -> list[Evaluate | AttackAnswers]:
-        """Return POPE without and under attack."""
+        asked: dict[str, Any] = {"model": model, "data": self.pope}
         protocol = {"suffix": self.suffix} if self.suffix else {}
+        attack = {"eps": self.eps, "settings": {"steps": self.steps}}
         return [
-            Evaluate(model=model, task="pope", data=self.pope, limit=self.images, protocol=protocol),
-            AttackAnswers(
-                model=model,
-                data=self.pope,
-                eps=self.eps,
-                limit=self.attacked,
-                suffix=self.suffix,
-                settings={"steps": self.steps},
-            ),
+            Evaluate(**asked, task="pope", limit=self.images, protocol=protocol),
+            AttackAnswers(**asked, **attack, limit=self.attacked, suffix=self.suffix),
         ]
 
 
 BENCHES = PAPER.benches(VlmBench)
 
 
-def bench(profile: Profile) -> VlmBench:
-    """Return the bench of a profile."""
-    return BENCHES[profile.name]
-
-
 def models(profile: Profile) -> list[TrainVlm]:
     """Return the models by tower and seed; on a tower that the profile names, each has one seed, the tower's."""
-    sizes, base = bench(profile), towers.bench(profile)
+    sizes, base = BENCHES[profile.name], towers.bench(profile)
     if base.given:
         return [sizes.train(tower, tower.seed) for tower in base.given]
     base = replace(base, **sizes.towers)
@@ -119,15 +94,12 @@ def models(profile: Profile) -> list[TrainVlm]:
 
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the page."""
-    sizes, base, shown = bench(profile), towers.bench(profile), towers.settings(profile)
+    sizes, base, shown = BENCHES[profile.name], towers.bench(profile), towers.settings(profile)
     if base.given:
         about = {"models": shown["models"]}
     else:
-        about = {
-            "towers trained on": TITLES.get(base.main, base.main),
-            "model of the towers": shown["model"],
-            IN_SHORT: f"{sizes.language} with the image towers of {shown[IN_SHORT]}",
-        }
+        about = {"towers trained on": TITLES.get(base.main, base.main), "model of the towers": shown["model"]}
+        about[IN_SHORT] = f"{sizes.language} with the image towers of {shown[IN_SHORT]}"
     return about | PAPER.settings("vlm", bench=sizes)
 
 
@@ -135,21 +107,16 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
     """Return a row for each question and metric of :func:`~antiphase.vlm.pope.pope_values`.
 
     The questions about an image are one sample.
-
-    Returns:
-        Columns ``pretraining, series, training_seed, task`` (the sampling), ``data`` (the metric), ``sample, value``.
     """
     keys = [*_MODEL, "task", "data"]
     image = {SAMPLE: pl.col("group").cast(pl.String)}
     named = rows.with_columns(pretraining=pretraining(), task="setting", **image)
-    return clustered(
-        pl.concat(
-            block.with_columns(data=pl.lit(name), value=pl.Series(values)).select(*keys, SAMPLE, "value")
-            for block in named.partition_by([*_MODEL, "task"], maintain_order=True)
-            for name, values in pope_values(block).items()
-        ),
-        keys,
-    )
+    observed = [
+        block.with_columns(data=pl.lit(name), value=pl.Series(values)).select(*keys, SAMPLE, "value")
+        for block in named.partition_by([*_MODEL, "task"], maintain_order=True)
+        for name, values in pope_values(block).items()
+    ]
+    return clustered(pl.concat(observed), keys)
 
 
 def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
@@ -190,8 +157,7 @@ def draw(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot(f"{name}-attacked", drawn)], listed)
 
 
-def checks(rows: RowsByTable) -> Checks:
-    """Check that DiffCLIP is better in every metric, and that its hallucination rate rises more under attack."""
+def _checks(rows: RowsByTable) -> Checks:
     observed, rise = scores(rows["evaluate"]), rises(hallucinations(rows["answers"]))
 
     def better(*metrics: str) -> list[Check]:
@@ -211,9 +177,9 @@ def _smallest(rows: RowsByTable) -> dict[str, str]:
 
 TABLE_3 = PAPER.study(
     "diffclip-table-3",
-    lambda profile: [cell for model in models(profile) for cell in bench(profile).measure(model)],
+    lambda profile: [cell for model in models(profile) for cell in BENCHES[profile.name].measure(model)],
     draw,
-    checks,
+    _checks,
     settings,
     fill=_smallest,
 )

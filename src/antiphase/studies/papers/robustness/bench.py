@@ -16,7 +16,7 @@ from antiphase.models.zeroshot import PAPER_TEMPLATE
 from antiphase.studies.cells import Accuracy, Attack, Given, Sense, TrainClip, TrainVit
 from antiphase.studies.papers.declarations import Paper
 from antiphase.studies.papers.diffclip import bench as diffclip
-from antiphase.studies.papers.diffclip.released import models_in_words, released
+from antiphase.studies.papers.diffclip.bench import models_in_words, released
 from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile
 
@@ -74,7 +74,6 @@ class RobustnessBench:
         )
 
     def seeds_of(self, profile: Profile, depth: int = 1) -> tuple[int, ...]:
-        """Return the training seeds of the models of a depth."""
         return profile.seeds_or(self.seeds if depth <= 2 else self.deep_seeds)
 
     def attack(
@@ -87,17 +86,10 @@ class RobustnessBench:
         **settings: Any,
     ) -> Attack:
         """Return an attack on the model's own test images, PGD unless named."""
-        return Attack(
-            model=model,
-            data=model.data,
-            eps=tuple(eps),
-            limit=self.few if attack in ("autoattack", "carlini-wagner") else self.images,
-            attack=attack,
-            settings={**self.attacks.get(attack, {}), **settings},
-            norm=norm,
-            seed=seed,
-            precision=self.search,
-        )
+        how: dict[str, Any] = {"settings": {**self.attacks.get(attack, {}), **settings}, "norm": norm}
+        how["limit"] = self.few if attack in ("autoattack", "carlini-wagner") else self.images
+        how |= {"attack": attack, "seed": seed, "precision": self.search}
+        return Attack(model=model, data=model.data, eps=tuple(eps), **how)
 
     def patch(self, model: TrainVit, width: int) -> Attack:
         """Return PGD on a square at a random place, ε = 1 (Appendix C.2.1)."""
@@ -108,7 +100,6 @@ class RobustnessBench:
         return self.attack(model, (10.0,), "carlini-wagner", norm="l2")
 
     def accuracy(self, model: TrainVit) -> Accuracy:
-        """Return the accuracy on all test images."""
         return Accuracy(model=model, data=model.data, limit=None if self.limit is None else self.images)
 
     def sense_of(self, model: TrainVit | TrainClip | Given, part: str) -> Sense:
@@ -126,19 +117,11 @@ class RobustnessBench:
         **settings: Any,
     ) -> Attack:
         """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
-        return Attack(
-            model=model,
-            data=data,
-            eps=tuple(eps),
-            limit=self.clip_images,
-            attack=attack,
-            settings={"objective": "cosine", **self.attacks.get(attack, {}), **settings},
-            prompt=self.prompt or None,
-            seed=seed,
-        )
+        chosen = {"objective": "cosine", **self.attacks.get(attack, {}), **settings}
+        how: dict[str, Any] = {"limit": self.clip_images, "prompt": self.prompt or None, "seed": seed}
+        return Attack(model=model, data=data, eps=tuple(eps), attack=attack, settings=chosen, **how)
 
     def clip_accuracy(self, model: TrainClip | Given, data: str) -> Accuracy:
-        """Return the predictions of a CLIP on clean images."""
         return Accuracy(model=model, data=data, limit=self.clip_images)
 
 
@@ -172,9 +155,8 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
     sizes = diffclip.bench(profile)
     if sizes.given:
         differential = "clip" not in variants
-        return [
-            one for one in sizes.given if not differential or one.factors().get("lambda_init") is not None
-        ]
+        chosen = (one for one in sizes.given if one.factors().get("lambda_init") is not None)
+        return list(chosen if differential else sizes.given)
     if profile.name == "paper":
         labels = {find_clip(variant).label for variant in variants}
         return [one for one in released(profile) if one.series in labels]
@@ -218,4 +200,4 @@ def clip_settings(profile: Profile) -> dict[str, str]:
     return models | PAPER.settings("clips", "attacks", bench=bench(profile))
 
 
-vit_study = partial(PAPER.study, settings=settings)
+vit_study = partial(PAPER.study, settings=settings, by_data=True)

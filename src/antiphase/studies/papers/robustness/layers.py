@@ -1,29 +1,209 @@
-"""Figures 3(d), 4 and 5: Lipschitz estimates of the attention maps and the alignment of their gradients, by layer."""
+"""Figures 3(d), 4, 5 and Section 4: Lipschitz estimates, gradients and cancellation by layer of DiffViT and ViT."""
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import polars as pl
 
-from antiphase.studies.claims import Check, apart, combinations, higher
-from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, share_above, trend
-from antiphase.studies.figures import BY_SEED, Artefact, panels, tables
+from antiphase.statistics.intervals import mean_over_seeds
+from antiphase.studies.claims import Check, above, apart, combinations, higher
+from antiphase.studies.estimation import SAMPLE, SEED, Kind, difference, estimates, mean, share_above, trend
+from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
     PAPER,
-    all_cells,
     bench,
     clip_models,
     twins,
     vit_and_clip_settings,
     vit_study,
 )
-from antiphase.studies.papers.robustness.layer_sensitivity import ESTIMATORS, LAYER_NAME, lambdas
 from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
+LAYER = ["data", "depth", SEED, "layer"]
+PLACE = ["data", "depth", "layer", "quantity"]
+LAYER_NAME = pl.format("layer {}", pl.col("layer") + 1)
 VALUE = pl.col("value")
+RATIO = "gradients, Theorem 2"
+PARTS = ("A1 alone, γ", "size of A2, ρ", "angle, cosθ")
+FACTORS = ("λ", "ρ", "cosθ", "γ")
+ESTIMATORS = ("sampled maximum", "sampled mean", "power iteration", "gradient ascent")
+PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
+
+
+def _sensitivity_cells(profile: Profile) -> list[Cell]:
+    sizes, parts = bench(profile), ("alignment", "lipschitz")
+    both = [sizes.sense_of(model, part) for model in twins(profile, None) for part in parts]
+    return [*both, *(sizes.sense_of(model, "depth") for model in twins(profile, None, ["diffvit"]))]
+
+
+def values(rows: RowsByTable) -> pl.DataFrame:
+    """Return every quantity of every layer of DiffViT for each training seed and image; ratios are linearised."""
+    return pl.concat([_gradients(rows["alignment"]), _lipschitz(rows["lipschitz"]), _moved(rows["depth"])])
+
+
+def _root(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
+    """Return √(mean(top) / mean(bottom)), linearised in each image."""
+    relative = top / top.mean() - bottom / bottom.mean()
+    return (top.mean() / bottom.mean()).sqrt() * (1.0 + relative / 2)
+
+
+def _log(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
+    """Return ½·ln(mean(top) / mean(bottom)), linearised in each image."""
+    return ((top.mean() / bottom.mean()).log() + top / top.mean() - bottom / bottom.mean()) / 2
+
+
+def _cosine(cross: pl.Expr, first: pl.Expr, second: pl.Expr) -> pl.Expr:
+    """Return mean(cross) / √(mean(first)·mean(second)), linearised in each image."""
+    scale = (first.mean() * second.mean()).sqrt()
+    half = (first / first.mean() + second / second.mean()) / 2
+    return (cross + cross.mean() * (1.0 - half)) / scale
+
+
+def _twins(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
+    """Return DiffViT's rows, with columns of the ViT of the same data, depth, seed and image."""
+    base = rows.filter(series="ViT").select(*keys, *(pl.col(name).alias(f"base_{name}") for name in columns))
+    return rows.filter(series="DiffViT").join(base, on=keys, maintain_order="left")
+
+
+def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
+    first, second, cross, moved, size = map(pl.col, ("first", "second", "cross", "moved", "size"))
+    keys = [*LAYER, SAMPLE]
+    heads = (
+        aligned.filter(site="pixels")
+        .with_columns(size=first + pl.col("lam") ** 2 * second)  # ‖J1‖² + λ²‖J2‖²: as if at a right angle
+        .group_by("series", "cell", *keys, maintain_order=True)
+        .agg(pl.mean("first", "second", "cross", "moved", "size"))
+    )
+    found = _twins(heads, keys, ["moved"])
+    base = pl.col("base_moved")
+    quantities = {
+        "ρ": _root(second, first),
+        "cosθ": _cosine(cross, first, second),
+        "γ": _root(first, base),
+        RATIO: _log(moved, base),
+        PARTS[0]: _log(first, base),
+        PARTS[1]: _log(size, first),
+        PARTS[2]: _log(moved, size),
+    }
+    return pl.concat([_named(found, pl.lit(name), value) for name, value in quantities.items()])
+
+
+def lambdas(aligned: pl.DataFrame) -> pl.DataFrame:
+    """Return λ by layer; it is the same for every image, so its interval is over the training seeds alone."""
+    differential = aligned.filter(pl.col("series").is_in(["DiffViT", "DiffCLIP"]))
+    seeds = differential.group_by(*LAYER, maintain_order=True).agg(pl.mean("lam"))
+    means: list[tuple[Any, ...]] = []
+    for key, block in seeds.group_by(PLACE[:3], maintain_order=True):
+        lam = block["lam"].to_list()
+        one = mean_over_seeds(lam) if len(lam) > 1 else None
+        means.append((*key, "λ", block["lam"].mean(), one and one.low, one and one.high, None, len(lam), lam))
+    schema: dict[str, Any] = {name: aligned.schema[name] for name in PLACE[:3]}
+    schema |= {"quantity": pl.String} | ESTIMATES | {BY_SEED: pl.List(pl.Float64)}
+    return pl.DataFrame(means, schema, orient="row")
+
+
+def _lipschitz(rows: pl.DataFrame) -> pl.DataFrame:
+    maps = rows.filter(pl.col("of") == "map", pl.col("estimator").is_in(ESTIMATORS))
+    found = _twins(maps, [*LAYER, "estimator", SAMPLE], ["value"])
+    return _named(found, pl.col("estimator"), _log(VALUE**2, pl.col("base_value") ** 2))
+
+
+def _moved(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the cancellation of each block at the smallest ε."""
+    own = rows.filter(pl.col("moved").is_not_null(), pl.col("eps") == pl.col("eps").min())
+    apart = pl.col("positive") ** 2 + pl.col("negative") ** 2
+    found = own.with_columns(layer=pl.col("stage") - 1)  # stage 0 is the embedding
+    name = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
+    return _named(found, name, _root(pl.col("moved") ** 2, apart))
+
+
+def _named(found: pl.DataFrame, quantity: pl.Expr, value: pl.Expr) -> pl.DataFrame:
+    named = found.with_columns(quantity=quantity)
+    return named.select(*LAYER, SAMPLE, "cell", "quantity", value=value.over([*LAYER, "quantity"]))
+
+
+def draw_sensitivity(rows: RowsByTable) -> Artefact:
+    """Draw the quantities of Theorem 2, the parts of the ratio, the ratio as predicted and measured, cancellation."""
+    means = pl.concat([lambdas(rows["alignment"]), _estimated(values(rows))])
+    means = means.sort("depth", "layer", maintain_order=True)
+    moves, log, number = tuple(PERTURBATIONS.values()), "ln(DiffViT / ViT)", pl.col("layer") + 1
+
+    def chosen(quantities: Sequence[str]) -> pl.DataFrame:
+        return pl.concat([means.filter(quantity=quantity) for quantity in quantities])
+
+    def bars(name: str, quantities: Sequence[str], axis: str, less: float = 0.0, **style: Any) -> Plot:
+        """Return a panel for each data set and depth: bars of each quantity, layer by layer."""
+        shown = chosen(quantities).with_columns(pl.col("value", "low", "high") - less, series="quantity")
+        title, labels = "depth {depth}, {data}", ("layer", axis)
+        return PAPER.plot(name, panels(shown, title, number, labels, kind="bar", level=0.0, **style))
+
+    def listed(name: str, quantities: Sequence[str], title: str) -> list[Table]:
+        shown, place = chosen(quantities), pl.format("depth {}, {}", "depth", LAYER_NAME)
+        if shown["data"].n_unique() > 1:
+            place = pl.format("{}, {}", "data", place)
+        return tables(shown, title, name, place, "quantity", index="layer", percent=False, digits=3)
+
+    lines, drawn = chosen(FACTORS).with_columns(series=pl.format("DiffViT, depth {}", "depth")), []
+    for data, name in product(lines["data"].unique(maintain_order=True), FACTORS):
+        own = lines.filter(data=data, quantity=name)
+        drawn += panels(own, "{quantity}, {data}", number, ("layer", name))
+    plots = [
+        PAPER.plot("layer-factors", drawn),
+        bars("layer-parts", (RATIO, *PARTS), log),
+        bars("layer-prediction", (RATIO, *ESTIMATORS), log),
+        bars("layer-cancellation", moves, "cancellation − 1", less=1.0, percent=True),
+    ]
+    shown = [
+        *listed("layer-factors", FACTORS, "λ, ρ, cosθ and γ by layer"),
+        *listed("layer-parts", (RATIO, *PARTS, *ESTIMATORS), f"{log} and its parts, by layer"),
+        *listed("layer-cancellation", moves, "Cancellation by block, ε = 1/255"),
+    ]
+    return Artefact([plot for plot in plots if plot.panels], shown)
+
+
+def _estimated(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the mean of every quantity, with its interval within the quantity's range."""
+    kinds: dict[str, Kind] = {"cosθ": "difference"}
+    kinds |= dict.fromkeys(("ρ", "γ", *PERTURBATIONS.values()), "size")
+    blocks: dict[Kind, list[pl.DataFrame]] = {"size": [], "difference": [], "number": []}
+    for block in rows.partition_by("quantity", maintain_order=True):
+        blocks[kinds.get(block["quantity"][0], "number")].append(block)
+    return pl.concat(estimates(pl.concat(some), PLACE, VALUE, kind) for kind, some in blocks.items() if some)
+
+
+def _sensitivity_checks(rows: RowsByTable) -> Checks:
+    layers = values(rows)
+    depths, moves = sorted(layers["depth"].unique()), PERTURBATIONS.values()
+
+    def over_zero(quantity: str, words: str, value: pl.Expr = VALUE) -> list[Check]:
+        return above(layers.filter(quantity=quantity), words, value, depth=depths)
+
+    larger = partial(apart, layers, "quantity", value=VALUE, depth=depths)
+    fall = f"fitted fall of what is left over log2 depth, {depths[0]} to {depths[-1]}"
+    gradients = "ln(‖J_DA‖ / ‖J_base‖)"
+    lipschitz = f"{gradients} − ln(L_DA / L_base), power iteration"
+    return {
+        "gradient-above-vit": over_zero(RATIO, gradients),
+        "angle-amplifies": over_zero(PARTS[2], "the angle's part"),
+        "angle-before-size": larger(PARTS[2], PARTS[1], what="the angle's part − the part of A2's size"),
+        "lemma-2": larger(RATIO, "power iteration", what=lipschitz),
+        "subtraction-cancels": [
+            check for name in moves for check in over_zero(name, f"1 − cancellation, {name}", 1.0 - VALUE)
+        ],
+        "cancels-more-when-deep": [
+            Check(f"{fall}, {name}", trend(layers, "depth", {"quantity": name}, -VALUE, scale="log2"), "")
+            for name in moves
+        ],
+    }
+
+
+LAYER_SENSITIVITY = vit_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, _sensitivity_checks)
+
+
 PAPERS, STEEPEST = ESTIMATORS[0], ESTIMATORS[2]
 """The paper's estimator of Lipschitz constants, and one near the supremum, with which its claims are tested again."""
 
@@ -46,14 +226,11 @@ def draw_lipschitz(rows: RowsByTable) -> Artefact:
     means = _by_estimator(rows, "data", "estimator", "series", "depth").sort("depth", maintain_order=True)
     title = "{estimator}, {data}" if means["data"].n_unique() > 1 else "{estimator}"
     words = "Local Lipschitz estimate, mean over layers, {estimator}, {data}"
-    return Artefact(
-        [PAPER.plot("figure-3d", panels(means, title, "depth", ("depth", "Lipschitz estimate")))],
-        tables(means, words, "lipschitz-{data}-{estimator}", "series", DEPTH, **_NUMBERS),
-    )
+    plot = PAPER.plot("figure-3d", panels(means, title, "depth", ("depth", "Lipschitz estimate")))
+    return Artefact([plot], tables(means, words, "lipschitz-{data}-{estimator}", "series", DEPTH, **_NUMBERS))
 
 
-def lipschitz_checks(rows: RowsByTable) -> Checks:
-    """Check that local Lipschitz estimates rise with depth, and are higher for DiffViT."""
+def _lipschitz_checks(rows: RowsByTable) -> Checks:
     maps = of_maps(rows)
     depths = sorted(maps["depth"].unique())
 
@@ -69,36 +246,29 @@ def lipschitz_checks(rows: RowsByTable) -> Checks:
     }
 
 
-FIGURE_3D = vit_study(
-    "figure-3d",
-    lambda profile: [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)],
-    draw_lipschitz,
-    lipschitz_checks,
-    by_data=True,
-)
+def _lipschitz_cells(profile: Profile) -> list[Cell]:
+    return [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)]
+
+
+FIGURE_3D = vit_study("figure-3d", _lipschitz_cells, draw_lipschitz, _lipschitz_checks)
 
 
 MODEL = ["data", "series", "depth", SEED]
 
 
-def layer_cells(profile: Profile) -> list[Cell]:
-    """The cells of Figure 3(d) and the same of the CLIPs' image towers; alignment for λ, as in Figure 5."""
+def _layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     both = [*twins(profile, None), *clip_models(profile)]
     differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
-    return all_cells(
-        [sizes.sense_of(model, "lipschitz") for model in both],
-        [sizes.sense_of(model, "alignment") for model in differential],
-    )
+    made = [sizes.sense_of(model, "lipschitz") for model in both]
+    return [*made, *(sizes.sense_of(model, "alignment") for model in differential)]
 
 
 def draw_layers(rows: RowsByTable) -> Artefact:
     """Draw the estimates over the layers for each depth and estimator, and λ over the layers."""
     means = _by_estimator(rows, "data", "depth", "estimator", "series", "layer").drop(BY_SEED)
-    means = pl.concat(
-        block.sort("depth", "layer", maintain_order=True)
-        for block in means.partition_by("data", maintain_order=True)
-    )
+    sets = means.partition_by("data", maintain_order=True)
+    means = pl.concat(block.sort("depth", "layer", maintain_order=True) for block in sets)
     several = means.filter(pl.col("layer").n_unique().over("data", "depth", "estimator") > 1)
     where, number = "{data}, depth {depth}, {estimator}", pl.col("layer") + 1
     drawn = panels(several, where, number, ("layer", "Lipschitz estimate"))
@@ -131,8 +301,7 @@ def excess(maps: pl.DataFrame) -> pl.DataFrame:
     return groups.agg(value=steepest - pl.col("lam").mean())
 
 
-def layer_checks(rows: RowsByTable) -> Checks:
-    """Check that differential attention is steeper, most so where λ is large, and more spread over the layers."""
+def _layer_checks(rows: RowsByTable) -> Checks:
     maps = with_lambda(rows)
     return {
         f"{name}{suffix}": checks
@@ -169,9 +338,7 @@ def _steeper(maps: pl.DataFrame) -> Checks:
     }
 
 
-FIGURE_4 = PAPER.study(
-    "figure-4", layer_cells, draw_layers, layer_checks, vit_and_clip_settings, by_data=True
-)
+FIGURE_4 = vit_study("figure-4", _layer_cells, draw_layers, _layer_checks, settings=vit_and_clip_settings)
 
 
 SITES = ("pixels", "tokens")
@@ -181,8 +348,7 @@ PLACES = (CLEAN, *PERTURBED.values())
 BELOW = (pl.col("cross") < 0).cast(pl.Float64)
 
 
-def alignment_cells(profile: Profile) -> list[Cell]:
-    """Alignment of every layer of DiffViTs of every depth, and of DiffCLIP, at x and at x + ξ."""
+def _alignment_cells(profile: Profile) -> list[Cell]:
     models = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
     parts = ("alignment", "alignment-perturbed")
     return [bench(profile).sense_of(model, part) for model in models for part in parts]
@@ -191,11 +357,9 @@ def alignment_cells(profile: Profile) -> list[Cell]:
 def placed(rows: RowsByTable) -> pl.DataFrame:
     """Return the rows at x and at x + ξ, with a column ``at`` that says which."""
     names = pl.col("perturbation").replace_strict(PERTURBED, return_dtype=pl.String)
-    both = (
-        rows["alignment"].with_columns(at=pl.lit(CLEAN)),
-        rows["alignment-perturbed"].with_columns(at=names),
-    )
-    return pl.concat(both, how="diagonal_relaxed").filter(pl.col("site").is_in(SITES))
+    clean, perturbed = rows["alignment"], rows["alignment-perturbed"].with_columns(at=names)
+    both = pl.concat([clean.with_columns(at=pl.lit(CLEAN)), perturbed], how="diagonal_relaxed")
+    return both.filter(pl.col("site").is_in(SITES))
 
 
 def draw_alignment(rows: RowsByTable) -> Artefact:
@@ -213,8 +377,7 @@ def draw_alignment(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("figure-5", drawn, columns=3)], listed)
 
 
-def alignment_checks(rows: RowsByTable) -> Checks:
-    """Check that negative alignment dominates, at the paper's x + ξ and, apart from it, at x."""
+def _alignment_checks(rows: RowsByTable) -> Checks:
     aligned = placed(rows)
     return {
         f"{name}{suffix}": checks
@@ -228,13 +391,11 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
     clip = aligned.filter(pl.col("series") == "DiffCLIP", pl.col("site") == "pixels")
 
     def dominates(**levels: Any) -> list[Check]:
-        return [
-            Check(
-                f"share below 0 − 50 %, depth {one['depth']}, {one['site']}, {one['at']}",
-                share_above(vits, one, BELOW, 0.5),
-            )
-            for one in combinations({"at": places} | levels)
-        ]
+        words, every = (
+            "share below 0 − 50 %, depth {depth}, {site}, {at}",
+            combinations({"at": places} | levels),
+        )
+        return [Check(words.format(**one), share_above(vits, one, BELOW, 0.5)) for one in every]
 
     checks: dict[str, list[Check]] = {}
     if len(vits):
@@ -244,19 +405,11 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
     if len(clip):
         last = int(clip["layer"].max() or 0)  # type: ignore[arg-type]
         words = f"share(layer 1) − share(layer {last + 1}), pixels"
-        checks["opposed-first-in-diffclip"] = (
-            apart(clip, "layer", 0, last, BELOW, words, "points", at=places)
-            if last
-            else [Check(f"{words}, {place}", None) for place in places]
-        )
+        none = [Check(f"{words}, {place}", None) for place in places]
+        first = apart(clip, "layer", 0, last, BELOW, words, "points", at=places) if last else none
+        checks["opposed-first-in-diffclip"] = first
     return checks
 
 
-FIGURE_5 = PAPER.study(
-    "figure-5",
-    alignment_cells,
-    draw_alignment,
-    alignment_checks,
-    partial(vit_and_clip_settings, variants=["diffclip"]),
-    by_data=True,
-)
+_settings = partial(vit_and_clip_settings, variants=["diffclip"])
+FIGURE_5 = vit_study("figure-5", _alignment_cells, draw_alignment, _alignment_checks, settings=_settings)

@@ -17,7 +17,6 @@ from antiphase.studies.papers.declarations import Checks, filled
 from antiphase.studies.papers.robustness.bench import (
     EPS,
     PAPER,
-    all_cells,
     attacked_clips,
     bench,
     clip_settings,
@@ -28,20 +27,15 @@ from antiphase.studies.papers.robustness.bench import (
 from antiphase.studies.scale import titled
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
-PRINTED = printed_numbers("robustness", "figure-2a").with_columns(
-    x=pl.col("column").str.strip_suffix("/255").cast(pl.Float64) / 255
-)
-MANY_CLASSES = "imagenet"
-"""The set on which the paper finds the two CLIPs nearly alike."""
-
+_X = pl.col("column").str.strip_suffix("/255").cast(pl.Float64) / 255
+PRINTED = printed_numbers("robustness", "figure-2a").with_columns(x=_X)
+MANY_CLASSES = "imagenet"  # on which the paper finds the two CLIPs nearly alike
 WIDTHS = (2, 4, 8)
 CLIP_WIDTHS = {"paper": (8, 16, 32), "laptop": WIDTHS, "smoke": (4, 8)}
 RATE = "attack success rate"
 DEPTH = pl.format("depth {}", "depth")
-_AXES = {
-    "eps": ("ε", IN_255THS, "eps"),
-    "width": ("width in pixels", pl.format("width {}", "width"), "linear"),
-}
+_AXES = {"eps": ("ε", IN_255THS, "eps")}
+_AXES |= {"width": ("width in pixels", pl.format("width {}", "width"), "linear")}
 
 
 def draw_rates(
@@ -63,19 +57,17 @@ def draw_rates(
 def levels(rows: RowsByTable) -> list[str]:
     """Return two sentences for each data set: ASR at 1/255 and accuracy of both models, and the paper's ASR."""
     attacks = rows["attack"].filter((pl.col("eps") - 1 / 255).abs() < 1e-9)
-    frames = (
-        estimates(frame, ["data", "series"], value)
-        for frame, value in ((attacks, ASR), (rows["accuracy"], CORRECT))
-    )
-    asr, clean = ({(row[0], row[1]): f"{row[2]:.1%}" for row in frame.iter_rows()} for frame in frames)
     printed, source = PRINTED.filter(column="1/255").select("value", "data").row(0)
+    paper = {"own": titled(source), "paper": f"{printed:.1%}"}
     sentences = []
-    for data in dict.fromkeys(data for data, _ in asr):
-        rates = [{series: of.get((data, series)) for series in ("ViT", "DiffViT")} for of in (asr, clean)]
-        if all(rates[0].values()) and all(rates[1].values()):
-            names = {"data": titled(data), "own": titled(source), "paper": f"{printed:.1%}"}
-            words = PAPER.words["notes"]["levels"]
-            sentences.append(filled(words, asr=rates[0], clean=rates[1], **names).replace("%", " %"))
+    for data in attacks["data"].unique(maintain_order=True):
+        rates = {}
+        for name, frame, value in (("asr", attacks, ASR), ("clean", rows["accuracy"], CORRECT)):
+            means = estimates(frame.filter(data=data), ["series"], value)
+            rates[name] = {one: f"{mean:.1%}" for one, mean in means.select("series", "value").iter_rows()}
+        if all({"ViT", "DiffViT"} <= set(known) for known in rates.values()):
+            words = filled(PAPER.words["notes"]["levels"], data=titled(data), **rates, **paper)
+            sentences.append(words.replace("%", " %"))
     return sentences
 
 
@@ -86,13 +78,11 @@ def _vit_study(
     checks: Callable[[RowsByTable], Checks],
 ) -> Study:
     """Return the study of one-layer ViTs under an attack: their accuracy as well."""
-    return vit_study(
-        f"figure-2{part}",
-        lambda profile: attacks(profile) + [bench(profile).accuracy(model) for model in twins(profile)],
-        draw,
-        checks,
-        by_data=True,
-    )
+
+    def cells(profile: Profile) -> list[Cell]:
+        return attacks(profile) + [bench(profile).accuracy(model) for model in twins(profile)]
+
+    return vit_study(f"figure-2{part}", cells, draw, checks)
 
 
 def _clip_study(
@@ -104,16 +94,12 @@ def _clip_study(
     higher_on_imagenet: tuple[str, str],
     attacks: Callable[[Profile], list[dict[str, Any]]],
 ) -> Study:
-    """Return the study of CLIPs under an attack: a claim for sets of few classes, another for ImageNet.
-
-    Args:
-        attacks: function from the profile to what each of :meth:`RobustnessBench.clip_attack` takes.
-    """
+    """Return the study of CLIPs under an attack: a claim for sets of few classes, another for ImageNet."""
 
     def cells(profile: Profile) -> list[Cell]:
         clips, sizes = attacked_clips(profile), bench(profile)
-        made: list[Cell] = [sizes.clip_attack(*clip, **how) for clip in clips for how in attacks(profile)]
-        return made + [sizes.clip_accuracy(*clip) for clip in clips]
+        made = [sizes.clip_attack(*clip, **how) for clip in clips for how in attacks(profile)]
+        return [*made, *(sizes.clip_accuracy(*clip) for clip in clips)]
 
     def checks(rows: RowsByTable) -> Checks:
         frame = rows["attack"]
@@ -160,6 +146,7 @@ FIGURE_2C = _vit_study(
     partial(draw_rates, name="figure-2c", by="width", attack="patches", prefix="patches"),
     lambda rows: {"fragile-to-patches": higher(rows["attack"], "DiffViT", than="ViT", width=WIDTHS)},
 )
+_PATCH = {"eps": (1.0,), "attack": "patch"}
 FIGURE_2D = _clip_study(
     "d",
     "width",
@@ -167,9 +154,7 @@ FIGURE_2D = _clip_study(
     "patches-clip",
     ("clip-fragile-to-patches", "clip-above-on-imagenet"),
     ("CLIP", "DiffCLIP"),
-    lambda profile: [
-        {"eps": (1.0,), "attack": "patch", "width": width} for width in CLIP_WIDTHS[profile.name]
-    ],
+    lambda profile: [_PATCH | {"width": width} for width in CLIP_WIDTHS[profile.name]],
 )
 
 
@@ -190,27 +175,21 @@ def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
 
 def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     """Return the checks of the paper's claims on ASR by depth."""
-    depths, (small, large) = sorted(attacks["depth"].unique()), AT
+    depths, small = sorted(attacks["depth"].unique()), AT[0]
     ends = f"{depths[0]} to {depths[-1]}"
     diffvit = {"series": "DiffViT", "eps": small}
     shallow = [depth for depth in depths if depth <= 2]
     words = f"fitted fall of ASR(DiffViT) over log2 depth, {ends}, at 1/255"
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
-    keys = ["data", "depth", SEED, SAMPLE]
-    at_both = [
-        attacks.filter(series="DiffViT")
-        .filter((pl.col("eps") - eps).abs() < 1e-9)
-        .select(*keys, "cell", value=ASR)
-        for eps in (small, large)
-    ]
-    lower = at_both[1].join(at_both[0].drop("cell"), on=keys, maintain_order="left")
+    keys, own = ["data", "depth", SEED, SAMPLE], attacks.filter(series="DiffViT")
+    one, other = (own.filter((pl.col("eps") - eps).abs() < 1e-9).with_columns(value=ASR) for eps in AT)
+    lower = other.join(one.select(*keys, "value"), on=keys, maintain_order="left")
     lower = lower.with_columns(value=pl.col("value") - pl.col("value_right"))
     fades = trend(lower, "depth", {}, pl.col("value"), scale="log2")
+    peaks = peak(attacks, "depth", 1, diffvit, ASR)
     return {
         f"{key}-falls-with-depth": [Check(words, trend(attacks, "depth", diffvit, -ASR, scale="log2"))],
-        f"{key}-highest-at-depth-1": [
-            Check(highest, estimate) for _, estimate in peak(attacks, "depth", 1, diffvit, ASR)
-        ],
+        f"{key}-highest-at-depth-1": [Check(highest, estimate) for _, estimate in peaks],
         f"{key}-fragile-when-shallow": higher(attacks, "DiffViT", than="ViT", eps=small, depth=shallow),
         f"{key}-robust-when-deep": higher(attacks, "ViT", than="DiffViT", eps=small, depth=depths[-1]),
         f"{key}-fades": [Check(f"{words} − the same at 4/255", fades)],
@@ -221,9 +200,8 @@ def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
     """Return ASR over ε at each depth, and over depth at 1/255 and 4/255."""
     rates = estimates(attacks, ["data", "depth", "series", "eps"], ASR).sort("depth", maintain_order=True)
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")
-    listed = tables(
-        rates, "ASR under PGD with depth {depth}, {data}", "asr-{data}-{depth}", "series", IN_255THS
-    )
+    title = "ASR under PGD with depth {depth}, {data}"
+    listed = tables(rates, title, "asr-{data}-{depth}", "series", IN_255THS)
     over_depth = draw_asr(attacks, "figure-3a", "PGD")
     plots = [PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots]
     return Artefact(plots, [*listed, *over_depth.tables])
@@ -232,9 +210,8 @@ def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
 def depth_checks(attacks: pl.DataFrame) -> Checks:
     """Check, on average over ε, that DiffViT is the more fragile one at each depth, and less so the deeper it is."""
     depths = sorted(attacks["depth"].unique())
-    words = (
-        f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, mean over ε"
-    )
+    ends = f"{depths[0]} to {depths[-1]}"
+    words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {ends}, mean over ε"
     fall = trend(gaps(attacks), "depth", {}, -pl.col("value"), scale="log2")
     by_depth = [on_average(attacks, "DiffViT", than="ViT", eps=EPS, depth=depth)[0] for depth in depths]
     return {"fragile-at-each-depth": by_depth, "gap-falls-with-depth": [Check(words, fall)]}
@@ -275,8 +252,7 @@ def draw_distances(rows: RowsByTable) -> Artefact:
     style: dict[str, Any] = {"percent": False, "digits": 3}
     for (data,), block in attacks.group_by("data", maintain_order=True):
         for kind in ("DiffViT", "ViT"):
-            own = block.filter(series=kind)
-            curves = []
+            own, curves = block.filter(series=kind), []
             for reach in np.linspace(0.0, float(own["reach"].quantile(0.99) or 1.0), 25).tolist():
                 within = (pl.col("found") & (pl.col("distance") <= reach)).cast(pl.Float64)
                 curves.append(estimates(own, ["depth"], within).with_columns(x=pl.lit(reach)))
@@ -301,13 +277,9 @@ def _farthest(block: pl.DataFrame) -> pl.DataFrame:
     """Return the distance at which every image is broken: the largest over images, averaged over seeds."""
     some = block.filter(pl.col("found").all().over("series", "depth"))  # undefined if an image is robust
     far = some.group_by(["series", "depth", SEED], maintain_order=True).agg(pl.max("reach"), n=pl.len())
-    mean = far.group_by(["series", "depth"], maintain_order=True).agg(
-        value=pl.mean("reach"),
-        low=pl.min("reach"),
-        high=pl.max("reach"),
-        n=pl.first("n").cast(pl.Int64),
-        seeds=pl.len().cast(pl.Int64),
-    )
+    ends = {"value": pl.mean("reach"), "low": pl.min("reach"), "high": pl.max("reach")}
+    numbers = {"n": pl.first("n").cast(pl.Int64), "seeds": pl.len().cast(pl.Int64)}
+    mean = far.group_by(["series", "depth"], maintain_order=True).agg(**ends, **numbers)
     return mean.sort("depth", maintain_order=True)
 
 
@@ -325,13 +297,11 @@ def _distance_checks(rows: RowsByTable) -> Checks:
     return {"cw-needs-more-when-deep": rises(depths), "cw-needs-more-at-each-depth": rises(deeper)}
 
 
-FIGURE_3C = vit_study(
-    "figure-3c",
-    lambda profile: [bench(profile).nearest(model) for model in twins(profile, None)],
-    draw_distances,
-    _distance_checks,
-    by_data=True,
-)
+def _distance_cells(profile: Profile) -> list[Cell]:
+    return [bench(profile).nearest(model) for model in twins(profile, None)]
+
+
+FIGURE_3C = vit_study("figure-3c", _distance_cells, draw_distances, _distance_checks)
 
 
 RESTARTS = 3
@@ -342,13 +312,10 @@ _IS_VIT = pl.col("series").is_in(["ViT", "DiffViT"])
 _BY_PROTOCOL = pl.format("{}, {}", "series", "protocol")
 
 
-def restart_cells(profile: Profile) -> list[Cell]:
-    """PGD three times with one start, and once with three restarts, on ViTs of every depth and on CLIPs."""
+def _restart_cells(profile: Profile) -> list[Cell]:
     sizes, clips = bench(profile), attacked_clips(profile)
-    return all_cells(
-        [sizes.attack(model, **protocol) for model in twins(profile, None) for protocol in PROTOCOLS],
-        [sizes.clip_attack(*clip, EPS, **protocol) for clip in clips for protocol in PROTOCOLS],
-    )
+    made = [sizes.attack(model, **protocol) for model in twins(profile, None) for protocol in PROTOCOLS]
+    return [*made, *(sizes.clip_attack(*clip, EPS, **protocol) for clip in clips for protocol in PROTOCOLS)]
 
 
 def by_protocol(rows: RowsByTable) -> pl.DataFrame:
@@ -365,22 +332,17 @@ def draw_restarts(rows: RowsByTable) -> Artefact:
     attacks = by_protocol(rows)
     rates = estimates(attacks, ["data", "series", "depth", "protocol", "eps"], ASR).drop(BY_SEED)
     rates = rates.sort("depth", "protocol", maintain_order=True)
-    shallow = rates.filter(~_IS_VIT | (pl.col("depth") == 1)).with_columns(
-        kind=pl.when(_IS_VIT.any().over("data")).then(pl.lit("PGD, depth 1")).otherwise(pl.lit("PGD")),
-        series=_BY_PROTOCOL,
-    )
+    kind = pl.when(_IS_VIT.any().over("data")).then(pl.lit("PGD, depth 1")).otherwise(pl.lit("PGD"))
+    shallow = rates.filter(~_IS_VIT | (pl.col("depth") == 1)).with_columns(kind=kind, series=_BY_PROTOCOL)
     drawn = panels(shallow, "{kind}, {data}", "eps", ("ε", RATE), scale="eps", percent=True)
     model = pl.when(_IS_VIT).then(pl.format("{}, depth {}", "series", "depth")).otherwise("series")
     row, title = pl.format("{}, {}", model, "protocol"), "ASR under PGD by protocol, {data}"
     named = attacks.filter(_IS_VIT).with_columns(series=_BY_PROTOCOL)
-    return Artefact(
-        [PAPER.plot("figure-6", drawn), *draw_asr(named, "figure-6-depth", "PGD").plots],
-        tables(rates, title, "restarts-{data}", row, IN_255THS),
-    )
+    plots = [PAPER.plot("figure-6", drawn), *draw_asr(named, "figure-6-depth", "PGD").plots]
+    return Artefact(plots, tables(rates, title, "restarts-{data}", row, IN_255THS))
 
 
-def restart_checks(rows: RowsByTable) -> Checks:
-    """Check that restarts raise the ASR and leave every comparison unchanged."""
+def _restart_checks(rows: RowsByTable) -> Checks:
     attacks = by_protocol(rows)
     worst = attacks.filter(protocol=WORST)
     raised = []
@@ -397,9 +359,7 @@ def restart_checks(rows: RowsByTable) -> Checks:
     return {
         "restarts-raise-asr": raised,
         "fragile-with-restarts": higher(vits, "DiffViT", than="ViT", eps=shallow, depth=1),
-        "fragile-with-restarts-everywhere": [
-            check for depth in depths for check in higher(vits, "DiffViT", than="ViT", eps=small, depth=depth)
-        ],
+        "fragile-with-restarts-everywhere": higher(vits, "DiffViT", than="ViT", depth=depths, eps=small),
         **asr_checks(vits, "pgd-with-restarts"),
     }
 
@@ -413,6 +373,6 @@ def _clip_checks(worst: pl.DataFrame) -> list[Check]:
     return checks
 
 
-FIGURE_6 = PAPER.study(
-    "figure-6", restart_cells, draw_restarts, restart_checks, vit_and_clip_settings, by_data=True
+FIGURE_6 = vit_study(
+    "figure-6", _restart_cells, draw_restarts, _restart_checks, settings=vit_and_clip_settings
 )

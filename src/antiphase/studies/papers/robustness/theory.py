@@ -1,7 +1,6 @@
 """Section 4.2 and Appendix B: equation (5), Theorem 4, Corollary 1 and the estimated radii of equation (6)."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,20 +17,21 @@ from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimate
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import PAPER, all_cells, bench, twins, vit_study
-from antiphase.studies.papers.robustness.layer_sensitivity import PERTURBATIONS
+from antiphase.studies.papers.robustness.layers import LAYER_NAME, PERTURBATIONS
+from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
 
 ALPHA, KEPT, LIPSCHITZ, BOUND, OBSERVED = QUANTITIES = ("ᾱ", "signal kept", "L̄", "ᾱ·L̄", "observed")
 VALUE = pl.col("value")
 SMALL = 1 / 255
+_NAMED = pl.format("{}, {}", "series", DEPTH)
 _MODEL = ["data", "depth", "series", SEED, "perturbation", SAMPLE]
 _LINES = {BOUND: "bound", OBSERVED: "observed"}
 _NUMBERS: dict[str, Any] = {"percent": False, "digits": 3}
 
 
-def depth_cells(profile: Profile) -> list[Cell]:
-    """Paths through both models of every depth, branches of DiffViT, PGD for the success rates."""
+def _depth_cells(profile: Profile) -> list[Cell]:
     sizes, both = bench(profile), twins(profile, None)
     return all_cells(
         [sizes.sense_of(model, "depth") for model in both],
@@ -41,21 +41,15 @@ def depth_cells(profile: Profile) -> list[Cell]:
 
 
 def layers(rows: RowsByTable) -> pl.DataFrame:
-    """Return the logarithms of α, of the kept signal, of L and of the growth of every block.
-
-    Returns:
-        Columns ``data, depth, series, training_seed, perturbation, sample, stage`` (from 1) and ``QUANTITIES``.
-    """
+    """Return the logarithms of α, of the kept signal, of L and of the growth of every block."""
 
     def share(of: str, whole: str) -> pl.Expr:
         one, other = (pl.col(name).pow(2).sum().sqrt() for name in (of, whole))
         return (one / other).log()
 
     kind = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
-    paths, branches = (
-        rows[table].with_columns(perturbation=pl.format("{}, {}", kind, IN_255THS))
-        for table in ("depth", "branches")
-    )
+    named = pl.format("{}, {}", kind, IN_255THS)
+    paths, branches = (rows[table].with_columns(perturbation=named) for table in ("depth", "branches"))
     shares = branches.group_by(*_MODEL, stage=pl.col("layer") + 1).agg(
         share=share("moved", "positive"), kept=share("clean_moved", "clean_positive")
     )
@@ -74,11 +68,7 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
 
 
 def per_layer(blocks: pl.DataFrame) -> pl.DataFrame:
-    """Return the logarithms of geometric means over the layers of each model, one row for each quantity.
-
-    Returns:
-        Columns ``data, depth, series, training_seed, perturbation, sample, quantity, value``.
-    """
+    """Return the logarithms of geometric means over the layers of each model, one row for each quantity."""
     means = blocks.group_by(_MODEL, maintain_order=True).agg(pl.mean(*QUANTITIES))
     long = means.unpivot(QUANTITIES, index=_MODEL, variable_name="quantity")
     constant = (pl.col("series") == "ViT") & pl.col("quantity").is_in([ALPHA, KEPT])  # 1: not an estimate
@@ -109,7 +99,7 @@ def crossovers(rows: RowsByTable, values: pl.DataFrame) -> dict[str, str]:
         ends = {}
         for depth in sorted(block["depth"].unique()):
             one, two = ({"series": series, "depth": depth, **where} for series in ("DiffViT", "ViT"))
-            if (estimate := difference(block, one, two, value)) is not None:
+            if estimate := difference(block, one, two, value):
                 ends[depth] = (estimate.low, estimate.high)
         depth = crossover(ends)
         return f"depth {depth}" if depth is not None else f"none among depths {', '.join(map(str, ends))}"
@@ -131,26 +121,17 @@ def draw_depth(rows: RowsByTable) -> Artefact:
     means = estimates(values, ["data", "perturbation", "quantity", "series", "depth"], VALUE, kind="number")
     means = means.sort("depth", maintain_order=True).drop(BY_SEED)
     factors = means.with_columns(pl.col("value", "low", "high").exp())
-    order = pl.col("quantity").cast(pl.Enum(QUANTITIES))
-    row, words = (
-        pl.format("{}, depth {}", "series", "depth"),
-        "Equation (5) by depth, geometric means per layer",
-    )
-    listed = [
-        table
-        for number, (title, block) in enumerate(
-            titled(factors.sort("depth", "series", order, maintain_order=True))
-        )
-        for table in tables(block, f"{words}, {title}", f"theory-depth-{number}", row, "quantity", **_NUMBERS)
-    ]
-    drawn = [
-        panel
-        for title, block in titled(small(factors))
-        for name in (ALPHA, LIPSCHITZ, BOUND, OBSERVED)
-        for panel in panels(
-            block.filter(quantity=name), f"{name}, {title}", "depth", ("depth", name), level=1.0
-        )
-    ]
+    order, row = pl.col("quantity").cast(pl.Enum(QUANTITIES)), _NAMED
+    listed, drawn = [], []
+    for number, (title, block) in enumerate(
+        titled(factors.sort("depth", "series", order, maintain_order=True))
+    ):
+        words = f"Equation (5) by depth, geometric means per layer, {title}"
+        listed += tables(block, words, f"theory-depth-{number}", row, "quantity", **_NUMBERS)
+    for title, block in titled(small(factors)):
+        for name in (ALPHA, LIPSCHITZ, BOUND, OBSERVED):
+            own, labels = block.filter(quantity=name), ("depth", name)
+            drawn += panels(own, f"{name}, {title}", "depth", labels, level=1.0)
     lines = pl.col("quantity").is_in(list(_LINES))
     powers = pl.col("value", "low", "high") * pl.col("depth") / math.log(10)
     deepest = small(blocks).filter(pl.col("depth") == pl.col("depth").max())
@@ -168,17 +149,13 @@ def draw_depth(rows: RowsByTable) -> Artefact:
 
 def _growth(name: str, means: pl.DataFrame, column: str, label: str, **values: Any) -> Plot:
     """Return a panel for each perturbation: the bound and the growth of both models, as powers of ten."""
-    lines = pl.format("{}, {}", "series", pl.col("quantity").replace_strict(_LINES))
-    drawn = [
-        panel
-        for title, block in titled(means.with_columns(series=lines))
-        for panel in panels(block, title, column, (label, "log10 of the growth"), level=0.0)
-    ]
+    lines, drawn = pl.format("{}, {}", "series", pl.col("quantity").replace_strict(_LINES)), []
+    for title, block in titled(means.with_columns(series=lines)):
+        drawn += panels(block, title, column, (label, "log10 of the growth"), level=0.0)
     return PAPER.plot(name, drawn, **values)
 
 
-def depth_checks(rows: RowsByTable) -> Checks:
-    """Check the claims of Section 4.2, and what they are made of."""
+def _depth_checks(rows: RowsByTable) -> Checks:
     values = per_layer(layers(rows))
     depths = sorted(values["depth"].unique())
     kinds = small(values)["perturbation"].unique(maintain_order=True).to_list()
@@ -193,10 +170,8 @@ def depth_checks(rows: RowsByTable) -> Checks:
         return apart(own, "series", first, second, VALUE, words, **(every | levels))
 
     def crossed(quantity: str, words: str) -> list[Check]:
-        return [
-            *models(quantity, words, "DiffViT", "ViT", depth=depths[:1]),
-            *models(quantity, words, "ViT", "DiffViT", depth=depths[-1:]),
-        ]
+        shallow = models(quantity, words, "DiffViT", "ViT", depth=depths[:1])
+        return shallow + models(quantity, words, "ViT", "DiffViT", depth=depths[-1:])
 
     quantities = partial(apart, diffvit, "quantity", value=VALUE, **every)
     return {
@@ -210,7 +185,7 @@ def depth_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_DEPTH = vit_study("theory-depth", depth_cells, draw_depth, depth_checks, by_data=True)
+THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, _depth_checks)
 
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
@@ -220,8 +195,7 @@ _NAMES |= {"corrected": CORRECTED, "printed": PRINTED}
 _TWINS = ["data", "depth", SEED]
 
 
-def radius_cells(profile: Profile) -> list[Cell]:
-    """Margins, Lipschitz constants, gradients of the maps and the nearest adversarial example of both models."""
+def _radius_cells(profile: Profile) -> list[Cell]:
     sizes, both = bench(profile), twins(profile, None)
     return all_cells(
         [Radius(model=model, data=model.data, limit=sizes.few) for model in both],
@@ -231,48 +205,37 @@ def radius_cells(profile: Profile) -> list[Cell]:
 
 
 def ratios(rows: RowsByTable) -> pl.DataFrame:
-    """Return Δm, L_DA / L_base and the ratio of radii, measured and by each layer, linearised in each image.
-
-    Returns:
-        Columns ``data, depth, training_seed, layer, sample, quantity, value``.
-    """
+    """Return Δm, L_DA / L_base and the ratio of radii, measured and by each layer, linearised in each image."""
     types = dict.fromkeys((*_TWINS, "layer", SAMPLE, "quantity", "value"), pl.Int64)
     types |= {"data": pl.String, "quantity": pl.String, "value": pl.Float64}
-
-    def of_twins() -> Iterator[pl.DataFrame]:
-        for key, radius in rows["radius"].filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
-            same = dict(zip(_TWINS, key, strict=True))
-            twin = rows["radius"].filter(series="ViT", **same)
-            aligned = [rows["alignment"].filter(series=series, **same) for series in ("DiffViT", "ViT")]
-            if any(frame.is_empty() for frame in (twin, *aligned)):
-                continue
-            parts = radius_parts(layer_parts(*aligned), radius, twin)
-            for (layer,), block in parts.group_by("layer", maintain_order=True):
-                numbers = block.select(RADIUS_PARTS).to_numpy()
-                for name, quantity in _NAMES.items():
-                    constant = same | {"layer": layer, "quantity": quantity}
-                    frame = block.select(SAMPLE, value=pl.Series(linearised(numbers, RATIOS[name])))
-                    yield frame.with_columns(
-                        pl.lit(one, types[name]).alias(name) for name, one in constant.items()
-                    )
-
-    return pl.concat([pl.DataFrame(schema=types), *(frame.select(list(types)) for frame in of_twins())])
+    frames = [pl.DataFrame(schema=types)]
+    for key, radius in rows["radius"].filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
+        same = dict(zip(_TWINS, key, strict=True))
+        twin = rows["radius"].filter(series="ViT", **same)
+        aligned = [rows["alignment"].filter(series=series, **same) for series in ("DiffViT", "ViT")]
+        if any(frame.is_empty() for frame in (twin, *aligned)):
+            continue
+        parts = radius_parts(layer_parts(*aligned), radius, twin)
+        for (layer,), block in parts.group_by("layer", maintain_order=True):
+            numbers = block.select(RADIUS_PARTS).to_numpy()
+            for name, quantity in _NAMES.items():
+                constant = (same | {"layer": layer, "quantity": quantity}).items()
+                frame = block.select(SAMPLE, value=pl.Series(linearised(numbers, RATIOS[name])))
+                frame = frame.with_columns(
+                    pl.lit(one, types[column]).alias(column) for column, one in constant
+                )
+                frames.append(frame.select(list(types)))
+    return pl.concat(frames)
 
 
 def beyond(rows: RowsByTable) -> pl.DataFrame:
-    """Return whether CW found an adversarial example within the estimated radius of each image.
-
-    Returns:
-        Columns ``data, series, depth, training_seed, sample, radius`` (as printed, of the logits, of the margin) and
-        ``value``, 0 or 1.
-    """
+    """Return whether CW found an adversarial example within the estimated radius of each image."""
     keys = ["data", "series", "depth", SEED, SAMPLE]
     found = pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
     attacked = rows["attack"].select(*keys, distance=found)
     both = rows["radius"].join(attacked, on=keys, maintain_order="left")  # images that were attacked
-    margin, constant, slope = (
-        torch.tensor(both[name].to_numpy()) for name in ("margin", "lipschitz", "slope")
-    )
+    numbers = ("margin", "lipschitz", "slope")
+    margin, constant, slope = (torch.tensor(both[name].to_numpy()) for name in numbers)
     radii = {
         "m / L, as printed": estimated_radius(margin, constant, of="margin"),
         "m / (√2·L)": estimated_radius(margin, constant, of="logits"),
@@ -290,26 +253,18 @@ def draw_radii(rows: RowsByTable) -> Artefact:
     means = means.drop(BY_SEED).sort("depth", "layer", order, maintain_order=True)
     refuted = estimates(beyond(rows), ["data", "series", "depth", "radius"], VALUE)
     refuted = refuted.sort("depth", maintain_order=True)
-    row, title = (
-        pl.format("depth {}, layer {}", "depth", pl.col("layer") + 1),
-        "Estimated radii, DiffViT / ViT, {data}",
-    )
+    title, row = "Estimated radii, DiffViT / ViT, {data}", pl.format("{}, {}", DEPTH, LAYER_NAME)
     listed = tables(means, title, "theory-radius-{data}", row, "quantity", index="layer", **_NUMBERS)
-    row, title = (
-        pl.format("{}, depth {}", "series", "depth"),
-        "Images with an adversarial example within the radius",
-    )
-    listed += tables(refuted, f"{title}, {{data}}", "theory-radius-refuted-{data}", row, "radius")
-    last = means.filter(
-        pl.col("layer") == pl.col("depth") - 1, pl.col("quantity").is_in([MEASURED, CORRECTED, PRINTED])
-    )
+    title, row = "Images with an adversarial example within the radius, {data}", _NAMED
+    listed += tables(refuted, title, "theory-radius-refuted-{data}", row, "radius")
+    last = means.filter(pl.col("layer") == pl.col("depth") - 1)
+    last = last.filter(pl.col("quantity").is_in([MEASURED, CORRECTED, PRINTED]))
     labels = ("depth", "R(DiffViT) / R(ViT)")
     drawn = panels(last.with_columns(series="quantity"), "{data}", "depth", labels, level=1.0)
     return Artefact([PAPER.plot("theory-radius", drawn)], listed)
 
 
-def radius_checks(rows: RowsByTable) -> Checks:
-    """Check the claims of Appendix B, of models that differ in one layer."""
+def _radius_checks(rows: RowsByTable) -> Checks:
     values = ratios(rows).filter(depth=1)
     ratio = "R(DiffViT) / R(ViT)"
     more = partial(apart, values, "quantity", MEASURED, value=VALUE)
@@ -322,4 +277,4 @@ def radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = vit_study("theory-radius", radius_cells, draw_radii, radius_checks, by_data=True)
+THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, _radius_checks)

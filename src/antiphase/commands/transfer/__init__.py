@@ -1,0 +1,49 @@
+"""``antiphase transfer``: the adversarial images of each model, shown to every other."""
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from antiphase.commands import options as fields
+from antiphase.commands.audit.options import AttackNames, AuditOptions, Eps
+from antiphase.commands.command import Command
+from antiphase.errors import UserError
+
+
+class TransferOptions(AuditOptions):
+    """Show the adversarial images of each model to all others; write rows, summary.json and report.html.
+
+    Every model is attacked on the same images; a search ends after all its steps, with the image of highest loss. An
+    image transfers if it changes the prediction of the other model. Differences are paired: images made on a model with
+    differential attention and shown to one with standard attention, minus the way back. The same command resumes a
+    killed run.
+
+    **Examples**
+
+    antiphase transfer runs/diffvit,runs/vit --attack apgd-ce --eps 2/255,8/255 --limit 500
+    """
+
+    left_out: ClassVar = ("against", "nested", "control", "sense_limit", "fail_under", "suffix")
+
+    attack: AttackNames = "pgd"
+    eps: Eps = (8 / 255,)
+    sense_limit: int = Field(0, ge=0)
+    out: fields.Out = Path("antiphase-transfer")
+
+    @model_validator(mode="after")
+    def _check_transfer(self) -> Self:
+        if self.questions:
+            raise UserError(f"data {self.data}: are questions; expected images with classes")
+        if len(self.names) > 1 or self.ensemble.minimal:
+            why = "are several attacks" if len(self.names) > 1 else "stops at the nearest adversarial image"
+            raise UserError(f"attack {self.attack}: {why}; expected one such as pgd, apgd-ce or square")
+        return self
+
+
+COMMAND = Command(
+    "transfer",
+    TransferOptions,
+    "antiphase.commands.transfer.run:run",
+    "antiphase.commands.transfer.run:TransferResult",
+)
