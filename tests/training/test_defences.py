@@ -155,11 +155,11 @@ def test_strengths_weigh_what_is_added():
     model = model_of()
     plain = F.cross_entropy(model(PERTURBED), LABELS)
     loss = defended_loss(step_of(model), {"input-gradient": 2.0}, warm=0.5)
-    assert float(loss - plain) == pytest.approx(float(value("input-gradient", model)), rel=1e-9)
+    assert (loss - plain).item() == pytest.approx(value("input-gradient", model).item(), rel=1e-9)
     # penalties on maps are computed at every second step, and count twice there
     assert torch.equal(defended_loss(step_of(model, number=1), {"jasmin": 2.0}), plain)
-    assert float(defended_loss(step_of(model), {"jasmin": 2.0}) - plain) == pytest.approx(
-        4 * float(value("jasmin", model)), rel=1e-9
+    assert (defended_loss(step_of(model), {"jasmin": 2.0}) - plain).item() == pytest.approx(
+        4 * value("jasmin", model).item(), rel=1e-9
     )
 
 

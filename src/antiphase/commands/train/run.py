@@ -106,7 +106,7 @@ def _train_classifier(options: TrainOptions) -> Metrics:
         raise UserError(f"{error}; --held-out none trains without") from None
     fields = _of_recipe(options, Recipe) | {
         "adversarial": options.adversary or None,
-        "defences": options.defences,
+        "defences": options.defences or None,
     }
     fields |= {"data": images.name} if in_memory else {}
     kind: Any = options.model if model is None else starting_model(model)
