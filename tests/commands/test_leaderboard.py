@@ -1,7 +1,9 @@
 """The page of all cards below a folder: its rows, and sorting in a real browser."""
 
+import io
 import json
 
+import polars as pl
 import pytest
 
 from antiphase.commands.audit.card import read_card, write_card
@@ -53,6 +55,11 @@ def test_rows_are_those_of_the_cards_and_what_is_no_card_is_left_out(cards, run_
     ]
     page = (cards / "leaderboard.html").read_text(encoding="utf-8")
     assert "Robustness of 4 models" in page
+    csv = unquote(page.split('.csv" href="data:text/csv;charset=utf-8,', 1)[1].split('"', 1)[0])
+    ranked = pl.read_csv(io.StringIO(csv))
+    assert ranked["robust_value"].is_sorted(descending=True)
+    assert set(ranked["model"]) == {"diffvit-0", "vit-0", "wide-1", "wide-2"}
+    assert unquote(page).count(r"\begin{tabular}") == 2  # two ε
     code, _, err = run_cli("leaderboard", cards / "broken")
     assert (code, err.count("\n")) == (2, 1)
 

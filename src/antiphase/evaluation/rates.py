@@ -80,7 +80,7 @@ def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> 
     return [
         f"{model}: clean accuracy {100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}] on {n} images is not above "
         f"chance, {100 / num_classes[model]:.3g} %: {fix}"
-        for model, value, low, high, n in accuracy.iter_rows()
+        for model, value, low, high, n in accuracy.select("model", "value", "low", "high", "n").iter_rows()
         if low <= 1 / num_classes[model]
     ]
 

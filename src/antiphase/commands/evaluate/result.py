@@ -63,10 +63,10 @@ class EvaluateResult(Result):
             results = [row for row in self.summary["results"] if row["task"] == name]
             if results:
                 task = find_task(name)
-                plot = Plot(name, numbers_figure(results, groups), task.summary, beside=True)
-                words = f"{task.summary[0].upper()}{task.summary[1:]}. {task.notes}"
+                caption = f"{task.summary[0].upper()}{task.summary[1:]}, with 95 % intervals."
+                plot = Plot(name, numbers_figure(results, groups), caption, beside=True)
                 table = _task_table(name, results, groups)
-                sections.append(Section(name, task.title, words, [plot], [table]))
+                sections.append(Section(name, task.title, task.notes, [plot], [table]))
         if differences := self.summary["differences"]:
             table = _difference_table(differences, groups)
             sections.append(Section("differences", "Differences", tables=[table]))
@@ -256,7 +256,6 @@ def numbers_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figur
     Dots are single training seeds, whose mean has Student's t interval; that of one model is over the images.
     """
     shown = [row for row in results if row["headline"] or find_task(row["task"]).draws_all]
-    ends = [end for row in shown for end in (row["low"], row["high"], row["value"]) if end is not None]
     panels: dict[str, list[Number]] = {}
     for row in shown:
         panels.setdefault(f"{heading(row)}, {row['data']}", []).append(row)
@@ -268,6 +267,8 @@ def numbers_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figur
             for group, estimates in zip(groups, of_family, strict=True)
             if estimates
         ]
-        limits = (max(0.0, min(ends) - 0.02), min(1.0, max(ends) + 0.02))
-        forests.append(Forest(f"{shortened(title, 60)}, %", lines, limits=limits))
-    return forest_figure(forests)
+        forests.append(Forest(f"{shortened(title, 60)}, %", lines))
+    drawn = [line.estimate for forest in forests for line in forest.lines]
+    low, high = min(one.low for one in drawn) - 0.02, max(one.high for one in drawn) + 0.02
+    limits = (max(0.0, low), min(1.0, high))
+    return forest_figure([replace(forest, limits=limits) for forest in forests])

@@ -6,10 +6,13 @@ the ranking.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
+
+import polars as pl
 
 from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
 from antiphase.commands.command import Answer
@@ -18,8 +21,9 @@ from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.page import environment
+from antiphase.report.table import Field, Table, rate_field
 from antiphase.report.words import NORMS, attack_label
-from antiphase.terminal import say
+from antiphase.terminal import eps_label, say
 
 
 class Row(NamedTuple):
@@ -105,13 +109,39 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
         place = (f"{data.dataset} ({data.split})", NORMS[row.rates.norm], row.rates.eps)
         same = (row.model.weights, data.fingerprint, control)
         boards.setdefault(place, {}).setdefault(same, []).append(row)
-    return [
-        {
-            **{"data": data, "norm": norm, "eps": eps, "means": _mean_differences(models, eps)},
-            "lines": _ranked([_line(same, control, folder) for (*_, control), same in models.items()]),
+    drawn = []
+    for (data, norm, eps), models in sorted(boards.items()):
+        lines = _ranked([_line(same, control, folder) for (*_, control), same in models.items()])
+        board = {
+            "data": data,
+            "norm": norm,
+            "eps": eps,
+            "means": _mean_differences(models, eps),
+            "lines": lines,
         }
-        for (data, norm, eps), models in sorted(boards.items())
-    ]
+        drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
+    return drawn
+
+
+def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a ranking as a table, for LaTeX, Markdown and CSV."""
+    rows, numbers = [], []
+    for line in lines:
+        rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
+        about = {"rank": line["rank"], "model": line["model"].name}
+        about |= {"attack": line["attack"], "images": line["n"]}
+        fields = [rate_field(rate.model_dump()) for rate in rates.values()]
+        rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
+        words = Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images)
+        rows.append((*words, Field(line["date"] or "–")))
+        pairs = [(name, end) for name in rates for end in ("value", "low", "high")]
+        ends = {f"{name}_{end}": getattr(rates[name], end) for name, end in pairs}
+        numbers.append(about | ends | {"date": line["date"]})
+    name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
+    return Table(
+        name, title, columns, tuple(rows), pl.DataFrame(numbers, infer_schema_length=None).write_csv()
+    )
 
 
 def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:

@@ -315,7 +315,16 @@ def _mask_table(metrics: pl.DataFrame) -> Table:
         mean = _mean(block["average_precision"])
         mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
         rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
-        rows.append((*(Field(str(word), kind="name") for word in key), Field(str(len(block))), *rates))
+        rows.append(
+            (
+                *(
+                    Field(str(word), kind=kind)
+                    for word, kind in zip(key, ("name", "word", "word"), strict=True)
+                ),
+                Field(str(len(block))),
+                *rates,
+            )
+        )
     columns = ("model", "method", "text", "images", "pointing game", "average precision")
     title = "Maps against masks, 95 % intervals over the images"
     return Table("masks", title, columns, tuple(rows), metrics.write_csv())
