@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from antiphase.sensitivity.layers import eager_attention
 from antiphase.training.defences.defence import Defence, Step
 
 
@@ -15,7 +15,7 @@ def input_gradient(step: Step) -> Tensor:
     Networks by Regularizing their Input Gradients*, AAAI 2018, equation (4).
     """
     x = step.images.detach().requires_grad_(True)
-    with eager_attention():  # fused attention has no second derivatives
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivatives
         loss = F.cross_entropy(step.logits(x), step.labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     return gradient.square().sum() / len(x)
