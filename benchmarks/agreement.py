@@ -1,167 +1,303 @@
-"""Robust accuracy under AutoAttack against pyautoattack's: what stands after each attack of the ensemble.
+"""Our attacks against other libraries', image by image: robust accuracy, images that only one breaks, and who is right.
 
-Both run the standard version on the same model, images, true labels, ε and seed, each in its own order of work; every
-attack is given what those before it left standing. Hours of work: each attack of each cell is appended to ``--into`` as
-soon as it is done, and a run that was cut off goes on behind its last line.
+Both attack the same images of the same model at the same ε with the same budget of steps or queries. An image that only
+one breaks is decided by its adversarial image: the model, copied to float64, has to predict another class, within ε.
 
-    uv run python benchmarks/agreement.py --into agreement.jsonl               # 500 images: ten hours or so on 2 cores
-    uv run python benchmarks/agreement.py --into some.jsonl --images 40 --eps 8/255 --seeds 0
-    uv run python benchmarks/agreement.py --into agreement.jsonl --show        # the table of what is there
+    uv run python benchmarks/agreement.py --publish        # agreement.json and the table of docs/agreement.md
+    uv run python benchmarks/agreement.py --images 20 --attacks pgd,square --models specimen:vit-0
+    uv run python benchmarks/agreement.py --part many-classes --images 40 --publish    # MALT's targets
+    uv run python benchmarks/agreement.py --part verdicts --images 1000 --publish
+    uv run python benchmarks/agreement.py --page           # the table again, from the JSON
 """
 
 import argparse
+import copy
+import importlib
+import importlib.util
 import json
-import logging
+import math
+import sys
 import time
+import types
 import warnings
-from fractions import Fraction
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import numpy as np
+import models
 import torch
 from rounds import provenance
 from torch import Tensor, nn
 
 import antiphase as ap
-from antiphase.attacks import Threat
-from antiphase.attacks.autoattack import autoattack_ensemble
-from antiphase.processes import keep_freed_memory
+from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, fmn, pgd, square
+from antiphase.attacks.engine import search_model
+from antiphase.studies.report.findings import replace_marked
 
-STAGES = ("apgd-ce", "apgd-t", "fab-t", "square")
-Line = dict[str, Any]
+PUBLISHED = Path(__file__).with_name("agreement.json")
+PAGE = Path(__file__).parents[1] / "docs/agreement.md"
+MODELS = "specimen:diffvit-0,specimen:vit-0,python:benchmarks/models.py:cnn"
+QUERIES = 300
+Attack = Callable[[nn.Module, Tensor, Tensor, Threat], Tensor]  # to adversarial images
 
 
 def main() -> None:
-    """Run the cells that are not there yet, or show what is."""
+    """Attack, and print or publish a line for each attack, model and ε."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--into", type=Path, required=True, help="JSON lines, appended to")
-    parser.add_argument("--models", default="specimen:diffvit-0,specimen:vit-0")
-    parser.add_argument("--eps", default="1/255,2/255,4/255,8/255")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--precision", default="bf16", help="of our search")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--show", action="store_true")
-    options = parser.parse_args()
-    cells = product(options.seeds.split(","), options.eps.split(","), options.models.split(","))
-    if options.show:
-        return show(options.into)
-    keep_freed_memory()  # as the commands do
-    torch.set_num_threads(options.threads)
-    logging.getLogger("auto-attack").setLevel(logging.ERROR)
-    data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
-    images, labels = data.images(range(len(data))), torch.tensor(data.labels)
-    for seed, eps, name in cells:
-        model = ap.load_model(name).eval().requires_grad_(False)
-        with torch.no_grad():
-            right = (model(images).argmax(1) == labels).nonzero().flatten()
-        for who, run in (("antiphase", ours), ("pyautoattack", theirs)):
-            precision = options.precision if run is ours else "float32"
-            cell = {
-                "model": name,
-                "eps": eps,
-                "seed": int(seed),
-                "images": len(images),
-                "who": who,
-                "precision": precision,
-            }
-            before = [line for line in read(options.into) if cell.items() <= line.items()]
-            standing = torch.tensor(before[-1]["standing"], dtype=torch.long) if before else right
-            threat = Threat(eps=float(Fraction(eps)))
-            for stage in STAGES[len(before) :]:
-                began = time.perf_counter()
-                if len(standing):
-                    standing = run(stage, model, images, labels, standing, threat, int(seed), precision)
-                seconds = round(time.perf_counter() - began, 1)
-                line = {**cell, "stage": stage, "standing": standing.tolist(), "seconds": seconds}
-                line |= provenance({name: model}, ("pyautoattack",))
-                with options.into.open("a") as file:
-                    file.write("\n" + json.dumps(line) + "\n")  # not behind a line that was cut off
-                print(json.dumps({**line, "standing": len(standing)}), flush=True)
-
-
-def ours(
-    stage: str,
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    standing: Tensor,
-    threat: Threat,
-    seed: int,
-    precision: str,
-) -> Tensor:
-    """Return what still stands after one attack of our ensemble."""
-    (one,) = (each for each in autoattack_ensemble("standard").stages if each.name == stage)
-    result = one.attack(
-        model,
-        images[standing],
-        labels[standing],
-        threat,
-        **one.settings,
-        seed=seed,
-        ids=standing,
-        precision=precision,
-        progress=False,
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--attacks", default=",".join(COMPARISONS))
+    parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--part", choices=PARTS, default="measured", help="what to measure")
+    parser.add_argument("--publish", action="store_true", help=f"write {PUBLISHED.name} and the page")
+    parser.add_argument(
+        "--page", action="store_true", help=f"write the page from {PUBLISHED.name}, and measure nothing"
     )
-    return standing[~result.success]
+    options = parser.parse_args()
+    if not options.page:
+        lines = list(PARTS[options.part][0](options))
+        record = json.loads(PUBLISHED.read_text(encoding="utf-8")) if PUBLISHED.exists() else {}
+        made = provenance({}, ("pyautoattack", "foolbox", "adv_lib")) | {"images": options.images}
+        record[options.part] = {**made, "lines": lines}
+        if options.publish:
+            PUBLISHED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.publish or options.page:
+        for part, text in page(json.loads(PUBLISHED.read_text(encoding="utf-8"))).items():
+            replace_marked(PAGE, part, text)
 
 
-def theirs(
-    stage: str,
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    standing: Tensor,
-    threat: Threat,
-    seed: int,
-    precision: str,
-) -> Tensor:
-    """Return what still stands after one attack of pyautoattack's, which seeds each of them anew itself."""
-    from pyautoattack import AutoAttack
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a line for each model, attack and threat."""
+    data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
+    images = data.images(range(len(data)))
+    for name in options.models.split(","):
+        model = ap.load_model(name).eval().requires_grad_(False)
+        exact = copy.deepcopy(model).double()
+        with torch.no_grad():
+            label = model(images).argmax(1)
+        for attack in options.attacks.split(","):
+            library, threats, ours, theirs = COMPARISONS[attack]
+            if importlib.util.find_spec(library) is None:
+                continue
+            for threat in threats:
+                adversarial = [one(model, images, label, threat).detach() for one in (ours, theirs)]
+                with torch.no_grad():
+                    broken = [model(x).argmax(1) != label for x in adversarial]
+                    broken = [
+                        flips & threat.allows(x, images) for flips, x in zip(broken, adversarial, strict=True)
+                    ]
+                    sound = [_in_float64(exact, x, images, label, threat) for x in adversarial]
+                only = [broken[0] & ~broken[1], broken[1] & ~broken[0]]
+                line = {
+                    "model": name,
+                    "attack": attack,
+                    "library": library,
+                    "norm": threat.norm,
+                    "eps": threat.eps,
+                }
+                line |= {"robust": [1 - float(flips.double().mean()) for flips in broken]}
+                line |= {"only": [int(one.sum()) for one in only]}
+                line |= {"right": [int((one & true).sum()) for one, true in zip(only, sound, strict=True)]}
+                print(json.dumps(line, ensure_ascii=False), flush=True)
+                yield line
 
-    adversary = AutoAttack(model, norm="Linf", eps=threat.eps, seed=seed, version="standard")
-    adversary.attacks_to_run = [stage]
-    _, prediction = adversary.run_standard_evaluation(images[standing], labels[standing])
-    return standing[prediction == labels[standing]]
+
+def _in_float64(model: nn.Module, x: Tensor, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+    """Return whether an image is adversarial in a model of float64."""
+    return (model(x.double()).argmax(1) != label) & threat.allows(x.double(), images.double())
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines that are there, but for one that was cut off."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+def table(record: Mapping[str, Any]) -> str:
+    """Return the record as a table in Markdown, with a sentence below it."""
+    head = (
+        "attack",
+        "norm, ε",
+        "model",
+        "compared with",
+        "robust accuracy, ours and theirs",
+        "broken by one only",
+    )
+    rows = [head, ("---",) * len(head)]
+    order = {attack: place for place, attack in enumerate(COMPARISONS)}
+    for line in sorted(record["lines"], key=lambda line: (order[line["attack"]], line["norm"], line["eps"])):
+        version = record["versions"].get(line["library"], "")
+        robust = " and ".join(f"{100 * share:.1f} %" for share in line["robust"])
+        only = ", ".join(
+            f"{who} {count} ({right} confirmed)" if count else f"{who} 0"
+            for who, count, right in zip(("ours", "theirs"), line["only"], line["right"], strict=True)
+        )
+        eps = f"{line['eps'] * 255:g}/255" if line["norm"] == "linf" else f"{line['eps']:g}"
+        norm = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}[line["norm"]]
+        model = line["model"].rpartition(":")[2]
+        rows.append(
+            (line["attack"], f"{norm}, {eps}", model, f"{line['library']} {version}".strip(), robust, only)
+        )
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    only = [sum(line["only"][who] for line in record["lines"]) for who in (0, 1)]
+    right = [sum(line["right"][who] for line in record["lines"]) for who in (0, 1)]
+    about = (
+        f"{record['images']} images each; Square with {QUERIES} queries. Of all {len(record['lines'])} "
+        f"lines, only ours breaks {only[0]} images ({right[0]} confirmed in float64), only the other library {only[1]} "
+        f"({right[1]} confirmed). {_made(record)}"
+    )
+    return "\n".join([*lines, "", about, ""])
 
 
-def show(path: Path) -> None:
-    """Print robust accuracy after each attack of every cell that both have finished, and the largest differences."""
-    lines = read(path)
-    print("| model | ε | seed | images | " + " | ".join(STAGES) + " | ours − theirs | seconds ours, theirs |")
-    print("|---|---|---|---|" + "---|" * (len(STAGES) + 2))
-    worst: dict[str, list[float]] = {stage: [] for stage in STAGES}
-    columns = ("model", "eps", "seed", "images")
-    for cell in sorted({tuple(line[column] for column in columns) for line in lines}):
-        same = [line for line in lines if tuple(line[column] for column in columns) == cell]
-        of = {
-            who: {line["stage"]: line for line in same if line["who"] == who}
-            for who in ("antiphase", "pyautoattack")
-        }
-        if any(len(found) < len(STAGES) for found in of.values()):
-            continue
-        shares = {
-            who: [100 * len(found[stage]["standing"]) / found[stage]["images"] for stage in STAGES]
-            for who, found in of.items()
-        }
-        pairs = list(zip(shares["antiphase"], shares["pyautoattack"], strict=True))
-        for stage, (one, two) in zip(STAGES, pairs, strict=True):
-            worst[stage].append(one - two)
-        seconds = ", ".join(f"{sum(line['seconds'] for line in found.values()):.0f}" for found in of.values())
-        cells = " | ".join(f"{one:.1f}, {two:.1f}" for one, two in pairs)
-        print(f"| {' | '.join(map(str, cell))} | {cells} | {pairs[-1][0] - pairs[-1][1]:+.1f} | {seconds} |")
-    for stage, found in worst.items():
-        if found:
-            print(f"after {stage}: {min(found):+.1f} to {max(found):+.1f} points, mean {np.mean(found):+.2f}")
+def _made(record: Mapping[str, Any]) -> str:
+    return f"torch {record['versions']['torch']}, commit {record['commit']}, {record['date']}."
 
+
+def many_classes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what AutoAttack breaks with the targets of the standard version and with MALT's, and its passes."""
+    for classes in (100, 1000):
+        model, images = models.many_classes(classes, options.images)
+        asr = {k: pgd(model, images, None, Threat(eps=k / 1000), steps=10).asr for k in range(4, 60, 8)}
+        eps = min(asr, key=lambda k: abs(asr[k] - 0.4)) / 1000
+        for version in ("standard", "malt"):
+            began = time.process_time()
+            result = autoattack(model, images, None, Threat(eps=eps), version=version, queries=QUERIES)
+            passes = {part.attack: int((part.forwards + part.backwards).sum()) for part in result.stages}
+            line = {"classes": classes, "eps": eps, "version": version, "broken": int(result.success.sum())}
+            line |= {"felled": result.settings["felled"], "passes": passes}
+            line |= {"seconds": round(time.process_time() - began, 1)}
+            print(json.dumps(line), flush=True)
+            yield line
+
+
+def many_classes_table(record: Mapping[str, Any]) -> str:
+    """Return the table of :func:`many_classes`."""
+    stages = ("apgd-ce", "apgd-t", "fab-t", "square")
+    rows = [
+        (
+            "classes, ε",
+            "version",
+            "broken",
+            "passes",
+            *(f"{one}: broken, passes" for one in stages),
+            "CPU time",
+        )
+    ]
+    rows.append(("---",) * len(rows[0]))
+    for line in record["lines"]:
+        each = (f"{line['felled'].get(one, 0)}, {line['passes'].get(one, 0):,}" for one in stages)
+        where, total = f"{line['classes']}, {line['eps']:g}", f"{sum(line['passes'].values()):,}"
+        rows.append((where, line["version"], str(line["broken"]), total, *each, f"{line['seconds']:.0f} s"))
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    about = f"{record['images']} images that the model gets right; passes are forward and backward. {_made(record)}"
+    return "\n".join([*lines, "", about, ""])
+
+
+def verdicts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield how many verdicts of PGD differ from those of float32 in the model itself, in batches of 128."""
+    data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
+    images = data.images(range(len(data)))
+    for name in options.models.split(","):
+        model = ap.load_model(name).eval().requires_grad_(False)
+        first = None
+        for way, (copied, how) in WAYS.items():
+            search_model._chosen.clear()
+            with mock.patch.object(search_model, "_convolutional", lambda _, copied=copied: copied):
+                attack = pgd(model, images, None, Threat(eps=4 / 255), ids=data.ids, **how)
+            first = attack if first is None else first
+            differ = int((attack.success != first.success).sum())
+            line = {"model": name, "search": way, "broken": int(attack.success.sum()), "differ": differ}
+            print(json.dumps(line), flush=True)
+            yield line
+
+
+def verdicts_table(record: Mapping[str, Any]) -> str:
+    """Return the table of :func:`verdicts`."""
+    rows = [("model", "search", "broken", "verdicts that differ from the first"), ("---",) * 4]
+    for line in record["lines"]:
+        rows.append(
+            (line["model"].rpartition(":")[2], line["search"], str(line["broken"]), str(line["differ"]))
+        )
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*lines, "", f"PGD-20, 4/255, {record['images']:,} images. {_made(record)}", ""])
+
+
+def page(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what stands between the marks of the page."""
+    return {part: PARTS[part][1](content) for part, content in record.items()}
+
+
+def _official(name: str) -> Attack:
+    def attack(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+        from pyautoattack import AutoAttack
+
+        norm = {"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm]
+        adversary = AutoAttack(model, norm=norm, eps=threat.eps, seed=0, version="standard", device="cpu")
+        if name != "autoattack":
+            adversary.attacks_to_run = [name]
+        adversary.apgd.n_restarts, adversary.square.n_queries = 1, QUERIES
+        return adversary.run_standard_evaluation(images, label, batch_size=250)[0]
+
+    return attack
+
+
+def _foolbox(make: Callable[[Any, Threat], Any]) -> Attack:
+    def attack(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+        import foolbox
+
+        victim = foolbox.PyTorchModel(model, bounds=(0, 1))
+        return make(foolbox.attacks, threat)(victim, images, label, epsilons=threat.eps)[1]
+
+    return attack
+
+
+def _adv_lib_fmn(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+    sys.modules.setdefault("visdom", types.ModuleType("visdom"))  # which it imports for plots
+    norm = {"linf": math.inf, "l2": 2, "l1": 1, "l0": 0}[threat.norm]
+    return importlib.import_module("adv_lib.attacks").fmn(model, images, label, norm, steps=100)
+
+
+def _ours(attack: Callable[..., Any], **settings: Any) -> Attack:
+    def run(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+        return attack(model, images, label, threat, **settings).adversarial
+
+    return run
+
+
+LINF, L2, L1 = (Threat("linf", 8 / 255), Threat("linf", 2 / 255)), Threat("l2", 0.5), Threat("l1", 5.0)
+# by attack: the other library, the threats, ours and theirs
+COMPARISONS: dict[str, tuple[str, tuple[Threat, ...], Attack, Attack]] = {
+    "pgd": (
+        "foolbox",
+        LINF,
+        _ours(pgd, steps=20),
+        _foolbox(lambda attacks, threat: attacks.LinfPGD(steps=20, abs_stepsize=threat.eps / 4)),
+    ),
+    "apgd-ce": ("pyautoattack", (*LINF, L2, L1), _ours(apgd), _official("apgd-ce")),
+    "apgd-t": ("pyautoattack", LINF[:1], _ours(apgd, targets=9), _official("apgd-t")),
+    "fab-t": ("pyautoattack", LINF[:1], _ours(fab, targets=9, final_search=False), _official("fab-t")),
+    "square": (
+        "pyautoattack",
+        (LINF[0], L2, L1),
+        _ours(square, queries=QUERIES, rescale_schedule=False),
+        _official("square"),
+    ),
+    "autoattack": ("pyautoattack", LINF[1:], _ours(autoattack, queries=QUERIES), _official("autoattack")),
+    "carlini-wagner": (
+        "foolbox",
+        (L2,),
+        _ours(carlini_wagner, steps=100, search_steps=5),
+        _foolbox(lambda attacks, _: attacks.L2CarliniWagnerAttack(5, 100, stepsize=0.01)),
+    ),
+    "fmn": ("adv_lib", (LINF[0], L2, L1), _ours(fmn), _adv_lib_fmn),
+}
+
+PARTS = {
+    "measured": (measure, table),
+    "many-classes": (many_classes, many_classes_table),
+    "verdicts": (verdicts, verdicts_table),
+}
+WAYS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "float32, the model itself": (False, {"precision": "float32"}),
+    "float32, copies allowed": (True, {"precision": "float32"}),
+    "auto": (True, {"precision": "auto"}),
+    "bf16": (False, {"precision": "bf16"}),
+    "batches of 48": (False, {"precision": "float32", "batch_size": 48}),
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

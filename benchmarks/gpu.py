@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+_MOST_SECONDS, _LEAST_SECONDS = 590, 15  # of all; of a step
 
 
 def steps(dry_run: bool) -> list[tuple[str, list[str], int]]:
@@ -26,22 +27,22 @@ def steps(dry_run: bool) -> list[tuple[str, list[str], int]]:
     attacks, attention = str(HERE / "attacks.py"), str(HERE / "attention.py")
     images, queries, rounds = ("20", "20", "1") if dry_run else ("1000", "1000", "3")
     few = ["--images", images, "--queries", queries, *device]
-    cnn = ["--model", "python:benchmarks/models.py:cnn"]
+    cnn, resnet = (["--model", f"python:benchmarks/models.py:{name}"] for name in ("cnn", "resnet18"))
     settings = ["tiny"] if dry_run else ["wee", "clip", "tiny"]
+    turns = ["--rounds", rounds]
+    eps = ["--eps", "8/255"]
+    auto = ["--precision", "auto"]
+    vit = [str(HERE / "gpu.py"), "--vit-b16", *device, *(["--dry-run"] if dry_run else [])]
     return [
-        (
-            "attention",
-            [attention, *settings, "--rounds", rounds + ("0" if not dry_run else ""), *device],
-            150,
-        ),
-        (
-            "attacks diffvit",
-            [attacks, "pgd", "apgd-ce", "--eps", "2/255,8/255", "--rounds", rounds, *few],
-            90,
-        ),
-        ("attacks cnn", [attacks, "pgd", "apgd-ce", "square", "--eps", "8/255", *cnn, *few], 90),
-        ("autoattack diffvit", [attacks, "autoattack", "--eps", "2/255", *few], 120),
-        ("vit-b16", [str(HERE / "gpu.py"), "--vit-b16", *device, *(["--dry-run"] if dry_run else [])], 120),
+        ("attention", [attention, *settings, "--rounds", rounds + "0" * (not dry_run), *device], 120),
+        ("diffvit", [attacks, "pgd", "apgd-ce", "--eps", "2/255,8/255", *turns, *few], 60),
+        ("diffvit auto", [attacks, "pgd", "apgd-ce", "fab", "square", *eps, *auto, *few], 90),
+        ("cnn", [attacks, "pgd", "apgd-ce", "square", *eps, *turns, *cnn, *few], 60),
+        ("cnn auto", [attacks, "pgd", "apgd-ce", "fab", "square", *eps, *auto, *cnn, *few], 60),
+        ("cnn compiled", [attacks, "pgd", "apgd-ce", *eps, *auto, "--compile", *cnn, *few], 60),
+        ("resnet18 auto", [attacks, "pgd", "apgd-ce", *eps, *auto, *resnet, *few], 60),
+        ("autoattack diffvit", [attacks, "autoattack", "--eps", "2/255", *auto, *few], 90),
+        ("vit-b16", vit, 150),
     ]
 
 
@@ -57,6 +58,7 @@ def main() -> None:
         return vit_b16(options.device, options.dry_run)
     options.out.mkdir(parents=True, exist_ok=True)
     name = "CPU" if options.dry_run else torch.cuda.get_device_name(0)
+    began_all = time.perf_counter()
     lines = [{"device": name, "torch": torch.__version__}]
     if not options.dry_run:
         tests = [
@@ -75,6 +77,10 @@ def main() -> None:
         print(run(tests, 240, options.out / "tests.txt")[-3000:], flush=True)
     for step, arguments, limit in steps(options.dry_run):
         began = time.perf_counter()
+        limit = min(limit, int(_MOST_SECONDS - (began - began_all)))
+        if limit < _LEAST_SECONDS:
+            print(f"{step}: left out, the time is over", flush=True)
+            continue
         text = run([sys.executable, *arguments], limit, options.out / "last.txt")
         for line in text.splitlines():
             if line.startswith("{"):
@@ -101,7 +107,7 @@ def run(command: list[str], limit: int, log: Path) -> str:
 
 
 def vit_b16(device: str, dry_run: bool) -> None:
-    """Time APGD-CE and Square of a random ViT-B/16 against pyautoattack, a JSON line for each."""
+    """Time attacks on a random ViT-B/16 against pyautoattack's, a JSON line for each; ends after 100 seconds."""
     import timm
     from pyautoattack import AutoAttack
 
@@ -109,7 +115,8 @@ def vit_b16(device: str, dry_run: bool) -> None:
     from antiphase.attacks import Threat
 
     torch.manual_seed(0)
-    images, count = torch.rand(2 if dry_run else 64, 3, 224, 224), 2 if dry_run else 64
+    count, steps, queries = (2, 2, 4) if dry_run else (64, 100, 200)
+    images, began_all = torch.rand(count, 3, 224, 224), time.perf_counter()
     model = timm.create_model("vit_base_patch16_224", num_classes=100).eval().requires_grad_(False).to(device)
     images, eps = images.to(device), 1 / 255 / 8
     with torch.no_grad():
@@ -119,24 +126,34 @@ def vit_b16(device: str, dry_run: bool) -> None:
         adversary = AutoAttack(
             model, norm="Linf", eps=eps, seed=0, version="custom", attacks=[attack], device=device
         )
-        adversary.apgd.n_restarts, adversary.square.n_queries = 1, 200
+        if attack == "autoattack":
+            adversary.attacks_to_run = ["apgd-ce", "apgd-t", "fab-t", "square"]
+        adversary.apgd.n_restarts, adversary.square.n_queries = 1, queries
+        if dry_run:
+            adversary.apgd.n_iter = adversary.apgd_targeted.n_iter = adversary.fab.n_iter = steps
         _, prediction = adversary.run_standard_evaluation(images, labels, batch_size=count)
         return float((prediction != labels).double().mean())
 
     def ours(attack: str, precision: str) -> float:
-        settings = {"steps": 100} if attack == "apgd-ce" else {"queries": 200}
-        function = ap.attacks.apgd if attack == "apgd-ce" else ap.attacks.square
+        function, settings = {
+            "apgd-ce": (ap.attacks.apgd, {"steps": steps}),
+            "square": (ap.attacks.square, {"queries": queries}),
+            "autoattack": (ap.attacks.autoattack, {"steps": steps, "queries": queries}),
+        }[attack]
         return float(
             function(
                 model, images, labels, Threat(eps=eps), precision=precision, batch_size=count, **settings
             ).asr
         )
 
-    for attack in ("apgd-ce", "square"):
+    for attack in ("apgd-ce", "square", "autoattack"):
+        if time.perf_counter() - began_all > 100:
+            print(json.dumps({"what": f"vit-b16 {attack}", "left out": "100 s had passed"}), flush=True)
+            continue
         seconds, asr = {}, {}
         for name, work in {
             "antiphase float32": lambda attack=attack: ours(attack, "float32"),
-            "antiphase bf16": lambda attack=attack: ours(attack, "bf16"),
+            "antiphase auto": lambda attack=attack: ours(attack, "auto"),
             "pyautoattack": lambda attack=attack: peer(attack),
         }.items():
             began = time.perf_counter()

@@ -22,6 +22,7 @@ ATTACKS: Table = {
     "fab-t": "antiphase.attacks.fab:FAB_T",
     "square": "antiphase.attacks.square:SQUARE",
     "carlini-wagner": "antiphase.attacks.carlini_wagner:CARLINI_WAGNER",
+    "fmn": "antiphase.attacks.fmn:FMN",
     "noise": "antiphase.attacks.noise:NOISE",
     "autoattack": "antiphase.attacks.autoattack:AUTOATTACK",
 }

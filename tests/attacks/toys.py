@@ -38,7 +38,7 @@ def least(model, x, norm):
     label = logits.argmax(1)
     weight = model.weight.detach().double()
     gap = logits.gather(1, label[:, None]) - logits
-    slope = (weight[label][:, None] - weight).norm(p=1 if norm == "linf" else 2, dim=2)
+    slope = (weight[label][:, None] - weight).norm(p={"linf": 1, "l2": 2, "l1": torch.inf}[norm], dim=2)
     return (gap / slope).scatter(1, label[:, None], torch.inf).amin(1)
 
 

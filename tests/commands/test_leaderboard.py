@@ -2,6 +2,7 @@
 
 import io
 import json
+from urllib.parse import unquote
 
 import polars as pl
 import pytest

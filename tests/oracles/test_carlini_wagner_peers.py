@@ -37,10 +37,16 @@ def _foolbox():
     return attack
 
 
+def adv_lib_attacks():
+    """Return adv-lib's attacks; its plots, which it imports at once, want a package that is not installed."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setitem(sys.modules, "visdom", types.ModuleType("visdom"))
+        return importlib.import_module("adv_lib.attacks")
+
+
 def _adv_lib():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "visdom", types.ModuleType("visdom"))  # it imports its plots at once
-        attacks = importlib.import_module("adv_lib.attacks")
+    attacks = adv_lib_attacks()
 
     def attack(model, images, labels, search_steps, steps):
         return attacks.carlini_wagner_l2(

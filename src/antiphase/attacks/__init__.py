@@ -4,6 +4,7 @@ from antiphase.attacks.apgd import apgd
 from antiphase.attacks.autoattack import autoattack
 from antiphase.attacks.carlini_wagner import carlini_wagner
 from antiphase.attacks.fab import fab
+from antiphase.attacks.fmn import fmn
 from antiphase.attacks.minimal_norm import asr_by_eps, eps_at
 from antiphase.attacks.noise import noise
 from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
@@ -24,6 +25,7 @@ __all__ = [
     "eps_at",
     "fab",
     "fgsm",
+    "fmn",
     "noise",
     "patch_pgd",
     "pgd",

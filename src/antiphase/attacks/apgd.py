@@ -1,13 +1,14 @@
 """Auto-PGD: projected gradient ascent with an adaptive step size."""
 
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from antiphase.arguments import Count, Probability, Share, validated
 from antiphase.attacks import objectives
+from antiphase.attacks.apgd_l1 import ApgdL1
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.checks import Targets
 from antiphase.attacks.engine.oracle import Classifier, Oracle
@@ -47,6 +48,8 @@ def apgd(
     since then. The search stops at the first iterate that changes the prediction. It takes at most ``steps + 1``
     forward passes, and one more to confirm a success.
 
+    In l1 a step changes few pixels, see :class:`~antiphase.attacks.apgd_l1.ApgdL1`, without ρ and momentum.
+
     The default is APGD-CE; ``objective="dlr"`` gives APGD-DLR, ``targets=9`` gives APGD-T.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
@@ -66,9 +69,12 @@ def apgd(
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
+    threat.require("APGD", "linf", "l2", "l1")
     threat.refuse_infinite("APGD")
     loss = objective or ("dlr" if targets else "cross_entropy")
-    search = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
+    search: Any = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
+    if threat.norm == "l1":
+        search = ApgdL1(threat, steps, loss, targets, restarts, search.name, search.loss)
     return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
 
 

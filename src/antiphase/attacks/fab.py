@@ -16,6 +16,7 @@ from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOp
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import (
+    DUAL,
     Bounds,
     Flags,
     Norm,
@@ -37,7 +38,7 @@ _ROUGH = 0.8
 _LEAST_EXACT = 15
 _FINAL_STEPS = 4
 _BEYOND = 0.1  # how far behind the estimated boundary the final search looks, as a share of what is left
-_RESTART_SCALE = {"linf": 0.3, "l2": 1.0}  # of random starts for an infinite ε: FAB's default
+_RESTART_SCALE = {"linf": 0.3, "l2": 1.0, "l1": 5.0}  # of random starts for an infinite ε: FAB's default
 
 
 @validated
@@ -89,6 +90,7 @@ def fab(
         budgets: one ε per sample, at most the threat's.
         **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
     """
+    threat.require("FAB", "linf", "l2", "l1")
     early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta, final_search, early_stop)
     if run.get("precision") == "auto" or (run.get("precision") == "bf16" and not search.exact_from):
@@ -102,13 +104,21 @@ def step_onto_plane(x: Points, value: Values, gradient: Points, norm: Norm, boun
     If no such step exists, every pixel goes to its bound. Otherwise pixel i moves against sign(value)·gᵢ by min(t·vᵢ,
     rᵢ), where rᵢ is its distance to the bound and vᵢ is 1 for linf and |gᵢ| for l2 (the optimality conditions of the
     projection). Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so Newton's iteration from 0 rises to the t at which it equals
-    |value|, and is exact as soon as no more pixels reach their bound.
+    |value|, and is exact as soon as no more pixels reach their bound. For l1, pixels go to their bound one by one, in
+    the order of |gᵢ|, the largest first.
     """
     direction = -gradient.sign() * per_row(value.sign(), x).to(x.dtype)
     room = torch.where(direction > 0, bounds[1] - x, x - bounds[0]).flatten(1)
     weight = gradient.abs().flatten(1)
     speed = torch.ones_like(weight) if norm == "linf" else weight
     full, rate, wanted = (weight * room).double(), (weight * speed).double(), value.abs()
+    if norm == "l1":
+        order = weight.argsort(dim=1, descending=True, stable=True)
+        gains = full.gather(1, order)
+        left = (wanted[:, None] - gains.cumsum(1) + gains).clamp_min(0.0)
+        share = (left / gains.clamp_min(torch.finfo(gains.dtype).tiny)).clamp(max=1.0).to(x.dtype)
+        move = torch.zeros_like(room).scatter(1, order, share) * room
+        return direction * move.view_as(x)
     t = torch.zeros_like(wanted)
     largest = torch.finfo(x.dtype).max ** 0.75  # stands in for infinity, which times 0 would be NaN
     stopped = room <= 0
@@ -255,8 +265,7 @@ def _nearest(
 def _reach(value: Values, gradient: Points, norm: Norm) -> Values:
     """Return the distance from a point to the plane through ``value`` and ``gradient``, bounds aside."""
     flat = gradient.double().flatten(1)
-    dual = flat.abs().sum(1) if norm == "linf" else flat.square().sum(1).sqrt()
-    return value.abs() / dual.clamp_min(1e-12)
+    return value.abs() / row_norm(flat, DUAL[norm]).clamp_min(1e-12)
 
 
 def _inner(a: Points, b: Points) -> Values:

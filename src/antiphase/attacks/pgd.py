@@ -71,6 +71,7 @@ def pgd(
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
     """
+    threat.require("PGD", "linf", "l2")
     threat.refuse_infinite("PGD")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
@@ -98,6 +99,7 @@ def fgsm(
     Args:
         objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
     """
+    threat.require("FGSM", "linf", "l2")
     search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
     return run_search(model, images, labels, threat, search, run, settings={"objective": objective})
 

@@ -16,7 +16,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Bounds, Keys, Norm, Numbers, Threat, per_row
+from antiphase.attacks.threat import Keys, Norm, Numbers, Threat, per_row, project
 from antiphase.streams import sample_keys, uniform
 
 # When few rows are left, the batch is filled to this many images with later queries of each row, see _Square.step; 32
@@ -61,6 +61,8 @@ def square(
 
     - linf: x₀ has vertical stripes one pixel wide at clean ± ε; x̂ is x with a random window set to clean ± ε, with a
       random sign per channel;
+    - l1: as l2, with sums of absolute values for lengths, steeper bumps, and the projection onto the ball of length ε
+      and the bounds in place of clipping;
     - l2: x₀ is clean plus a grid of 5 × 5 bumps of total length ε; x̂ moves the change from one random window to
       another, adds a bump there, and has length ε before clipping.
 
@@ -89,6 +91,7 @@ def square(
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
+    threat.require("Square", "linf", "l2", "l1")
     threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
     if run.get("precision") in ("auto", "bf16"):
@@ -126,7 +129,7 @@ class _Square:
             rows["low"], rows["high"] = (clean - radius).clamp(*bounds), (clean + radius).clamp(*bounds)
             rows["best"] = first_linf(rows["low"], rows["high"], rows["key"])
         else:
-            rows["best"] = first_l2(clean, eps, rows["key"], bounds)
+            rows["best"] = first_bumps(clean, eps, rows["key"], self.threat)
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Evaluate several queries of each row at once if few rows are left, and accept the first improvement.
@@ -181,7 +184,7 @@ class _Square:
         if threat.norm == "linf":
             x = propose_linf(best, rows["low"], rows["high"], key, t, self.windows)
         else:
-            x = propose_l2(best, rows["clean"], rows["eps"], key, t, self.windows, threat.bounds)
+            x = propose_bumps(best, rows["clean"], rows["eps"], key, t, self.windows, threat)
         fresh = (t[:, 0] == 0).nonzero().flatten()
         x[fresh, 0] = best[fresh]  # query 0 is the first image itself
         return x
@@ -222,7 +225,7 @@ class Windows:
     after: Int64[Tensor, " halvings"]  # last iteration of each level except the final one
     bumps: Float[
         Tensor, "levels 2 tallest widest"
-    ]  # the l2 change, split along rows and columns, zeros around
+    ]  # the change in l2 or l1, split along rows and columns, zeros around
 
 
 def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Images) -> Windows:
@@ -234,11 +237,11 @@ def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Image
     after = [-(-(b + 1) * queries // 10_000) - 1 for b in _HALVINGS] if rescale else list(_HALVINGS)
     tall, wide = torch.tensor(sizes, device=clean.device).unbind(1)
     bumps = torch.zeros(0)
-    if norm == "l2":
+    if norm != "linf":
         bumps = torch.zeros(len(sizes), 2, int(tall.max()), int(wide.max()), dtype=torch.float64)
         for level, (h, w) in enumerate(sizes):
-            bumps[level, 0, :h, :w] = bump(h, w)
-            bumps[level, 1, :h, :w] = bump(w, h).T
+            bumps[level, 0, :h, :w] = bump(h, w, norm)
+            bumps[level, 1, :h, :w] = bump(w, h, norm).T
     return Windows(tall, wide, torch.tensor(after, device=clean.device), bumps.to(clean))
 
 
@@ -259,23 +262,24 @@ def window_size(share: float, height: int, width: int, least: int) -> tuple[int,
     return min(side, height), min(side, width)
 
 
-def bump(height: int, width: int) -> Float64[Tensor, "height width"]:
-    """Return a change of length 1: a pyramid in the upper half and its negative in the lower.
+def bump(height: int, width: int, norm: Norm = "l2") -> Float64[Tensor, "height width"]:
+    """Return a change of length 1 in l2 or l1: a pyramid in the upper half and its negative in the lower.
 
     At distance d = max(|i − ⌊h/2⌋|, |j − ⌊w/2⌋|) from the centre of an h × w half, the pyramid is
-    Σ_{m=d}^{n} 1/(m + 1)² with n = max(⌊h/2⌋, ⌊w/2⌋), normalised to length 1. A single row has only the lower half.
+    Σ_{m=d}^{n} 1/(m + 1)², in l1 1/(m + 1)⁴, with n = max(⌊h/2⌋, ⌊w/2⌋), normalised to length 1. A single row has
+    only the lower half.
     """
-    whole = torch.cat([_pyramid(height // 2, width), -_pyramid(height - height // 2, width)])
-    return whole / whole.square().sum().sqrt()
+    whole = torch.cat([_pyramid(height // 2, width, norm), -_pyramid(height - height // 2, width, norm)])
+    return whole / (whole.square().sum().sqrt() if norm == "l2" else whole.abs().sum())
 
 
-def _pyramid(height: int, width: int) -> Float64[Tensor, "height width"]:
+def _pyramid(height: int, width: int, norm: Norm) -> Float64[Tensor, "height width"]:
     down = (torch.arange(height) - height // 2).abs()
     right = (torch.arange(width) - width // 2).abs()
     steps = torch.arange(1, max(height // 2, width // 2) + 2, dtype=torch.float64)
-    levels = (1.0 / steps.square()).flip(0).cumsum(0).flip(0)
+    levels = (1.0 / steps ** (2 if norm == "l2" else 4)).flip(0).cumsum(0).flip(0)
     values = levels[torch.maximum(down[:, None], right[None, :])]
-    return values / values.square().sum().sqrt().clamp_min(1e-12)
+    return values / (values.square().sum().sqrt() if norm == "l2" else values.sum()).clamp_min(1e-12)
 
 
 def first_linf(low: Images, high: Images, keys: Keys) -> Images:
@@ -285,7 +289,7 @@ def first_linf(low: Images, high: Images, keys: Keys) -> Images:
     return torch.where(up, high, low)
 
 
-def first_l2(clean: Images, eps: Numbers, keys: Keys, bounds: Bounds) -> Images:
+def first_bumps(clean: Images, eps: Numbers, keys: Keys, threat: Threat) -> Images:
     """Return a grid of 5 × 5 bumps of random direction and of random sign in each channel, of total length ε."""
     batch, channels, height, width = clean.shape
     (rows, tall, top), (columns, wide, left) = _tiling(height), _tiling(width)
@@ -298,12 +302,17 @@ def first_l2(clean: Images, eps: Numbers, keys: Keys, bounds: Bounds) -> Images:
         return of_tile.repeat_interleave(tall, 2).repeat_interleave(wide, 3)
 
     split_rows, split_columns = (
-        shape.to(clean).repeat(rows, columns) for shape in (bump(tall, wide), bump(wide, tall).T)
+        shape.to(clean).repeat(rows, columns)
+        for shape in (bump(tall, wide, threat.norm), bump(wide, tall, threat.norm).T)
     )
     change = torch.where(pixels(across), split_columns, split_rows)
-    change = torch.where(pixels(up), change, -change) / math.sqrt(channels * tiles)  # a bump has length 1
+    change = torch.where(pixels(up), change, -change)  # a bump has length 1
     x = clean.clone()
-    x[covered] = (clean[covered] + per_row(eps, clean) * change).clamp(*bounds)
+    if threat.norm == "l1":
+        x[covered] += change
+        return project(x, clean, eps, "l1", threat.bounds)
+    change = change / math.sqrt(channels * tiles)
+    x[covered] = (clean[covered] + per_row(eps, clean) * change).clamp(*threat.bounds)
     return x
 
 
@@ -317,15 +326,16 @@ def propose_linf(x: Images, low: Images, high: Images, keys: Keys, t: Queries, a
     return torch.where(mask[:, :, None], torch.where(up, high[:, None], low[:, None]), x[:, None])
 
 
-def propose_l2(
-    x: Images, clean: Images, eps: Numbers, keys: Keys, t: Queries, at: Windows, bounds: Bounds
+def propose_bumps(
+    x: Images, clean: Images, eps: Numbers, keys: Keys, t: Queries, at: Windows, threat: Threat
 ) -> Proposals:
     """Return ``x`` with the change of window V moved to window W, for each query ``t``.
 
     With ν = x − clean, in each channel: ν_W ← a·d/‖d‖ with d = ν_W/‖ν_W‖ ± bump, and ν_V ← 0 elsewhere. The
     length a keeps the norm of both windows and adds an equal share of the unused budget:
-    a² = ‖ν_{V∪W}‖² + (ε² − ‖ν‖²)/channels.
+    a² = ‖ν_{V∪W}‖² + (ε² − ‖ν‖²)/channels. In l1, a = channels·‖ν_{V∪W}‖₁ + ε − ‖ν‖₁ before the projection.
     """
+    norm = threat.norm
     batch, channels, height, width = x.shape
     ahead = t.shape[1]
     level, tall, wide, draws = _draw(keys, t, 5 + channels, at)
@@ -344,25 +354,30 @@ def propose_l2(
 
     unit = per_row(eps.clamp_min(_LEAST_UNIT), x)  # of changes, in which ε is nearly always 1
     change = (x - clean) / unit
-    allowed = (per_row(eps, x) / unit).square().double()
-    unused = (allowed - per_row(_energy(change.flatten(1)), x)).clamp_min(0.0) / channels
+    allowed = (per_row(eps, x) / unit).square().double()  # 1, but for an ε below the least unit
+    unused = (allowed - per_row(_energy(change.flatten(1), norm), x)).clamp_min(0.0) / channels
     spread = change.flatten(2)[:, None].expand(-1, ahead, -1, -1)
     now = spread.gather(3, in_w)
-    energy = _energy(now * once[:, :, None])[..., None]
-    moved = _energy(spread.gather(3, in_v) * (once & ~shared)[:, :, None])[..., None]
+    energy = _energy(now * once[:, :, None], norm)[..., None]
+    moved = _energy(spread.gather(3, in_v) * (once & ~shared)[:, :, None], norm)[..., None]
 
     shape = at.bumps[level[..., None], across[..., None], row, column][:, :, None]
     shape = torch.where(up, shape, -shape)
     # below 1e-6 of ε a change or a sum that cancels has no meaningful direction
-    d = shape + torch.where(energy > 1e-12, now / energy.sqrt().clamp_min(1e-6).to(x.dtype), 0.0)
-    length = _energy(d * once[:, :, None])[..., None].sqrt()
+    d = shape + torch.where(energy > 1e-12, now / _length(energy, norm).clamp_min(1e-6).to(x.dtype), 0.0)
+    length = _length(_energy(d * once[:, :, None], norm)[..., None], norm)
     d = torch.where(length > 1e-3, d / length.clamp_min(1e-3).to(x.dtype), shape)
-    new = d * (energy + moved + unused).sqrt().to(x.dtype)
+    total = energy + moved + unused
+    new = d * _length(total if norm == "l2" else channels * total, norm).to(x.dtype)
 
     spread = clean.flatten(2)[:, None].expand(-1, ahead, -1, -1)
-    new = (spread.gather(3, in_w) + unit * new).clamp(*bounds)
+    new = spread.gather(3, in_w) + unit * new
+    new = new.clamp(*threat.bounds) if norm == "l2" else new
     proposal = x.flatten(2)[:, None].repeat(1, ahead, 1, 1)
     proposal.scatter_(3, in_v, spread.gather(3, in_v)).scatter_(3, in_w, new)
+    if norm == "l1":
+        clean, eps = clean.repeat_interleave(ahead, 0), eps.repeat_interleave(ahead, 0)
+        proposal = project(proposal.view(-1, channels, height, width), clean, eps, "l1", threat.bounds)
     return proposal.view(batch, ahead, channels, height, width)
 
 
@@ -393,9 +408,13 @@ def _inside(tall: Queries, wide: Queries) -> tuple[Tensor, Tensor, Tensor]:
     return torch.minimum(row, tall[..., None] - 1), torch.minimum(column, wide[..., None] - 1), once
 
 
-def _energy(values: Float[Tensor, "*shape pixels"]) -> Float64[Tensor, "*shape"]:
-    """Return the sum of squares, in fixed point: the order in which torch adds depends on the batch."""
-    return (values * values * _FIXED).long().sum(-1).double() / _FIXED
+def _length(energy: Tensor, norm: Norm) -> Tensor:
+    return energy.sqrt() if norm == "l2" else energy
+
+
+def _energy(values: Float[Tensor, "*shape pixels"], norm: Norm) -> Float64[Tensor, "*shape"]:
+    """Return the sum of squares, in l1 of sizes, in fixed point: the order in which torch adds depends on the batch."""
+    return ((values * values if norm == "l2" else values.abs()) * _FIXED).long().sum(-1).double() / _FIXED
 
 
 def _tiling(length: int) -> tuple[int, int, int]:

@@ -13,12 +13,13 @@ from antiphase.arguments import ANY_NUMBER, OWN_WORDS, Must, validated
 from antiphase.errors import UserError, shown
 from antiphase.streams import normal, uniform
 
-Norm = Literal["linf", "l2"]
+Norm = Literal["linf", "l2", "l1", "l0"]
 Points = Float[Tensor, "batch *shape"]
 Numbers = Float[Tensor, " batch"]
 Flags = Bool[Tensor, " batch"]
 Keys = Int64[Tensor, " batch"]  # of random streams
 Bounds = tuple[float, float]
+DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
 _BUDGET = Must("of at least 0, in units of the pixel range", lambda eps: eps >= 0)
 _LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
 
@@ -29,7 +30,8 @@ class Threat:
     """Allow all images with ‖x' − x‖ ≤ ε and every pixel within the bounds.
 
     Args:
-        norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean norm of the change).
+        norm: ``"linf"`` (largest change of a pixel), ``"l2"`` (Euclidean norm of the change), ``"l1"`` (sum of the
+            changes) or ``"l0"`` (number of changed values, each channel of a pixel being one).
         eps: perturbation budget ε, at least 0, in units of the pixel range: 8/255 is 8 levels of an 8-bit image with
             pixels in [0, 1]. At most the pixel range for linf; infinite for attacks that minimise the norm.
         bounds: smallest and largest pixel value, both finite.
@@ -54,8 +56,17 @@ class Threat:
             levels = self.bounds == (0, 1) and self.eps <= 255
             example = f"; for {self.eps:g} of 255 levels, pass {self.eps:g}/255" if levels else ""
             raise UserError(f"eps {self.eps:g}: expected at most {whole:g}, the pixel range{example}")
-        if self.norm == "l2" and _LONGEST * whole < self.eps < math.inf:
-            raise UserError(f"eps {self.eps:g}: expected at most {_LONGEST * whole:g} in norm 'l2'")
+        longest = {"l2": _LONGEST * whole, "l1": _LONGEST**2 * whole, "l0": _LONGEST**2}.get(
+            self.norm, math.inf
+        )
+        if longest < self.eps < math.inf:
+            raise UserError(f"eps {self.eps:g}: expected at most {longest:g} in norm {self.norm!r}")
+
+    def require(self, who: str, *norms: str) -> None:
+        """Refuse a norm that an attack does not know."""
+        if self.norm not in norms:
+            others = "fmn knows all norms, apgd, fab and square linf, l2 and l1"
+            raise UserError(f"norm {self.norm!r}: {who} knows {' and '.join(norms)}; {others}")
 
     def refuse_infinite(self, who: str, instead: str = "; use FAB to minimise the perturbation") -> None:
         """Refuse an infinite ε for an attack that needs a finite one."""
@@ -88,7 +99,7 @@ def per_row(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
-def row_norm(delta: Points, norm: Literal["linf", "l2", "l1"]) -> Numbers:
+def row_norm(delta: Points, norm: Norm) -> Numbers:
     """Return the norm of each row.
 
     Sums run in float64: in float32 a long row summed by two threads differs in the last bits from one
@@ -97,6 +108,8 @@ def row_norm(delta: Points, norm: Literal["linf", "l2", "l1"]) -> Numbers:
     flat = delta.flatten(1)
     if norm == "linf":
         return flat.abs().amax(1)
+    if norm == "l0":
+        return (flat != 0).sum(1).to(delta.dtype)
     if norm == "l1":
         return flat.double().abs().sum(1).to(delta.dtype)
     return flat.double().square().sum(1).sqrt().to(delta.dtype)
@@ -105,15 +118,41 @@ def row_norm(delta: Points, norm: Literal["linf", "l2", "l1"]) -> Numbers:
 def project(x: Points, clean: Points, eps: Numbers, norm: Norm, bounds: Bounds) -> Points:
     """Project onto the ε-ball, then clip to the bounds.
 
-    For linf this is the nearest point of the intersection. Clipping to bounds that contain the clean image never
-    increases the norm of the change.
+    For linf and l1 this is the nearest point of the intersection; for l0 the ε largest changes remain. Clipping to
+    bounds that contain the clean image never increases the norm of the change.
     """
     eps = per_row(eps, x)
     if norm == "linf":
         return torch.minimum(torch.maximum(x, clean - eps), clean + eps).clamp(*bounds)
     delta = x - clean
+    if norm == "l1":
+        return (clean + _within_l1(delta, clean, eps.flatten(), bounds)).clamp(*bounds)
+    if norm == "l0":
+        rank = delta.flatten(1).abs().argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        return torch.where(rank.view_as(x) < eps, x, clean).clamp(*bounds)
     length = per_row(row_norm(delta, "l2"), x)
     return (clean + delta * (eps / length.clamp_min(1e-12)).clamp(max=1.0)).clamp(*bounds)
+
+
+def _within_l1(delta: Points, clean: Points, eps: Numbers, bounds: Bounds) -> Points:
+    """Return the nearest change with ‖δ‖₁ ≤ ε that keeps the bounds: clip(|δ| − τ, 0, room)·sign δ with one τ per row.
+
+    The sum falls with τ and is linear between the points |δ| and |δ| − room, which are sorted.
+    """
+    size = delta.flatten(1).abs().double()
+    room = torch.where(delta > 0, bounds[1] - clean, clean - bounds[0]).flatten(1).double()
+    eps = eps.double() * (1 - 1e-5)  # x + δ is rounded
+    ends = torch.cat([size, (size - room).clamp_min(0.0)], 1)
+    signs = torch.ones_like(ends)
+    signs[:, size.shape[1] :] = -1.0
+    ends, order = ends.sort(dim=1, descending=True, stable=True)
+    slope = signs.gather(1, order).cumsum(1)
+    total = (signs.gather(1, order) * ends).cumsum(1)
+    last = ((total - slope * ends < eps[:, None]).sum(1, keepdim=True) - 1).clamp_min(0)
+    tau = (total.gather(1, last) - eps[:, None]) / slope.gather(1, last).clamp_min(1.0)
+    fits = torch.minimum(size, room).sum(1, keepdim=True) <= eps[:, None]
+    left = (size - torch.where(fits, 0.0, tau)).clamp_min(0.0)
+    return torch.minimum(left, room).to(delta.dtype).view_as(delta) * delta.sign()
 
 
 def steepest(gradient: Points, norm: Norm) -> Points:
@@ -124,8 +163,10 @@ def steepest(gradient: Points, norm: Norm) -> Points:
 
 
 def random_point(clean: Points, eps: Numbers, norm: Norm, bounds: Bounds, keys: Keys) -> Points:
-    """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds."""
+    """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds; in l1 normal noise, projected."""
     size = clean[0].numel()
+    if norm == "l1":
+        return project(clean + normal(keys, size).to(clean).view_as(clean), clean, eps, norm, bounds)
     if norm == "linf":
         delta = 2.0 * uniform(keys, size) - 1.0
     else:

@@ -129,10 +129,11 @@ class Samples(ABC):
     def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
         """Return a whole split; ids are counted from 0 unless given. Pairs may have no labels, None."""
         numbers = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
-        tensors = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
+        arrays = {key: torch.from_numpy(one) for key, one in others.items() if isinstance(one, np.ndarray)}
         ids = torch.arange(len(others["captions"] if labels is None else labels))
-        about: dict[str, Any] = {"class_names": tuple(class_names), "labels": numbers, "ids": ids}
-        return cls(name=name, split=split, **(about | others | tensors))
+        about = {"class_names": tuple(class_names), "labels": numbers, "ids": ids}
+        values: dict[str, Any] = {**about, **others, **arrays}
+        return cls(name=name, split=split, **values)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -27,7 +27,7 @@ STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU
 _CHECK_EVERY_SECONDS = 2.0
-_DIVERGED = "the last saved state is kept; try a lower --learning-rate or --precision float32"
+_DIVERGED = "training stopped, its last state is kept; try a lower --learning-rate or --precision float32"
 
 
 Tracker = str | GeneralTracker

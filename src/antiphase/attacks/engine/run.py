@@ -80,7 +80,9 @@ def run_search(
     images = check_inputs(images, threat, ids, run.context)
     if settings is None:
         names = [one.name for one in fields(cast(Any, search))]
-        settings = {name: getattr(search, name) for name in names if name not in ("threat", "name", "mask")}
+        settings = {
+            name: getattr(search, name) for name in names if name not in ("threat", "name", "mask", "loss")
+        }
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)

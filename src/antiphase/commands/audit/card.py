@@ -34,7 +34,7 @@ Signed = Annotated[float, Field(ge=-1, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Epsilon = Annotated[float, Field(gt=0)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Norm = Literal["linf", "l2"]
+Norm = Literal["linf", "l2", "l1", "l0"]
 
 
 class Part(BaseModel):

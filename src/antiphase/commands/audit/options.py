@@ -113,7 +113,7 @@ class AuditOptions(Measurement):
     classes: fields.Classes = None
     limit: fields.Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    norm: Literal["linf", "l2"] = "linf"
+    norm: Literal["linf", "l2", "l1", "l0"] = "linf"
     """Norm of the perturbation."""
     attack: AttackNames = "pgd"
     version: Literal["standard", "malt", "plus", "rand", "2020"] | None = None

@@ -30,7 +30,7 @@ from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
-from antiphase.report.figure import new_figure
+from antiphase.report.figure import new_figure, shortened
 from antiphase.report.page import Headline, Plot, Section, quoted_place
 from antiphase.report.table import difference_field, rate_field, tabulate
 from antiphase.report.words import percent, percent_range, points, with_interval
@@ -89,7 +89,7 @@ def _measure(
     how |= {"nested": "off", "early_stop": False}
     with cache.filling(slice_size(data.image_shape)) as parts:
         for part in parts:
-            images, ids = data.images(part), data.ids[part]
+            images, ids, frames = data.images(part), data.ids[part], []
             threat = Threat(options.norm, eps)
             (made,) = sweep(attack, models[surrogate], images, None, threat, [eps], ids=ids, **how)
             cache.journals[surrogate].warn(made.warnings)
@@ -98,12 +98,9 @@ def _measure(
                 classes = {"clean_prediction": images, "prediction": made.adversarial}
                 columns |= {name: logits_of(model, shown).argmax(1) for name, shown in classes.items()}
                 frame = pl.DataFrame({name: values.numpy() for name, values in columns.items()})
-                frame = (
-                    frame.with_columns(target=pl.lit(number))
-                    .select(*_CELL_SCHEMA)
-                    .cast(pl.Schema(_CELL_SCHEMA))
-                )
-                cache.journals[surrogate].append(frame)
+                frames.append(frame.with_columns(target=pl.lit(number)).select(*_CELL_SCHEMA))
+            whole = pl.concat(frames).cast(pl.Schema(_CELL_SCHEMA))
+            cache.journals[surrogate].append(whole)  # at once: a kill leaves a sample whole or missing
     rows = cache.collect()[surrogate].filter(pl.col("sample").is_in(data.ids.tolist()))
     return rows.with_columns(success=pl.col("prediction") != pl.col("clean_prediction")), [*cache.warnings]
 
@@ -142,22 +139,23 @@ class TransferResult(Result):
 
     def headlines(self) -> list[Headline]:
         """Compare both ways between differential and standard attention, or between the first two models."""
-        kinds, models = ("differential", "standard"), self.summary["models"]
+        kinds = ["differential", "standard"]
+        attention = {model["name"]: model["attention"] for model in self.summary["models"]}
         sides = [
-            [one["name"] for one in models if one["attention"] == kind]
-            for kind in ("differential", "softmax")
+            [name for name in attention if attention[name] == kind] for kind in ("differential", "softmax")
         ]
         if not all(sides):
-            kinds = (models[0]["name"], models[1]["name"])
-            sides = [[name] for name in kinds]
+            sides = [[name] for name in [*attention][:2]]
+            kinds = [shortened(name, 16) for (name,) in sides]
         pairs = [(f"{one} → {two}", f"{two} → {one}") for one in sides[0] for two in sides[1]]
         spans = over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
         row = spans[quoted_place([(row["image_low"] > 0) - (row["image_high"] < 0) for row in spans])]
         found = self.rates.filter(eps=row["eps"])
-        ways = [
-            found.filter(pl.col("model").is_in(side))["value"].to_numpy() for side in zip(*pairs, strict=True)
+        means = [
+            found.filter(pl.col("model").is_in(way))["value"].to_numpy().mean()
+            for way in zip(*pairs, strict=True)
         ]
-        there, back = (float(values.mean()) for values in ways)
+        there, back = map(float, means)
         interval = percent_range(row["image_low"], row["image_high"])
         difference = with_interval(f"{points(there - back)} points", interval)
         title = f"{kinds[0]} → {kinds[1]} {percent(there)} %, back {percent(back)} %: {difference}"
@@ -175,10 +173,9 @@ class TransferResult(Result):
         with new_figure(2.4 + 0.9 * len(names), 1.6 + 0.6 * len(names)) as figure:
             axes: Any = figure.subplots()
             values = largest["value"].to_numpy().reshape(len(names), -1)
-            axes.imshow(100 * values, vmin=0, vmax=100, cmap="Blues", aspect="auto")
+            axes.imshow(100 * values, vmin=0, vmax=180, cmap="Blues", aspect="auto")  # pale enough for black
             for (down, across), value in np.ndenumerate(100 * values):
-                color = "white" if value > 60 else "black"
-                axes.text(across, down, f"{value:.0f}", ha="center", va="center", color=color)
+                axes.text(across, down, f"{value:.0f}", ha="center", va="center")
             axes.set(xlabel="shown to", ylabel="made on", xticks=range(len(names)), yticks=range(len(names)))
             axes.set_xticklabels(names, rotation=30, ha="right", parse_math=False)
             axes.set_yticklabels(names, parse_math=False)

@@ -1,0 +1,46 @@
+"""``docs/agreement.md`` holds what ``benchmarks/agreement.json`` says, and its verdicts are equal in all searches."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    spec = importlib.util.spec_from_file_location("benchmark_agreement", ROOT / "benchmarks/agreement.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_made_from_the_json(benchmark):
+    record = json.loads((ROOT / "benchmarks/agreement.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/agreement.md").read_text(encoding="utf-8")
+    for part, text in benchmark.page(record).items():
+        assert page.split(f"<!-- {part} -->\n")[1].split(f"<!-- /{part} -->")[0] == text
+    assert all(line["differ"] == 0 for line in record.get("verdicts", {"lines": ()})["lines"])
+
+
+def test_who_is_right_is_counted(benchmark):
+    line = {"attack": "pgd", "library": "foolbox", "norm": "linf", "eps": 8 / 255, "model": "specimen:vit-0"}
+    line |= {"robust": [0.25, 0.5], "only": [3, 1], "right": [2, 0]}
+    record = {
+        "images": 4,
+        "versions": {"torch": "2", "foolbox": "3"},
+        "commit": "c",
+        "date": "d",
+        "lines": [line],
+    }
+    text = benchmark.table(record)
+    assert (
+        "| pgd | L∞, 8/255 | vit-0 | foolbox 3 | 25.0 % and 50.0 % | ours 3 (2 confirmed), theirs 1 (0 confirmed) |"
+        in text
+    )
+    assert (
+        "only ours breaks 3 images (2 confirmed in float64), only the other library 1 (0 confirmed)" in text
+    )
