@@ -95,6 +95,19 @@ VARIANTS: Table = {
 }
 """Variants of differential attention: a ``Variant`` each."""
 
+DEFENCES: Table = {
+    "map-jacobian": "antiphase.training.defences.map_jacobian:MAP_JACOBIAN",
+    "jasmin": "antiphase.training.defences.jasmin:JASMIN",
+    "alignment": "antiphase.training.defences.alignment:ALIGNMENT_HINGE",
+    "lambda-rho": "antiphase.training.defences.alignment:LAMBDA_RHO",
+    "input-gradient": "antiphase.training.defences.input_gradient:INPUT_GRADIENT",
+    "trades": "antiphase.training.defences.trades:TRADES",
+    "mart": "antiphase.training.defences.trades:MART",
+    "ema": "antiphase.training.defences.weights:EMA",
+    "awp": "antiphase.training.defences.weights:AWP",
+}
+"""What ``--defend`` adds to the training of a classifier: a ``Defence`` each."""
+
 LAMBDAS: Table = {
     "vector": "antiphase.attention.lambdas:make_vector",
     "scalar": "antiphase.attention.lambdas:make_scalar",

@@ -26,6 +26,8 @@ from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.training import adversarial, loop
+from antiphase.training.defences import Step, check_defences, defended_loss, in_use, values
+from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 from antiphase.training.loop import METRICS_FILE, Tracker, check_finite
 from antiphase.training.recipe import Recipe, learning_rate
 
@@ -63,7 +65,7 @@ def train_classifier(
         trackers: experiment trackers, by name or as accelerate's objects.
     """
     check_data(recipe, train)
-    begin = partial(_begin, recipe, train, validation, model, lambdas)
+    begin = partial(_begin, recipe, train, validation, Path(out), model, lambdas)
     stored = {checkpoints.CLASS_NAMES: [*train.class_names], **(stored or {})}
     with torch.random.fork_rng(range(torch.cuda.device_count()), enabled=model is not None):
         return loop.train(recipe, Path(out), begin, stored=stored, trackers=trackers, progress=progress)
@@ -84,6 +86,7 @@ def _begin(
     recipe: Recipe,
     train: ImageSet,
     validation: ImageSet | None,
+    out: Path,
     given: nn.Module | None,
     lambdas: Callable[[nn.Module], list[float]],
     accelerator: Accelerator,
@@ -91,7 +94,12 @@ def _begin(
     bare: Any = given if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
     if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
         raise UserError("the model: expected a module with weights that can be trained")
-    model, optimizer = accelerator.prepare(bare, make_optimizer([*bare.parameters()], recipe))
+    check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
+    strengths = in_use(recipe.defences or {})
+    own = make_optimizer([*bare.parameters()], recipe)
+    if "ema" in strengths:
+        keep_average(own, strengths["ema"])
+    model, optimizer = accelerator.prepare(bare, own)
     adversary, device = recipe.adversarial, accelerator.device
     replays = adversary.updates_per_batch if adversary else 1
     # an epoch has as many updates as in natural training; a step is a minibatch with all its replays, so that no state
@@ -129,11 +137,23 @@ def _begin(
             images = flip_crop(images, ids, recipe.seed, sweep)
         images = images.to(device)
 
-        def learn(images: Tensor) -> Tensor:
-            total = F.cross_entropy(logits(images, model), labels, reduction="sum")  # a penalty is added here
+        clean = images
+
+        def loss_of(images: Tensor) -> Tensor:
             # processes average their gradients, so n times the share's sum gives the mean over the batch
-            loss = total * accelerator.num_processes / len(batch)
+            if not strengths:
+                total = F.cross_entropy(logits(images, model), labels, reduction="sum")
+                return total * accelerator.num_processes / len(batch)
+            state = Step(model, images, clean, labels, partial(logits, network=model), recipe.seed, step)
+            warm = min(1.0, (first_update(step) + 1) / updates)  # strengths rise over the first epoch
+            return defended_loss(state, strengths, warm) * len(share) * accelerator.num_processes / len(batch)
+
+        def learn(images: Tensor) -> Tensor:
+            loss = loss_of(images)
             accelerator.backward(loss)
+            if strengths.get("awp"):
+                with adversarial_weights(bare, strengths["awp"]):
+                    accelerator.backward(loss_of(images))
             return loss.detach()
 
         if adversary is None:
@@ -147,6 +167,10 @@ def _begin(
         return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
     def evaluate() -> dict[str, Any]:
+        with averaged(own):
+            return measured()
+
+    def measured() -> dict[str, Any]:
         numbers: dict[str, Any] = {}
         if validation is not None:
             numbers["accuracy"] = accuracy(bare, validation, device)
@@ -155,13 +179,21 @@ def _begin(
                 numbers["robust_accuracy"] = adversarial.robust_accuracy(
                     bare, validation, eps, device, seed=seed
                 )
-
+        if strengths:
+            some = torch.arange(min(len(train), recipe.batch_size))
+            images, labels = train.images(some).to(device), train.labels[some].to(device)
+            numbers |= values(Step(bare, images, images, labels, logits, recipe.seed), strengths)
         return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:
         return learning_rate(recipe, first_update(step), updates)
 
-    return loop.Task(model, optimizer, steps, rate, gradients, evaluate)
+    def save(written: dict[str, Any], dtype: torch.dtype) -> None:
+        if accelerator.is_main_process:
+            with averaged(own):
+                checkpoints.save(bare, written, out, dtype)
+
+    return loop.Task(model, optimizer, steps, rate, gradients, evaluate, save if "ema" in strengths else None)
 
 
 def flip_crop(
@@ -224,8 +256,8 @@ def train_together(
         shared.add(recipe.model_copy(update={"seed": 0, "model": model}).model_dump_json())
     if len(shared) > 1:
         raise UserError("recipes trained together: expected equal ones but for seed and initial weights")
-    if first.adversarial is not None or first.augment != "none":
-        raise UserError("recipes trained together: expected neither an adversary nor augmentation")
+    if first.adversarial is not None or first.augment != "none" or first.defences:
+        raise UserError("recipes trained together: expected neither adversary, augmentation nor defences")
     check_data(first, train)
     if isinstance(first.model, StartingModel):
         raise UserError("recipes trained together: expected models of ours")

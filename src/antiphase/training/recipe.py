@@ -35,7 +35,8 @@ class Recipe(_Stored):
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
     on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no weight
-    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2).
+    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2),
+    ``defences`` are strengths by name (:mod:`antiphase.training.defences`).
     """
 
     model: VitConfig | StartingModel
@@ -53,6 +54,7 @@ class Recipe(_Stored):
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
+    defences: dict[str, float] | None = None  # strengths by name
 
 
 @validated

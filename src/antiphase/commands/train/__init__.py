@@ -2,16 +2,17 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
 from antiphase.commands.options import MOST_AT_ONCE, OptionalNumber, Options, Typed
 from antiphase.errors import UserError, shown
-from antiphase.registry import CLIPS, LAMBDAS, SCHEDULES, VARIANTS, VITS
+from antiphase.registry import CLIPS, DEFENCES, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
 _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {"adversarial": "eps", "adversarial_warmup": "warmup_epochs", "replays": "replays"}
@@ -49,6 +50,15 @@ class PresetOptions(TrainingOptions):
     """Compute each block again in the backward pass: slower, but uses less memory."""
 
 
+def _from_mapping(value: Any) -> Any:
+    """Return a dictionary of strengths as the words that one would type."""
+    return (
+        tuple(f"{name}={strength}" for name, strength in value.items())
+        if isinstance(value, Mapping)
+        else value
+    )
+
+
 class TrainOptions(TrainingOptions):
     """Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 
@@ -63,6 +73,7 @@ class TrainOptions(TrainingOptions):
     antiphase train --model vit --data cifar10 --depth 4 --augment flip-crop --out runs/vit-4
     antiphase train --model diffvit --variant v2 --data fashion-mnist --out runs/diffvit-v2
     antiphase train --model diffvit --data cifar10 --adversarial 0.5/255 --out runs/diffvit-robust
+    antiphase train --model diffvit --data digits --defend map-jacobian=1,ema=0.99 --out runs/diffvit-smooth
     antiphase train --model python:mymodel.py:build --data folder:PHOTOS --adversarial 1/255 --out runs/mine
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
@@ -131,6 +142,8 @@ class TrainOptions(TrainingOptions):
     """Epochs over which ε rises from 0. If not given: 1."""
     replays: int | None = Field(None, ge=1)
     """Uses of each minibatch by free. If not given: 4."""
+    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
+    """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
     store: Literal["float32", "float16"] = "float32"
     """Number format of the stored weights."""
 
@@ -152,6 +165,10 @@ class TrainOptions(TrainingOptions):
         if self.adversarial is None:
             for name, value in self.chosen(*_ADVERSARY).items():
                 raise UserError(f"{name} {value}: needs an ε; give --adversarial too, such as 1/255")
+        if self.defences:
+            from antiphase.training.defences import check_defences
+
+            check_defences(self.defences, None, self.adversarial is not None)
         return self
 
     def _check_other(self) -> None:
@@ -169,6 +186,24 @@ class TrainOptions(TrainingOptions):
         """The fields of the model that were given."""
         sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
+
+    @property
+    def defences(self) -> dict[str, float]:
+        """The strengths of --defend by name."""
+        strengths: dict[str, float] = {}
+        for word in self.defend:
+            name, equals, strength = word.partition("=")
+            try:
+                strengths[name] = float(strength)
+            except ValueError:
+                equals = ""
+            if not equals:
+                raise UserError(
+                    f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1"
+                )
+        if len(strengths) < len(self.defend):
+            raise UserError(f"defend {','.join(self.defend)}: expected each name once")
+        return strengths
 
     @property
     def adversary(self) -> dict[str, Any]:

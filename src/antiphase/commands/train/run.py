@@ -104,7 +104,10 @@ def _train_classifier(options: TrainOptions) -> Metrics:
         validation = None if held_out == "none" else _images(options, held_out, "test", model)
     except NoSuchSplit as error:
         raise UserError(f"{error}; --held-out none trains without") from None
-    fields = _of_recipe(options, Recipe) | {"adversarial": options.adversary or None}
+    fields = _of_recipe(options, Recipe) | {
+        "adversarial": options.adversary or None,
+        "defences": options.defences or None,
+    }
     fields |= {"data": images.name} if in_memory else {}
     kind: Any = options.model if model is None else starting_model(model)
     recipe = make_recipe(kind, images, options.model_part, **fields)

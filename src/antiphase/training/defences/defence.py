@@ -1,0 +1,176 @@
+"""What a defence is, what a training step offers to it, and the loss with all that were chosen."""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from antiphase.attention.modules import AttentionMaps
+from antiphase.errors import UserError
+from antiphase.registry import DEFENCES, find
+from antiphase.streams import generator
+
+# a penalty on maps reads every 16th image of a batch, at every second step: docs/defences.md says what that costs
+SHARE, EVERY = 16, 2
+_LEAST = 4  # images, of small batches
+_OF_MAPS = ("maps", "two maps")
+
+
+@dataclass(frozen=True)
+class Defence:
+    """A defence, as registered in :data:`antiphase.registry.DEFENCES`.
+
+    Attributes:
+        term: what the strength times is added to the loss; of a defence that is the whole loss, also a function of the
+            strength; None: it acts on the weights.
+        acts_on: what it changes.
+        needs: ``"maps"``: a model with attention of this package; ``"two maps"``: a differential one; ``"adversary"``:
+            adversarial training. None: nothing.
+        below: what the strength must be less than.
+    """
+
+    term: Callable[..., Tensor] | None = None
+    acts_on: Literal["loss", "whole loss", "weights", "average"] = "loss"
+    needs: Literal["maps", "two maps", "adversary"] | None = None
+    below: float = math.inf
+
+
+@dataclass
+class Step:
+    """One step of training, as a defence sees it.
+
+    ``images``, in [0, 1], are those that the model learns from, ``clean`` the same before an adversary changed them;
+    ``logits`` is a pass in the precision of training, ``output`` its value at ``images``, with a graph. ``seed`` and
+    ``number``, the step's from 0, name its random numbers.
+    """
+
+    model: nn.Module
+    images: Float[Tensor, "batch channels height width"]
+    clean: Float[Tensor, "batch channels height width"]
+    labels: Int64[Tensor, " batch"]
+    logits: Callable[[Tensor], Tensor]
+    seed: int = 0
+    number: int = 0
+
+    @cached_property
+    def output(self) -> Float[Tensor, "batch classes"]:
+        return self.logits(self.images)
+
+    @cached_property
+    def clean_output(self) -> Float[Tensor, "batch classes"]:
+        return self.output if self.clean is self.images else self.logits(self.clean)
+
+    @cached_property
+    def layers(self) -> list[tuple[nn.Module, Tensor, tuple[Any, ...]]]:
+        """Every attention layer that shows its maps, and the tokens that it sees, of some of the images.
+
+        The tokens are held fixed: a penalty on a layer's maps trains its queries, keys and λ.
+        """
+        seen: list[tuple[nn.Module, Tensor, tuple[Any, ...]]] = []
+        modules = attention_modules(self.model)
+
+        def note(module: nn.Module, given: tuple[Any, ...]) -> None:
+            seen.append((module, given[0].detach().to(module.qkv.weight.dtype), given[1:]))  # pyright: ignore
+            if len(seen) == len(modules):
+                raise _AllSeen
+
+        hooks = [module.register_forward_pre_hook(note) for module in modules]
+        try:
+            with suppress(_AllSeen), torch.no_grad():
+                self.logits(self.images[:: min(SHARE, max(1, len(self.images) // _LEAST))])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen
+
+    @cached_property
+    def maps(self) -> list[tuple[AttentionMaps, Tensor]]:
+        """The maps of each layer, and the tokens that they are differentiable in; computed in float32."""
+        both = []
+        with torch.autocast(self.images.device.type, enabled=False):
+            for module, tokens, rest in self.layers:
+                x = tokens.requires_grad_(True)
+                both.append((module.maps(x, *rest), x))  # pyright: ignore[reportCallIssue]
+        return both
+
+    def probe(self, layer: int, like: Tensor) -> Tensor:
+        """Return N(0, 1) numbers, of this step and layer, shaped as a map."""
+        draws = torch.randn(like.shape, generator=generator(self.seed, "defence", self.number, layer))
+        return draws.to(like)
+
+
+class _AllSeen(Exception):
+    """The last layer's tokens are known: what follows need not be computed."""
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the attention layers that can show their maps."""
+    return [module for module in model.modules() if hasattr(module, "maps") and hasattr(module, "layout")]
+
+
+def in_use(strengths: Mapping[str, float]) -> dict[str, float]:
+    """Return the defences that have an effect: those of strength 0 have none, unless they are the whole loss."""
+    whole = {name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"}
+    return {name: strength for name, strength in strengths.items() if strength or name in whole}
+
+
+def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Tensor:
+    """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
+    chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
+    whole = [warm * strengths[name] for name, one in chosen.items() if one.acts_on == "whole loss"]
+    (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [_cross_entropy]
+    loss = term(step, *whole)
+    for name, one in chosen.items():
+        times = EVERY if one.needs in _OF_MAPS else 1
+        if one.acts_on == "loss" and step.number % times == 0:
+            loss = loss + times * warm * strengths[name] * one.term(step)
+    return loss
+
+
+def values(step: Step, strengths: Mapping[str, float]) -> dict[str, float]:
+    """Return the value of each term that is added to the loss, at one step, by the defence's name."""
+    chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
+    return {name: float(one.term(step).detach()) for name, one in chosen.items() if one.acts_on == "loss"}
+
+
+def _cross_entropy(step: Step) -> Tensor:
+    return F.cross_entropy(step.output, step.labels)
+
+
+def check_defences(strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool) -> None:
+    """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have."""
+    whole = [name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"]
+    if len(whole) > 1:
+        raise UserError(f"defend {', '.join(whole)}: each is a whole loss; expected one of them")
+    for name, strength in strengths.items():
+        one: Defence = find(DEFENCES, name, "defence")
+        if not (math.isfinite(strength) and 0 <= strength < one.below):
+            most = (
+                "a finite number of at least 0"
+                if one.below == math.inf
+                else f"at least 0, below {one.below:g}"
+            )
+            raise UserError(f"defend {name}={strength:g}: expected {most}")
+        if one.needs == "adversary" and not adversarial:
+            raise UserError(
+                f"defend {name}: learns from perturbed images; give --adversarial too, such as 2/255"
+            )
+        if model is None or one.needs not in _OF_MAPS:
+            continue
+        layers = attention_modules(model)
+        if one.needs == "two maps":
+            layers = [layer for layer in layers if layer.layout.noise]  # pyright: ignore
+        if not layers:
+            has = (
+                "no differential attention"
+                if one.needs == "two maps"
+                else "no attention whose maps can be seen"
+            )
+            raise UserError(f"defend {name}: this model has {has}; leave it out, or train vit or diffvit")

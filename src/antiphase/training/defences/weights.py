@@ -1,0 +1,78 @@
+"""Defences that act on the weights: their moving average, and training at nearby weights that raise the loss."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.training.defences.defence import Defence
+
+_AVERAGE = "average"
+EMA = Defence(acts_on="average", below=1.0)
+AWP = Defence(acts_on="weights")
+
+
+def keep_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Keep m ← decay·m + (1 − decay)·w of every weight w after each step, in the optimizer's state.
+
+    It is saved and loaded with that state. Source: P. Izmailov et al., *Averaging Weights Leads to Wider Optima and
+    Better Generalization*, UAI 2018, with a decay in place of equal weights, as robust training uses it (S. Rebuffi et
+    al., *Data Augmentation Can Improve Robustness*, NeurIPS 2021).
+    """
+
+    def follow(*_: Any) -> None:
+        for weight in _weights(optimizer):
+            state = optimizer.state[weight]
+            state.setdefault(_AVERAGE, weight.detach().clone()).lerp_(weight.detach(), 1.0 - decay)
+
+    optimizer.register_step_post_hook(follow)
+
+
+@contextmanager
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Put the averages in place of the weights, where there are any."""
+    held = [
+        (weight, weight.detach().clone())
+        for weight in _weights(optimizer)
+        if _AVERAGE in optimizer.state[weight]
+    ]
+    try:
+        with torch.no_grad():
+            for weight, _ in held:
+                weight.copy_(optimizer.state[weight][_AVERAGE])
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, own in held:
+                weight.copy_(own)
+
+
+@contextmanager
+def adversarial_weights(model: nn.Module, size: float) -> Iterator[None]:
+    """Move each matrix w by size·‖w‖·g / ‖g‖, g its gradient, and back at the end; gradients are cleared in between.
+
+    Source: D. Wu, S.-T. Xia, Y. Wang, *Adversarial Weight Perturbation Helps Robust Generalization*, NeurIPS 2020,
+    equation (8), with one step.
+    """
+    moved: Sequence[tuple[nn.Parameter, Tensor]] = [
+        (weight, weight.detach().clone())
+        for weight in model.parameters()
+        if weight.ndim > 1 and weight.grad is not None and bool(weight.grad.any())
+    ]
+    with torch.no_grad():
+        for weight, own in moved:
+            gradient = weight.grad
+            weight.add_(gradient, alpha=float(size * own.norm() / gradient.norm()))  # pyright: ignore
+    model.zero_grad()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, own in moved:
+                weight.copy_(own)
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]

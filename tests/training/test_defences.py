@@ -1,0 +1,267 @@
+"""Defences: values against dense Jacobians and the papers' equations, gradients against finite differences."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch.func import jacrev
+
+import antiphase as ap
+from antiphase.data import load_data
+from antiphase.errors import UserError
+from antiphase.models import diffvit, vit
+from antiphase.registry import DEFENCES, find
+from antiphase.training import make_recipe, train_classifier
+from antiphase.training.defences import Step, check_defences, defended_loss
+from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
+
+SIZES = {"dim": 8, "depth": 1, "num_heads": 2, "patch_size": 4, "num_classes": 3}
+IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PERTURBED = (IMAGES + 0.05 * torch.randn(IMAGES.shape, generator=torch.Generator().manual_seed(2))).clamp(
+    0, 1
+)
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def model_of(kind=diffvit, **sizes):
+    model = kind(8, seed=3, **SIZES | sizes).double()
+    with torch.no_grad():  # maps that are not flat
+        for name, weight in model.named_parameters():
+            if name.endswith("qkv.weight"):
+                weight.mul_(2.0)
+    return model
+
+
+def step_of(model, **fields):
+    return Step(model, PERTURBED, IMAGES, LABELS, model, **fields)
+
+
+def value(name, model):
+    one = find(DEFENCES, name, "defence")
+    step = step_of(model)
+    return one.term(step, 0.7) if one.acts_on == "whole loss" else one.term(step)
+
+
+TERMS = [name for name in DEFENCES if find(DEFENCES, name, "defence").term]
+OF_MAPS = [name for name in DEFENCES if find(DEFENCES, name, "defence").needs in ("maps", "two maps")]
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2", "grouped", "gated", "dint"])
+@pytest.mark.parametrize("name", TERMS)
+def test_gradients_agree_with_finite_differences(name, variant):
+    model = model_of(variant=variant)
+    # a penalty on maps holds the tokens fixed, which the first layer's projection and λ do not change
+    trained = [w for n, w in model.named_parameters() if name not in OF_MAPS or "qkv" in n or "lam" in n]
+    gradients = torch.autograd.grad(value(name, model), trained, allow_unused=True)
+    draws = torch.Generator().manual_seed(0)
+    ways = [torch.randn(w.shape, generator=draws, dtype=w.dtype) for w in trained]
+    slope = sum(float((g * way).sum()) for g, way in zip(gradients, ways, strict=True) if g is not None)
+    ends = []
+    for size in (1e-6, -1e-6):
+        with torch.no_grad():
+            for weight, way in zip(trained, ways, strict=True):
+                weight.add_(way, alpha=size)
+        ends.append(float(value(name, model).detach()))
+        with torch.no_grad():
+            for weight, way in zip(trained, ways, strict=True):
+                weight.sub_(way, alpha=size)
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-8)
+    if name not in ("alignment", "lambda-rho"):  # which are 0 where nothing is wrong
+        assert slope != 0
+
+
+@pytest.mark.parametrize("kind", [vit, diffvit])
+def test_the_map_penalty_is_the_dense_jacobians(kind):
+    model = model_of(kind)
+    step = step_of(model)
+    (module, tokens, _) = step.layers[0]
+    probe = step.probe(0, step.maps[0][0].combined)
+    jacobian = jacrev(lambda x: module.maps(x).combined)(tokens.detach())
+    pulled = torch.einsum("bhij,bhijcnd->cnd", probe, jacobian)
+    assert value("map-jacobian", model).item() == pytest.approx(
+        float(pulled.detach().square().sum() / len(tokens)), rel=1e-9
+    )
+
+
+def test_the_hinge_and_the_cap_are_the_dense_jacobians():
+    model = model_of()
+    step = step_of(model)
+    (module, tokens, _) = step.layers[0]
+    maps = step.maps[0][0]
+    probe = step.probe(0, maps.positive)
+    one, two = (
+        torch.einsum("bhij,bhijcnd->cnd", probe, jacrev(lambda x, at=at: module.maps(x)[at])(tokens.detach()))
+        for at in (0, 1)
+    )
+    one, two = one.detach(), two.detach()
+    hinge = max(0.0, -float((one * two).sum()) / len(tokens))
+    assert value("alignment", model).item() == pytest.approx(hinge, rel=1e-9)
+    cap = max(0.0, float(maps.lam.detach().abs().mean() * two.norm() / one.norm()) - 0.5) ** 2
+    assert cap > 0
+    assert value("lambda-rho", model).item() == pytest.approx(cap, rel=1e-9)
+
+
+def test_the_hinge_punishes_opposed_gradients():
+    model = model_of()
+    with torch.no_grad():  # the keys of A2 are those of A1 with the other sign, the queries are equal
+        queries, keys, _ = model.blocks[0].attn.qkv.weight.chunk(3)
+        queries[4:] = queries[:4]
+        keys[4:] = -keys[:4]
+        biases = model.blocks[0].attn.qkv.bias.chunk(3)
+        biases[0][4:], biases[1][4:] = biases[0][:4], -biases[1][:4]
+    assert value("alignment", model) > 0
+
+
+def test_jasmin_bounds_the_softmax_jacobian():
+    step = step_of(model_of())
+    rows = step.maps[0][0].positive.detach().flatten(0, 2)
+    norms = torch.linalg.matrix_norm(torch.diag_embed(rows) - rows[:, :, None] * rows[:, None], 2)
+    largest = rows.sort(descending=True).values
+    bounds = largest[:, 0] * (1 - largest[:, 0] + largest[:, 1])
+    assert (norms <= bounds + 1e-12).all()
+    both = torch.cat([bounds, _bounds(step.maps[0][0].negative.detach().flatten(0, 2))])
+    assert value("jasmin", step.model).item() == pytest.approx(float(both.log().mean()), rel=1e-9)
+
+
+def _bounds(rows):
+    largest = rows.sort(descending=True).values
+    return largest[:, 0] * (1 - largest[:, 0] + largest[:, 1])
+
+
+def test_trades_and_mart_are_the_equations():
+    model = model_of()
+    clean, perturbed = model(IMAGES).softmax(1).tolist(), model(PERTURBED).softmax(1).tolist()
+    trades, mart = 0.0, 0.0
+    for p, q, y in zip(clean, perturbed, LABELS.tolist(), strict=True):
+        divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+        trades += (-math.log(p[y]) + 0.7 * divergence) / len(clean)
+        others = max(b for k, b in enumerate(q) if k != y)
+        mart += (-math.log(q[y]) - math.log(1.0001 - others) + 0.7 * divergence * (1 - p[y])) / len(clean)
+    assert value("trades", model).item() == pytest.approx(trades, rel=1e-9)
+    assert value("mart", model).item() == pytest.approx(mart, rel=1e-9)
+
+
+def test_input_gradient_is_the_dense_one():
+    model = model_of()
+    slopes = jacrev(lambda x: F.cross_entropy(model(x), LABELS, reduction="sum"))(PERTURBED)
+    assert value("input-gradient", model).item() == pytest.approx(
+        float(slopes.detach().square().sum() / 6), rel=1e-9
+    )
+
+
+def test_strengths_weigh_what_is_added():
+    model = model_of()
+    plain = F.cross_entropy(model(PERTURBED), LABELS)
+    loss = defended_loss(step_of(model), {"input-gradient": 2.0}, warm=0.5)
+    assert (loss - plain).item() == pytest.approx(value("input-gradient", model).item(), rel=1e-9)
+    # penalties on maps are computed at every second step, and count twice there
+    assert torch.equal(defended_loss(step_of(model, number=1), {"jasmin": 2.0}), plain)
+    assert (defended_loss(step_of(model), {"jasmin": 2.0}) - plain).item() == pytest.approx(
+        4 * value("jasmin", model).item(), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("strengths", "kind", "adversarial", "said"),
+    [
+        ({"jacobian": 1.0}, diffvit, False, "defence 'jacobian': expected one of map-jacobian"),
+        ({"jasmin": -1.0}, diffvit, False, "defend jasmin=-1: expected a finite number of at least 0"),
+        ({"jasmin": math.nan}, diffvit, False, "defend jasmin=nan: expected a finite number"),
+        ({"trades": 6.0}, diffvit, False, "defend trades: learns from perturbed images; give --adversarial"),
+        ({"trades": 6.0, "mart": 5.0}, diffvit, True, "defend trades, mart: each is a whole loss"),
+        ({"alignment": 1.0}, vit, False, "defend alignment: this model has no differential attention"),
+    ],
+)
+def test_what_a_model_cannot_have_is_refused(strengths, kind, adversarial, said):
+    with pytest.raises(UserError, match=said):
+        check_defences(strengths, model_of(kind), adversarial)
+    if "this model" in said:
+        with pytest.raises(UserError, match="no attention whose maps can be seen"):
+            check_defences({"jasmin": 1.0}, torch.nn.Linear(2, 2), adversarial)
+
+
+def trained(out, defences=None, **fields):
+    images = load_data("digits", split="train", progress=False).subset(48)
+    sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
+    recipe = make_recipe(
+        "diffvit", images, sizes, data="some", epochs=2, batch_size=20, defences=defences, **fields
+    )
+    log = train_classifier(recipe, images, images, out, progress=False)
+    return load_file(out / "model.safetensors"), log
+
+
+def equal(one, two):
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENCES if name not in ("trades", "mart")])
+def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path):
+    plain, _ = trained(tmp_path / "plain")
+    zero, _ = trained(tmp_path / "zero", {name: 0.0})
+    some, log = trained(tmp_path / "some", {name: 0.9 if name == "ema" else 50.0 if name != "awp" else 0.5})
+    assert equal(plain, zero)
+    if name != "lambda-rho":  # whose term is 0 here
+        assert not equal(plain, some)
+    assert (name in log[-1]) == (find(DEFENCES, name, "defence").term is not None)
+
+
+def test_trades_learns_from_both_images(tmp_path):
+    adversarial = {"eps": 0.1, "steps": 1}
+    weights = [
+        trained(tmp_path / f"{number}", defences, adversarial=adversarial)[0]
+        for number, defences in enumerate(({}, {"trades": 6.0}, {"mart": 5.0}))
+    ]
+    assert not any(equal(one, two) for one, two in zip(weights, [*weights[1:], weights[0]], strict=True))
+
+
+def test_the_average_is_that_of_the_weights_after_each_step():
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    keep_average(optimizer, 0.75)
+    seen = []
+    for slope in (1.0, -2.0, 0.5):
+        weight.grad = torch.tensor([slope])
+        optimizer.step()
+        seen.append(weight.item())
+    expected = seen[0]
+    for value in seen[1:]:
+        expected = 0.75 * expected + 0.25 * value
+    with averaged(optimizer):
+        assert weight.item() == pytest.approx(expected)
+    assert weight.item() == seen[-1]
+
+
+def test_adversarial_weights_move_each_matrix_up_and_back():
+    model = torch.nn.Linear(3, 2)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    model(torch.rand(5, 3)).square().sum().backward()
+    slope = model.weight.grad.clone()
+    with adversarial_weights(model, 0.1):
+        moved = model.weight.detach() - before[0]
+        assert float(moved.norm()) == pytest.approx(0.1 * float(before[0].norm()), rel=1e-5)
+        assert float((moved * slope).sum()) == pytest.approx(float(moved.norm() * slope.norm()), rel=1e-5)
+        assert torch.equal(model.bias, before[1])
+        assert model.weight.grad is None
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"defend": "map-jacobian"}, "defend 'map-jacobian': expected NAME=STRENGTH, such as map-jacobian=1"),
+        ({"defend": "jasmin=1,jasmin=2"}, "expected each name once"),
+        ({"defend": {"jasmin": -1}}, "defend jasmin=-1: expected a finite number"),
+        ({"defend": "ema=1"}, "defend ema=1: expected at least 0, below 1"),
+        ({"defend": "mart=5"}, "defend mart: learns from perturbed images"),
+        ({"defend": "alignment=1", "model": "vit"}, "this model has no differential attention"),
+    ],
+)
+def test_the_command_refuses_in_one_line(options, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        ap.train(
+            **{"model": "diffvit", "data": "digits", "out": tmp_path / "run", "limit": 20, "epochs": 1}
+            | options
+        )
+    assert not (tmp_path / "run" / "recipe.json").exists()
