@@ -33,29 +33,6 @@ def resnet18() -> nn.Module:
         return _trained(timm.create_model("resnet18", in_chans=1, num_classes=10), epochs=3)
 
 
-def many_classes(classes: int, count: int) -> tuple[nn.Module, torch.Tensor]:
-    """Return a small CNN trained for some seconds to tell noisy patterns apart, and images that it gets right."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        patterns = F.interpolate(torch.randn(classes, 1, 6, 6), size=16, mode="bicubic")
-
-        def draw(label: torch.Tensor) -> torch.Tensor:
-            return (0.5 + 0.1 * patterns[label] + 0.1 * torch.randn(len(label), 1, 16, 16)).clamp(0, 1)
-
-        layers = [nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Flatten()]
-        model = nn.Sequential(*layers, nn.Linear(64 * 16, classes))
-        optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-        for _ in range(400):
-            label = torch.randint(classes, (128,))
-            optimizer.zero_grad()
-            F.cross_entropy(model(draw(label)), label).backward()
-            optimizer.step()
-        label = torch.randint(classes, (3 * count,))
-        images = draw(label)
-        with torch.no_grad():
-            return model.eval(), images[model(images).argmax(1) == label][:count]
-
-
 def _trained(model: nn.Module, epochs: int) -> nn.Module:
     data = ap.data.load_data("specimen-fashion-mnist")
     images, labels = data.images(range(len(data))), data.labels

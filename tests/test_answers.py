@@ -143,7 +143,7 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
     [
         (None, "cannot be read (No such file"),
         ("limit = ", "cannot be read (Invalid value"),
-        ("steps = 2\nstep = 2", "'step' is no option; expected some of model, against"),
+        ("steps = 2\nstep = 2", "'step' is no option; expected some of"),
         ("[audit]\nlimit = 2", "'audit' is no option"),
         ("limit = 0", "limit 0: expected an integer of at least 1"),
         ('eps = ["1/0"]', "eps '1/0'"),

@@ -21,7 +21,7 @@ def projected_by_bisection(delta, room, eps):
     sums = [min(abs(value), most) for value, most in zip(delta, room, strict=True)]
     if sum(sums) <= eps:
         return [math.copysign(one, value) for one, value in zip(sums, delta, strict=True)]
-    low, high = 0.0, max(map(abs, delta))
+    low, high, tau = 0.0, max(map(abs, delta)), 0.0
     for _ in range(60):
         tau = (low + high) / 2
         total = sum(min(max(abs(v) - tau, 0.0), most) for v, most in zip(delta, room, strict=True))

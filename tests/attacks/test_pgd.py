@@ -220,7 +220,7 @@ def test_bad_input_is_one_clear_line(change, match):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"norm": "l1"}, "l1"),
+        ({"norm": "l3"}, "l3"),
         ({"eps": -0.1}, "-0.1"),
         ({"eps": float("nan")}, "nan"),
         ({"bounds": (1, 0)}, "bounds"),

@@ -120,7 +120,7 @@ def test_json_has_no_nan():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"norm": "l3"}, "norm 'l3': expected linf or l2"),
+        ({"norm": "l3"}, "norm 'l3': expected linf, l2, l1 or l0"),
         ({"nested": "sideways"}, "nested 'sideways': expected up, down or off"),
         ({"eps": "1/0"}, "eps '1/0': expected a finite number or a fraction such as 1/255"),
         ({"limit": 0}, "limit 0: expected an integer of at least 1"),

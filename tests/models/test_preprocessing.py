@@ -235,6 +235,7 @@ def test_pictures_of_a_folder_reach_a_classifier_as_its_processor_makes_them(tmp
         "prompt": None,
         "device": "cpu",
         "quiet": True,
+        "skip_bad": False,
     }
     lineup = load_lineup(SimpleNamespace(**options))
     (model,), images = lineup.models, lineup.data

@@ -131,7 +131,7 @@ def test_weights_that_are_not_finite_after_the_last_step_stop_the_run(tmp_path, 
     words = ["--model", "vit", "--data", "digits", "--limit", "16", "--epochs", "1", "--batch-size", "16"]
     code, _, told = run_cli("train", *words, "--learning-rate", "1e39", "--out", out)
     assert code == 2
-    assert "weights became NaN or infinite before step 2: the last saved state is kept" in told
+    assert "weights became NaN or infinite before step 2: training stopped" in told
     assert not out.exists()
 
 
@@ -140,7 +140,7 @@ def test_no_state_is_saved_whose_weights_are_not_finite(tmp_path, digits, monkey
     clock = itertools.count(step=10)  # every step is saved
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     plan = recipe(digits, epochs=1, learning_rate=rate)
-    with pytest.raises(UserError, match="the last saved state is kept"):
+    with pytest.raises(UserError, match="training stopped"):
         train_classifier(plan, digits[0].subset(200), digits[1], tmp_path, progress=False)
     state = tmp_path / loop.STATE_FILE
     assert not state.exists() or all(t.isfinite().all() for t in load_file(state).values())

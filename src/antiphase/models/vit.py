@@ -151,7 +151,9 @@ _ROWS = {
     64: (8, 3, 192, 4, 6, 200),
     224: (16, 3, 768, 12, 12, 1000),
 }
-PRESETS = {side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()}
+PRESETS: dict[int, dict[str, int]] = {
+    side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()
+}
 
 
 @validated

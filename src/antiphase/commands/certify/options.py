@@ -25,7 +25,7 @@ class CertifyOptions(Measurement):
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
 
-    model: fields.OneModel
+    model: fields.OneModel  # pyright: ignore[reportIncompatibleVariableOverride]
     against: fields.Single | None = None
     """Model to compare with, such as the twin with standard attention."""
     classes: fields.Classes = None

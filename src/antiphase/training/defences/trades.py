@@ -31,8 +31,8 @@ def mart(step: Step, strength: float) -> Tensor:
 
 
 def _divergence(clean: Tensor, perturbed: Tensor) -> Tensor:
-    logs = [one.log_softmax(1) for one in (perturbed, clean)]
-    return F.kl_div(*logs, reduction="none", log_target=True).sum(1)
+    log_p, log_q = clean.log_softmax(1), perturbed.log_softmax(1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
 
 
 TRADES = Defence(trades, "whole loss", "adversary")
