@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import models
 import torch
 import torch.nn.functional as F
 from rounds import provenance

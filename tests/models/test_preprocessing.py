@@ -236,6 +236,8 @@ def test_pictures_of_a_folder_reach_a_classifier_as_its_processor_makes_them(tmp
         "device": "cpu",
         "quiet": True,
         "skip_bad": False,
+        "image_size": None,
+        "resize": None,
     }
     lineup = load_lineup(SimpleNamespace(**options))
     (model,), images = lineup.models, lineup.data
