@@ -158,7 +158,9 @@ def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     for ending, content in files.items():
         downloads[ending] = f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
     shown = Markup(inline_svg(svg, name, description))
-    return {"name": name, "svg": shown, "files": files, "downloads": downloads}
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    wide = any(place.get_gridspec().ncols > 2 for place in places if place)  # scrolls on a narrow screen
+    return {"name": name, "svg": shown, "files": files, "downloads": downloads, "wide": wide}
 
 
 def _breakable(text: str) -> Markup:
