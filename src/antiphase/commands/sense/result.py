@@ -29,7 +29,7 @@ from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
-_KINDS = {"noise": "uniform noise", "pgd": "PGD’s perturbation"}
+_KINDS = {"noise": "uniform noise", "pgd": "PGD"}
 _PERCENT = {"below", "negative", "positive", "undecided", "first", "second", "third"}
 # columns of tables: their heads by metric
 _ALIGNMENT = {
@@ -235,7 +235,7 @@ def _depth(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Fa
     tables = []
     for (kind, size), block in frame.group_by(["perturbation", "eps"], maintain_order=True):
         words, eps = _KINDS[str(kind)], float(str(size))
-        title = f"{words[0].upper()}{words[1:]}, ε = {eps_label(eps)}"
+        title = f"{words[0].upper()}{words[1:]} at ε = {eps_label(eps)}"
         tables.append(_table(f"depth-{kind}-{eps * 255:g}", title, block, _DEPTH, groups, "stage"))
     caption = _WORDS["depth"]["caption"].format(eps=eps_label(float(str(largest))))
     return [Plot("depth", _layer_figure(panels, groups), caption)], tables, {}
