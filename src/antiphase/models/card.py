@@ -45,6 +45,7 @@ _RECIPE = [
     "schedule",
     "augment",
     "adversarial",
+    "defences",
 ]
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
