@@ -1,4 +1,4 @@
-"""Measurements beside attacks: a task of the evaluation suite, and relevance maps of a CLIP for texts."""
+"""Measurements other than attacks: a task of the evaluation suite, and relevance maps of a CLIP for texts."""
 
 import warnings
 from collections.abc import Iterator
