@@ -56,9 +56,7 @@ class Check:
     unit: Unit = "points"  # of fractions, with the interval clipped to ±100; empty for other values
     judged: bool = True  # whether there is a verdict; False under the profile smoke
     decides: bool = True  # whether the claim's verdict depends on it; other checks are shown beside it
-    over: Literal["seeds", "images"] = (
-        "seeds"  # of the interval: images alone for models that were not trained here
-    )
+    over: Literal["seeds", "images"] = "seeds"  # of the interval; images: for models not trained here
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
