@@ -173,6 +173,7 @@ class ModelCard:
 
     @property
     def classes(self) -> int:
+        """Number of classes that the logits tell apart: a single logit tells two."""
         return 2 if self.num_classes == 1 else self.num_classes
 
 

@@ -118,7 +118,10 @@ def stage_norms(
     seed: Seed = 0,
     ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
 ) -> Float[Tensor, "batch stages"]:
-    """Estimate L(d) of each stage from below, by ``steps`` of power iteration keyed by ``seed`` and ``ids``."""
+    """Estimate L(d), the L2 operator norm of each stage's Jacobian at the clean input, from below.
+
+    By ``steps`` of power iteration, keyed by ``seed`` and ``ids``, the positions if None.
+    """
     calls = blocks(model, images)
 
     def again(block: Call, tokens: Tensor) -> Tensor:

@@ -124,6 +124,7 @@ class Branch:
         return to_query @ self.to_q + to_key @ self.to_k
 
     def jvp(self, direction: Tokens) -> Maps:
+        """Return J·t, the derivative of the map as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
         query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
         key = _push(self.turn_k, self.k, moved @ self.to_k.mT)
