@@ -51,6 +51,7 @@ class Path:
 
     @property
     def gain(self) -> Float[Tensor, "batch stages"]:
+        """Growth of each stage, ‖Δ(d)‖ / ‖Δ(d−1)‖."""
         return self.length[:, 1:] / self.length[:, :-1]
 
     @property
@@ -167,6 +168,7 @@ class BranchChange:
 
     @property
     def alpha(self) -> PerSample:
+        """α, over all heads."""
         return _over_heads(self.moved) / _over_heads(self.positive)
 
     @property
