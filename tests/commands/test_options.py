@@ -168,6 +168,12 @@ def test_every_default_can_be_typed_and_every_option_has_words(options: type[Opt
         assert getattr(typed, name) == field.default
 
 
+def test_evaluate_tells_its_two_limits_apart():
+    words = {name: EvaluateOptions.model_fields[name].description or "" for name in ("limit", "train_limit")}
+    assert "--train-limit" in words["limit"]
+    assert "--limit" in words["train_limit"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "choices"),
     [

@@ -215,3 +215,9 @@ def test_other_models_are_refused_and_nothing_is_written(run_cli, tmp_path):
         assert (code, err.count("\n")) == (2, 1)
         assert words in err
         assert not (tmp_path / "new").exists()
+
+
+def test_a_clip_that_another_layout_cannot_hold_is_refused(tmp_path):
+    new = ap.convert(load_model("open_clip:tiny-vit", random_weights=True, seed=1), "v2")
+    with pytest.raises(UserError, match=r"the model has images by .*; expected images by gelu, .* antiphase"):
+        ap.models.write_model(new, tmp_path, layout="released")

@@ -116,6 +116,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, run_cli):
             "--model",
             "clip",
         ): "is no clip; give the --model that it was trained as",
+        (*small, tmp_path / "x", *start, "--init", "released"): "init: is that of",
         (*small, tmp_path / "second"): "differs in",
     }.items():
         code, _, err = run_cli(*changes)

@@ -11,7 +11,8 @@ from torch.func import jacrev
 import antiphase as ap
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.models import diffvit, vit
+from antiphase.models import ModelCard, diffvit, vit
+from antiphase.models.card import twin_doubts
 from antiphase.registry import DEFENCES, find
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.defences import Step, check_defences, defended_loss
@@ -265,3 +266,10 @@ def test_the_command_refuses_in_one_line(options, said, tmp_path):
             | options
         )
     assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_twins_of_unequal_defences_are_warned_of():
+    recipes = [{"epochs": 1, "data": "digits"} | more for more in ({"defences": {"jasmin": 1.0}}, {})]
+    cards = [ModelCard(f"m{at}", f"m{at}", "none", 0, (1, 8, 8), 10, one) for at, one in enumerate(recipes)]
+    (doubt,) = twin_doubts(*cards)
+    assert doubt.endswith("recipes defences {'jasmin': 1.0} and defences None")

@@ -30,6 +30,7 @@ class AttentionMaps(NamedTuple):
 
     @property
     def combined(self) -> Float[Tensor, "batch heads queries keys"]:
+        """A1 − λ·A2, or A1 where there is no negative map."""
         if self.negative is None or self.lam is None:
             return self.positive
         return combine(self.positive, self.negative, self.lam)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
+_GONE = ("write_adapter",)  # options that runs of before have stored
 _FINISHED = "expected the directory of a finished run"
 
 
@@ -59,7 +60,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
     command = find_command(name)
-    repeated = command.options.from_file(stored)
+    repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
     check_code(repeated, options.run_code, run)
     began = time.monotonic()
     with command.work(repeated) as work:

@@ -237,7 +237,9 @@ class Result(ABC):
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return the content of a JSON file of the run, which has to have some keys."""
         if name not in self.files:
-            raise UserError(f"antiphase {self.kind} has no {name}; it has {', '.join(self.files)}")
+            raise UserError(
+                f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
+            )
         content = as_json(self.files[name], name)
         for key in keys:
             if key not in content:

@@ -79,9 +79,9 @@ def wds_images(place: Path, split: str) -> FileImages:
             raise UserError(f"{name}: {key} has the label {shown(text)}; {expected}")
     labels = [int(text) for _, text in samples]
     names = names or list(map(str, range(max(labels) + 1)))
-    templates = _lines(path / "zeroshot_classification_templates.txt")
+    templates = _lines(listed := path / "zeroshot_classification_templates.txt")
     if odd := [template for template in templates if "{c}" not in template]:
-        raise UserError(f"{name}: template {odd[0]!r} of {path} has no {{c}} for the class name")
+        raise UserError(f"{name}: template {odd[0]!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
     files, about = tuple(file for file, _ in samples), prompts if templates else None
     return FileImages.whole(name, split, names, labels, root=path / split, files=files, prompts=about)

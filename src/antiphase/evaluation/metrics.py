@@ -163,7 +163,10 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
 def summarise_tasks(
     rows: pl.DataFrame, twins: Mapping[str, str], groups: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
-    """Return every metric of every model (``results``), and its difference to the twin's (``differences``), by name."""
+    """Return every metric of every model (``results``), and its difference to the twin's (``differences``).
+
+    ``twins`` has the twin's name for each model that has one, ``groups`` the names of MMVP's patterns by data set.
+    """
     metrics: dict[tuple[str, ...], Metric] = {}
     for (model, task, data), block in rows.group_by("model", "task", "data", maintain_order=True):
         for metric in task_metrics(str(task), block, (groups or {}).get(str(data))):

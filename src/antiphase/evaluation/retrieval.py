@@ -67,7 +67,10 @@ def chosen_captions(pairs: PairSet, captions: Captions) -> tuple[list[str], Int6
 def retrieval_rows(
     images: Vectors, texts: Float[Tensor, "m embed"], owners: Int64[Tensor, " m"], ids: Numbers
 ) -> pl.DataFrame:
-    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
+
+    ``images`` and ``texts`` are unit vectors, ``owners`` the position of each caption's image.
+    """
     places = torch.arange(len(images), device=owners.device)
     of_texts, of_images = ranks(texts, images, places, owners), ranks(images, texts, owners, places)
     by_caption = outcome_rows(setting="image", unit=range(len(texts)), group=ids[owners.cpu()], rank=of_texts)

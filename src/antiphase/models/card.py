@@ -43,8 +43,11 @@ _RECIPE = [
     "learning_rate",
     "weight_decay",
     "schedule",
+    "warmup_epochs",
     "augment",
     "adversarial",
+    "defences",
+    *("loss", "crop", "captions", "patch_dropout"),  # of a CLIP
 ]
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
@@ -172,6 +175,7 @@ class ModelCard:
 
     @property
     def classes(self) -> int:
+        """Number of classes that the logits tell apart: a single logit tells two."""
         return 2 if self.num_classes == 1 else self.num_classes
 
 

@@ -112,6 +112,7 @@ class CLIP(nn.Module):
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+        """Return embeddings of strings or token ids, of length 1 if ``normalize``."""
         if isinstance(texts, str):  # would be read as a list of letters
             raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
         tokens = texts if isinstance(texts, Tensor) else tokenize(texts, self.text.context_length)

@@ -96,6 +96,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
 
     def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
+        """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             shape = tuple(images.shape)
             raise UserError(f"images of shape {shape}: this model takes (batch, *{self.image_shape})")
@@ -105,7 +106,10 @@ class VisionTransformer(nn.Module):
         return x if self.norm_pre is None else self.norm_pre(x)
 
     def features(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:
-        """Return the head's input; ``keep`` as in Y. Li et al., FLIP, 2023."""
+        """Return the class token after the last norm, the head's input.
+
+        The blocks see the patches with the indices ``keep`` (Y. Li et al., FLIP, CVPR 2023); all by default.
+        """
         x = self.tokens(images)
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))

@@ -219,7 +219,9 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
         raise UserError(f"layout {layout!r}: expected a CLIP, not {type(model).__name__}")
     kinds = model.config.vision.activation, model.config.text.activation, model.config.vision.pre_norm
     if kinds != ("gelu", "quick_gelu", False):
-        raise UserError(f"layout {layout!r}: cannot hold activations and norm before the blocks {kinds}")
+        has = f"has images by {kinds[0]}, texts by {kinds[1]}" + ", a norm before the blocks" * kinds[2]
+        expected = "expected images by gelu, texts by quick_gelu and no such norm; use layout antiphase"
+        raise UserError(f"layout {layout!r}: the model {has}; {expected}")
     if layout != "released":
         return write_foreign(model, directory, layout)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
@@ -230,7 +232,10 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
 
 @validated
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
-    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, with your token; return its URL."""
+    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, and return its URL.
+
+    ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, folder)
         api = HfApi()

@@ -40,10 +40,12 @@ class Gram:
 
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
+        """Stack the inner products of several probes, which have a difference, along a new last axis."""
         names = cls.__dataclass_fields__
         return cls(*(torch.stack([getattr(probe, name) for probe in probes], -1) for name in names))
 
     def mean(self) -> "Gram":
+        """Return the average over the probes."""
         return Gram(*(None if part is None else part.mean(-1) for part in vars(self).values()))  # pyright: ignore
 
     def difference(self, lam: AnyShape | float) -> AnyShape:
@@ -235,6 +237,7 @@ class GradientTerms:
 
     @property
     def share(self) -> AnyShape:
+        """Share of the third term in ‖J_DA‖², from means over the probes: (batch, heads)."""
         whole = (self.first + self.second + self.third).mean(-1)
         return self.third.mean(-1) / whole
 

@@ -51,6 +51,7 @@ class Path:
 
     @property
     def gain(self) -> Float[Tensor, "batch stages"]:
+        """Growth of each stage, ‖Δ(d)‖ / ‖Δ(d−1)‖."""
         return self.length[:, 1:] / self.length[:, :-1]
 
     @property
@@ -118,7 +119,10 @@ def stage_norms(
     seed: Seed = 0,
     ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
 ) -> Float[Tensor, "batch stages"]:
-    """Estimate L(d) of each stage from below, by ``steps`` of power iteration keyed by ``seed`` and ``ids``."""
+    """Estimate L(d), the L2 operator norm of each stage's Jacobian at the clean input, from below.
+
+    By ``steps`` of power iteration, keyed by ``seed`` and ``ids``, the positions if None.
+    """
     calls = blocks(model, images)
 
     def again(block: Call, tokens: Tensor) -> Tensor:
@@ -164,6 +168,7 @@ class BranchChange:
 
     @property
     def alpha(self) -> PerSample:
+        """α, over all heads."""
         return _over_heads(self.moved) / _over_heads(self.positive)
 
     @property

@@ -86,6 +86,7 @@ class Branch:
 
     @property
     def plain(self) -> bool:
+        """Whether queries and keys are used exactly as projected."""
         return self.turn_q is None and self.turn_k is None
 
     def double(self) -> "Branch":
@@ -124,6 +125,7 @@ class Branch:
         return to_query @ self.to_q + to_key @ self.to_k
 
     def jvp(self, direction: Tokens) -> Maps:
+        """Return J·t, the derivative of the map as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
         query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
         key = _push(self.turn_k, self.k, moved @ self.to_k.mT)
@@ -226,6 +228,7 @@ class Call:
     output: Tensor  # first tensor returned
 
     def given(self, place: int, name: str) -> Any:
+        """Return an argument after the tokens by position (from 0) or name; None if absent."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name)
 
     def is_tokens(self, tensor: Tensor) -> bool:
@@ -262,11 +265,13 @@ class Layer:
 
     @property
     def maps(self) -> AttentionMaps:
+        """The maps; differentiable with respect to the tokens if these have a graph."""
         negative = None if self.negative is None else self.negative.attention
         return AttentionMaps(self.positive.attention, negative, self.lam)
 
     @property
     def heads(self) -> int:
+        """Number of heads: maps, or pairs of maps."""
         return self.positive.attention.shape[1]
 
     @property

@@ -56,9 +56,7 @@ class Check:
     unit: Unit = "points"  # of fractions, with the interval clipped to ±100; empty for other values
     judged: bool = True  # whether there is a verdict; False under the profile smoke
     decides: bool = True  # whether the claim's verdict depends on it; other checks are shown beside it
-    over: Literal["seeds", "images"] = (
-        "seeds"  # of the interval: images alone for models that were not trained here
-    )
+    over: Literal["seeds", "images"] = "seeds"  # of the interval; images: for models not trained here
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
@@ -108,6 +106,7 @@ class Claim:
         return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
+        """Return the margin that applies to a check."""
         return MARGINS[check.unit] if self.margin is None else self.margin
 
     @cached_property
@@ -117,10 +116,12 @@ class Claim:
 
     @property
     def deciding(self) -> list[Check]:
+        """The checks that its verdict depends on."""
         return [check for check in self.checks if check.decides]
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict of the claim."""
         return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property

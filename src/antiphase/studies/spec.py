@@ -97,6 +97,7 @@ class Cell(ABC):
         """Description for progress messages."""
 
     def needs(self) -> tuple["Cell", ...]:
+        """Return the cells that must be finished first."""
         return ()
 
     def content(self) -> dict[str, str]:

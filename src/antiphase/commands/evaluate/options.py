@@ -53,7 +53,7 @@ class EvaluateOptions(Options):
     stands for the DiffCLIP paper's data sets of each task. If not given: openmoji."""
     split: fields.Split = "test"
     resize: fields.Resize = None
-    limit: fields.Limit = None
+    limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
     """Measure at most N images of the split; --train-limit is for those to learn from."""
     train_limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
     """Learn from at most N images of the train split, for the probe and few-shot; --limit is for those measured."""

@@ -79,7 +79,8 @@ class EvaluateResult(Result):
             with suppress(ValueError):  # other units, as of other settings
                 differences += summarise_tasks(block, dict(pairs))["differences"]
         if not differences:
-            raise UserError("compare: no task was measured in both with the same settings and data")
+            fix = "measure both with the same tasks, settings and data"
+            raise UserError(f"compare: no task was measured in both with the same settings and data; {fix}")
         return pl.DataFrame(differences, infer_schema_length=None)
 
 

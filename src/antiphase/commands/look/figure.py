@@ -33,9 +33,7 @@ class MapColumn:
     model: str
     method: str
     maps: Float[np.ndarray, "texts images rows columns"]
-    label: str = (
-        ""  # said below the model's name where a figure shows several methods; the method if not given
-    )
+    label: str = ""  # below the model's name where a figure shows several methods; else the method
 
 
 def look_figure(

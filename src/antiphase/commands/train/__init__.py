@@ -274,7 +274,8 @@ class TrainClipOptions(PresetOptions):
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
         sizes = ("variant", "lambda_init", "dim", "depth", "image_size")
-        if self.from_run is not None and (given := list(self.chosen(*sizes))):
+        given = [*self.chosen(*sizes), *["init"] * self.typed("init")]
+        if self.from_run is not None and given:
             raise UserError(f"{given[0]}: is that of {self.from_run}, which --from names; leave it out")
         if self.variant is not None or self.lambda_init is not None:
             from antiphase.models.clip import find_clip

@@ -40,6 +40,7 @@ from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP
 from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.checkpoints import (
+    RECIPE_FILE,
     WEIGHTS_FILE,
     as_config,
     load_into,
@@ -182,7 +183,8 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
         source, how["weights"] = read_recipe(start), read_weights(start / WEIGHTS_FILE)
         if source.get("kind") != "clip":
             raise UserError(f"from {start}: holds no CLIP; expected a run of antiphase train-clip")
-        model, built = as_config(ClipConfig, source["model"]), recipe.model
+        place = f"{start / RECIPE_FILE}: "
+        model, built = as_config(ClipConfig, source.get("model"), place, ("model",)), recipe.model
         kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
         if kinds[0] != kinds[1]:
             raise UserError(f"from {start}: is no {options.model}; give the --model that it was trained as")

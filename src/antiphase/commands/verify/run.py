@@ -60,7 +60,8 @@ class Verification:
 def verify(card: str | Path, **options: Any) -> Verification:
     """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
 
-    Hashes of weights and data come first: if one differs, nothing is attacked.
+    ``card`` is ``card.json`` or the directory of the audit that wrote it, ``options`` are the command's. Hashes of
+    weights and data come first: if one differs, nothing is attacked.
     """
     return _verified(VerifyOptions(card=Path(card), **options))
 

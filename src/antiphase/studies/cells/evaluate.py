@@ -1,4 +1,4 @@
-"""Measurements beside attacks: a task of the evaluation suite, and relevance maps of a CLIP for texts."""
+"""Measurements other than attacks: a task of the evaluation suite, and relevance maps of a CLIP for texts."""
 
 import warnings
 from collections.abc import Iterator
@@ -124,18 +124,10 @@ class Relevance(Measurement):
 
     kind = "relevance"
     limit: int
-    ask: Literal["caption", "class", "objects"] = (
-        "caption"  # of each image: its first caption, or names of these
-    )
-    texts: tuple[
-        str, ...
-    ] = ()  # for every image instead; of a source with objects, for images that show all of them
+    ask: Literal["caption", "class", "objects"] = "caption"  # the first one, or names of these
+    texts: tuple[str, ...] = ()  # for every image instead; with objects, for images that show all
     prompt: str = "{}"  # template around a text
-    kinds: tuple[str, ...] = (
-        COMBINED,
-        POSITIVE,
-        NEGATIVE,
-    )  # of METHODS; A1 and A2 only of differential attention
+    kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)  # of METHODS; A1, A2: if differential
 
     @property
     def label(self) -> str:

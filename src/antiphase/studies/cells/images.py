@@ -56,9 +56,7 @@ class Attack(Measurement):
     attack: str | Callable[..., AttackResult] = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
     norm: str = "linf"
-    nested: Nesting = (
-        "up"  # how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`
-    )
+    nested: Nesting = "up"  # how samples carry over between ε, see :func:`antiphase.attacks.sweep`
     seed: int = 0
     precision: str = "float32"
     prompt: str | None = None  # template of a dual encoder's class prompts

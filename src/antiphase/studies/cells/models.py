@@ -118,7 +118,7 @@ class Own(_Made):
 
 
 def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any) -> Given:
-    """Return a model that is not trained here."""
+    """Return a model that is not trained here; ``factors`` are values of ``FACTORS``, such as ``depth``."""
     told = {"series": series, "seed": seed, "note": note, "extra": tuple(sorted(factors.items()))}
     return Given(spec=spec, content=_content(spec), **told)
 

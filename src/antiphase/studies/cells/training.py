@@ -70,9 +70,8 @@ class Training(Cell):
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
 
-OTHER_START = (
-    ", N(0, 0.02)"  # behind the data in rows of models whose blocks start normal, as timm's; else uniform
-)
+# behind the data in rows of models whose blocks start normal, as timm's; those of others start uniform
+OTHER_START = ", N(0, 0.02)"
 
 
 @final
@@ -277,12 +276,8 @@ class Variant:
     model: TrainVit
     series: str = aside("")
     lam: float = 1.0  # factor of λ
-    negative: Literal["own", "mean", "uniform"] = (
-        "own"  # A2 as trained, its mean over training images, or uniform
-    )
-    stopped: tuple[
-        Branch, ...
-    ] = ()  # maps that pass no gradient to the attacker; verdicts are the trained model's
+    negative: Literal["own", "mean", "uniform"] = "own"  # A2: as trained, its mean, or uniform
+    stopped: tuple[Branch, ...] = ()  # maps without a gradient for the attacker; verdicts are as trained
 
     def __post_init__(self) -> None:
         if self.negative not in ("own", "mean", "uniform"):

@@ -52,10 +52,12 @@ class TrainVlm(Cell):
 
     @property
     def stage(self) -> int:
+        """1 for the projector alone, 2 with the language model."""
         return 2 if isinstance(self.start, TrainVlm) else 1
 
     @property
     def tower(self) -> TrainClip | Given:
+        """The CLIP whose image tower sees."""
         return self.start.tower if isinstance(self.start, TrainVlm) else self.start
 
     @property
