@@ -76,7 +76,7 @@ class ApgdL1:
         )
         counts = t >= self.begins[-1]
         kept = torch.where(counts, loss, -torch.inf)
-        rows.put("start_loss", t == self.begins[-1], loss)
+        rows.put("start_loss", t == 0, loss)  # later phases begin at an iterate that has risen already
         rows.keep_best(x, kept, counts & (logits.argmax(1) != rows["label"]))
         rows["done"] = t == self.steps
         higher = loss > rows["peak_loss"]
