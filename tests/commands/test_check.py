@@ -110,6 +110,11 @@ def test_what_is_no_differential_attention_is_said_to_be_so():
     assert (result.layers[0].attention, result.off, off(result)) == ("unknown", True, [])
 
 
+def test_a_module_without_maps_is_said_to_have_none():
+    (finding,) = ap.check(nn.Linear(DIM, DIM)).layers[0].findings
+    assert finding.text == "not recognised: it computes no softmax maps"
+
+
 def test_a_scale_that_cannot_be_told_is_unknown():
     class Learned(WithoutNorm):
         def __init__(self):
