@@ -114,6 +114,20 @@ def test_the_hinge_punishes_opposed_gradients():
     assert value("alignment", model) > 0
 
 
+@pytest.mark.parametrize("name", OF_MAPS)
+@pytest.mark.parametrize("flat", [slice(0, 4), slice(4, 8)])
+def test_gradients_are_finite_where_a_map_is_constant(name, flat):
+    model = model_of()
+    with torch.no_grad():
+        for part in (
+            *model.blocks[0].attn.qkv.weight.chunk(3)[:2],
+            *model.blocks[0].attn.qkv.bias.chunk(3)[:2],
+        ):
+            part[flat] = 0.0
+    value(name, model).backward()
+    assert all(w.grad is None or bool(w.grad.isfinite().all()) for w in model.parameters())
+
+
 def test_jasmin_bounds_the_softmax_jacobian():
     step = step_of(model_of())
     rows = step.maps[0][0].positive.detach().flatten(0, 2)
