@@ -161,3 +161,11 @@ def test_l1_attacks_break_what_can_be_broken_and_nothing_else(name):
 def test_a_norm_that_an_attack_does_not_know_is_refused(attack, norm, message):
     with pytest.raises(UserError, match=message):
         attack(toys.network(), toys.images(2), None, Threat(norm, 1.0))
+
+
+def test_an_l0_budget_that_allows_no_change_is_refused():
+    with pytest.raises(
+        UserError, match=r"eps 0\.0313725: allows no change in norm 'l0'; expected a number of"
+    ):
+        Threat("l0", 8 / 255)
+    assert Threat("l0", 0.0).eps == 0
