@@ -1,6 +1,7 @@
 """Defences: values against dense Jacobians and the papers' equations, gradients against finite differences."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
 from antiphase.registry import DEFENCES, find
-from antiphase.training import make_recipe, train_classifier
+from antiphase.training import classifier, make_recipe, train_classifier
 from antiphase.training.defences import Step, check_defences, defended_loss
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 
@@ -219,6 +220,22 @@ def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path)
     if name != "lambda-rho":  # whose term is 0 here
         assert not equal(plain, some)
     assert (name in log[-1]) == (find(DEFENCES, name, "defence").term is not None)
+
+
+def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path):
+    images = load_data("digits", split="train", progress=False).subset(
+        21
+    )  # 20 and 1: the second process has 10 and 0
+    sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
+    defences = {"jasmin": 1.0, "input-gradient": 1.0}
+    recipe = make_recipe("diffvit", images, sizes, data="some", epochs=1, batch_size=20, defences=defences)
+    second = SimpleNamespace(process_index=1, num_processes=2, device=torch.device("cpu"))
+    second.prepare, second.backward = lambda *parts: parts, lambda loss: loss.backward()
+    task = classifier._begin(recipe, images, None, tmp_path, None, lambda model: [], second)
+    losses = [float(loss) for loss, _ in task.gradients(0, 0)]
+    assert math.isfinite(losses[0])
+    assert losses[1:] == [0.0]
+    assert all(bool(w.grad.isfinite().all()) for w in task.model.parameters() if w.grad is not None)
 
 
 def test_trades_learns_from_both_images(tmp_path):
