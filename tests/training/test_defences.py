@@ -238,6 +238,21 @@ def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path):
     assert all(bool(w.grad.isfinite().all()) for w in task.model.parameters() if w.grad is not None)
 
 
+def test_free_replays_follow_the_gradient_at_the_moved_weights_alone(tmp_path, monkeypatch):
+    slopes = []
+
+    def replay(learn, update, images, *rest):
+        x = images.clone().requires_grad_()
+        loss = learn(x)
+        slopes.append(x.grad)
+        return loss
+
+    monkeypatch.setattr(classifier.adversarial, "replay", replay)
+    for number, defences in enumerate(({"ema": 0.9}, {"ema": 0.9, "awp": 1e-9})):
+        trained(tmp_path / f"{number}", defences, adversarial={"eps": 0.1, "variant": "free", "replays": 2})
+    torch.testing.assert_close(slopes[0], slopes[len(slopes) // 2])
+
+
 def test_trades_learns_from_both_images(tmp_path):
     adversarial = {"eps": 0.1, "steps": 1}
     weights = [

@@ -152,6 +152,7 @@ def _begin(
             loss = loss_of(images)
             accelerator.backward(loss)
             if strengths.get("awp"):
+                images.grad = None  # a free replay follows the gradient of the pass that trains
                 with adversarial_weights(bare, strengths["awp"]):
                     accelerator.backward(loss_of(images))
             return loss.detach()
