@@ -90,7 +90,8 @@ def main() -> None:
             lines.append({"step": step, "failed": text[-800:]})
             print(step, "failed:", text[-800:], flush=True)
         print(f"{step}: {time.perf_counter() - began:.0f} s", flush=True)
-    (options.out / "speed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        # after each: the machine may be gone before the last
+        (options.out / "speed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return None
 
 

@@ -87,6 +87,13 @@ def test_a_sound_model_is_not_accused(attack, settings):
     assert attack(Wrapped(), toys.images(37), None, THREAT, **settings).warnings == ()
 
 
+def test_l1_apgd_compares_with_the_loss_at_its_start():
+    threat = Threat("l1", 0.1)  # an iterate of the last phase may be no better than the one it begins at
+    assert apgd(Wrapped(), toys.images(37), None, threat, steps=50).warnings == ()
+    (warning,) = apgd(FAULTS["never rose"], toys.images(37), None, threat, steps=50).warnings
+    assert "never rose" in warning
+
+
 def test_square_shows_what_masked_gradients_hide():
     images = toys.images(37)
     result = autoattack(

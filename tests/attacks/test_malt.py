@@ -51,6 +51,10 @@ def test_passes_of_the_choice_are_counted_and_estimated():
     (stage,) = find_attack("apgd-t", targets="malt", steps=2).stages
     assert most_passes(stage, CLASSES) == (100 + 18, 100 + 18)
     assert most_passes(stage, 5) == (4 + 8, 4 + 8)
+    (stage,) = find_attack("apgd-t", targets="malt", steps=2, eot=3).stages
+    result = apgd(model, images[:1], None, Threat(eps=1e-5), steps=2, targets="malt", eot=3)
+    assert int(result.backwards) == 3 * (100 + 9 * 3)
+    assert most_passes(stage, CLASSES) == (3 * (100 + 18), 3 * (100 + 18))
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"precision": "bf16"}])

@@ -98,6 +98,18 @@ def test_fmn_meets_the_minima_of_a_linear_model(norm):
     assert (ratio == 1).double().mean() > 0.9 if norm == "l0" else ratio.max() < 1.02
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1", "l0"])
+def test_fmn_breaks_images_whose_pixels_are_at_their_bounds(norm):
+    model, images = toys.Linear(2, scale=2.0).requires_grad_(False), toys.images(31)
+    images = torch.where(images < 0.5, 0.0, 1.0)  # half of the pixels cannot move as the gradient says
+    model.bias -= model(images).mean(0)
+    result = fmn(model, images, None, Threat(norm, math.inf), steps=50)
+    assert result.success.all()
+    if norm != "l0":
+        nearest = fab(model, images, None, Threat(norm, math.inf), steps=50)
+        assert (result.distance / nearest.distance).max() < 1.03
+
+
 @pytest.mark.parametrize("targets", [None, 2])
 def test_l1_fab_meets_the_minima_of_a_linear_model(targets):
     model, images = toys.Linear(4, scale=2.0), toys.images(31)
@@ -149,3 +161,11 @@ def test_l1_attacks_break_what_can_be_broken_and_nothing_else(name):
 def test_a_norm_that_an_attack_does_not_know_is_refused(attack, norm, message):
     with pytest.raises(UserError, match=message):
         attack(toys.network(), toys.images(2), None, Threat(norm, 1.0))
+
+
+def test_an_l0_budget_that_allows_no_change_is_refused():
+    with pytest.raises(
+        UserError, match=r"eps 0\.0313725: allows no change in norm 'l0'; expected a number of"
+    ):
+        Threat("l0", 8 / 255)
+    assert Threat("l0", 0.0).eps == 0

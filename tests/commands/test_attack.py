@@ -284,3 +284,18 @@ def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch, c
     success = rows.group_by("eps", maintain_order=True).agg(pl.col("success").sum())["success"]
     assert success[0] == 0  # further than 4/255
     assert success[1] > 0
+
+
+def test_an_attack_in_l0_counts_changed_values(run_cli, tmp_path):
+    words = ("attack", "specimen:vit-0", "--attack", "fmn", "--norm", "l0", "--steps", 10, "--limit", 3, "-q")
+    out = tmp_path / "out"
+    code, _, error = run_cli(*words, "--out", out)
+    assert (code, error.strip()) == (
+        2,
+        "antiphase: eps 0.0313725: allows no change in norm 'l0'; expected a number of values, at least 1",
+    )
+    code, _, error = run_cli(*words, "--eps", 5, "--out", out)
+    assert code == 0, error
+    distances = pl.read_parquet(out / "rows.parquet").filter(success=True)["distance"]
+    assert len(distances)
+    assert (distances == distances.round()).all()

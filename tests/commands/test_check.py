@@ -110,6 +110,17 @@ def test_what_is_no_differential_attention_is_said_to_be_so():
     assert (result.layers[0].attention, result.off, off(result)) == ("unknown", True, [])
 
 
+def test_a_converted_model_whose_lambda_is_still_0_is_not_said_to_be_standard_for_sure():
+    new = ap.convert(ap.models.vit(8, dim=12, num_heads=2, depth=1, patch_size=4), "diffvit")
+    (finding,) = ap.check(new).layers[0].findings
+    assert finding.text == "standard attention: no map is subtracted, or its λ is 0"
+
+
+def test_a_module_without_maps_is_said_to_have_none():
+    (finding,) = ap.check(nn.Linear(DIM, DIM)).layers[0].findings
+    assert finding.text == "not recognised: it computes no softmax maps"
+
+
 def test_a_scale_that_cannot_be_told_is_unknown():
     class Learned(WithoutNorm):
         def __init__(self):

@@ -65,6 +65,15 @@ def test_matrix_and_differences_are_those_of_attacks_one_by_one(tmp_path, run_cl
     assert same.schema["n"] == pl.Int64
 
 
+def test_rows_of_a_search_in_bf16_are_its_own(tmp_path, run_cli):
+    words = ("transfer", MODELS, "--limit", 2, "--steps", 1, "--device", "cpu", "-q", "--out", tmp_path)
+    counts = []
+    for precision in ("float32", "auto", "bf16"):
+        assert run_cli(*words, "--precision", precision)[0] == 0
+        counts.append(len([*(tmp_path / "cells").glob("*")]))
+    assert counts[0] == counts[1] < counts[2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

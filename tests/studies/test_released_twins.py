@@ -64,9 +64,10 @@ def made_up():
                 "site": "pixels",
                 "attention": kind,
                 "head": 0,
-                "first": 4.0,
+                # of images of short gradients too: ⟨J1, J2⟩ is averaged before it is divided
+                "first": (1.0, 3.0, 5.0, 7.0)[sample],
                 "second": 1.0,
-                "cross": -1.0,
+                "cross": (0.5, -0.5, -1.0, -3.0)[sample],
             }
             rows["alignment"] += [one | parts | {"layer": at, "lam": 0.5 + 0.2 * at} for at in (0, 1)]
     return {table: pl.DataFrame(some) for table, some in rows.items()}

@@ -1,6 +1,7 @@
 """Defences: values against dense Jacobians and the papers' equations, gradients against finite differences."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.models import ModelCard, diffvit, vit
 from antiphase.models.card import twin_doubts
 from antiphase.registry import DEFENCES, find
-from antiphase.training import make_recipe, train_classifier
+from antiphase.training import classifier, make_recipe, train_classifier
 from antiphase.training.defences import Step, check_defences, defended_loss
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 
@@ -115,6 +116,20 @@ def test_the_hinge_punishes_opposed_gradients():
     assert value("alignment", model) > 0
 
 
+@pytest.mark.parametrize("name", OF_MAPS)
+@pytest.mark.parametrize("flat", [slice(0, 4), slice(4, 8)])
+def test_gradients_are_finite_where_a_map_is_constant(name, flat):
+    model = model_of()
+    with torch.no_grad():
+        for part in (
+            *model.blocks[0].attn.qkv.weight.chunk(3)[:2],
+            *model.blocks[0].attn.qkv.bias.chunk(3)[:2],
+        ):
+            part[flat] = 0.0
+    value(name, model).backward()
+    assert all(w.grad is None or bool(w.grad.isfinite().all()) for w in model.parameters())
+
+
 def test_jasmin_bounds_the_softmax_jacobian():
     step = step_of(model_of())
     rows = step.maps[0][0].positive.detach().flatten(0, 2)
@@ -206,6 +221,37 @@ def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path)
     if name != "lambda-rho":  # whose term is 0 here
         assert not equal(plain, some)
     assert (name in log[-1]) == (find(DEFENCES, name, "defence").term is not None)
+
+
+def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path):
+    images = load_data("digits", split="train", progress=False).subset(
+        21
+    )  # 20 and 1: the second process has 10 and 0
+    sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
+    defences = {"jasmin": 1.0, "input-gradient": 1.0}
+    recipe = make_recipe("diffvit", images, sizes, data="some", epochs=1, batch_size=20, defences=defences)
+    second = SimpleNamespace(process_index=1, num_processes=2, device=torch.device("cpu"))
+    second.prepare, second.backward = lambda *parts: parts, lambda loss: loss.backward()
+    task = classifier._begin(recipe, images, None, tmp_path, None, lambda model: [], second)
+    losses = [float(loss) for loss, _ in task.gradients(0, 0)]
+    assert math.isfinite(losses[0])
+    assert losses[1:] == [0.0]
+    assert all(bool(w.grad.isfinite().all()) for w in task.model.parameters() if w.grad is not None)
+
+
+def test_free_replays_follow_the_gradient_at_the_moved_weights_alone(tmp_path, monkeypatch):
+    slopes = []
+
+    def replay(learn, update, images, *rest):
+        x = images.clone().requires_grad_()
+        loss = learn(x)
+        slopes.append(x.grad)
+        return loss
+
+    monkeypatch.setattr(classifier.adversarial, "replay", replay)
+    for number, defences in enumerate(({"ema": 0.9}, {"ema": 0.9, "awp": 1e-9})):
+        trained(tmp_path / f"{number}", defences, adversarial={"eps": 0.1, "variant": "free", "replays": 2})
+    torch.testing.assert_close(slopes[0], slopes[len(slopes) // 2])
 
 
 def test_trades_learns_from_both_images(tmp_path):

@@ -29,7 +29,8 @@ class ApgdL1:
     in the ball of 3ε, the next in that of 2ε; only what is found within ε counts.
 
     Source: F. Croce, M. Hein, *Mind the Box: l1-APGD for Sparse Adversarial Attacks on Image Classifiers*, ICML 2021,
-    Algorithm 1 and Section 3.2 (multi-ε).
+    Algorithm 1 and Section 3.2 (multi-ε). The official code counts 4 % of the steps of a phase; on a ViT and a DiffViT
+    that broke as many images.
     """
 
     threat: Threat
@@ -76,7 +77,7 @@ class ApgdL1:
         )
         counts = t >= self.begins[-1]
         kept = torch.where(counts, loss, -torch.inf)
-        rows.put("start_loss", t == self.begins[-1], loss)
+        rows.put("start_loss", t == 0, loss)  # later phases begin at an iterate that has risen already
         rows.keep_best(x, kept, counts & (logits.argmax(1) != rows["label"]))
         rows["done"] = t == self.steps
         higher = loss > rows["peak_loss"]

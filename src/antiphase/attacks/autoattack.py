@@ -45,7 +45,8 @@ def autoattack(
     Robust samples keep the image of the last attack.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
-    Parameter-free Attacks*, ICML 2020, Section 6; the defaults are the official implementation's.
+    Parameter-free Attacks*, ICML 2020, Section 6; the defaults are the official implementation's, whose standard
+    version in l1 takes 5 restarts of APGD-CE and 5 targets of APGD-T.
 
     Args:
         version: name of the ensemble.

@@ -116,15 +116,17 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
     if not isinstance(ATTACKS.get(stage.name), str):
         return None
     settings = keywords(stage.attack) | stage.settings
-    count = math.prod(
-        settings.get(name) or 1
-        for name in ("steps", "search_steps", "queries", "draws", "restarts", "passes", "eot")
-    )
+
+    def product(*names: str) -> int:
+        return math.prod(settings.get(name) or 1 for name in names)
+
+    averaged = product("passes", "eot")
+    count = averaged * product("steps", "search_steps", "queries", "draws", "restarts")
     targets = settings.get("targets")
     malt = targets == "malt"
     count *= min(ALL_TARGETS if malt else targets, classes - 1) if targets else 1
     each = classes - 1 if stage.name == "fab" else 1  # untargeted, FAB needs the gradient of every class
-    choice = min(LIKELY, classes - 1) * malt
+    choice = averaged * min(LIKELY, classes - 1) * malt
     return count + choice, 0 if stage.black_box else count * each + choice
 
 

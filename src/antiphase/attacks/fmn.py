@@ -33,9 +33,10 @@ def fmn(
     """Follow the gradient within a ball whose radius shrinks where the image is adversarial and grows elsewhere.
 
     x ← Π(x + α·∇margin/‖∇margin‖₂), with Π the projection onto the ball of radius r and the bounds. r is (1 − γ)·r, at
-    most the smallest norm found, if x is adversarial, else (1 + γ)·r; before the first adversarial image it is (1 + γ)
-    times ‖x − x₀‖ plus the distance to the linearised boundary (the authors' is without 1 + γ). In l0, r is whole and
-    changes by at least 1. α and γ fall to α/100 and 0.001 along half a cosine. It takes ``steps + 1`` forward and
+    most the smallest norm found, if x is adversarial, else (1 + γ)·r; before the first adversarial image it is at least
+    (1 + γ) times ‖x − x₀‖ plus the distance to the linearised boundary. The authors' is there that sum, which stays too
+    short where the bounds take most of a step. In l0, r is whole and changes by at least 1. α and γ fall to α/100 and
+    0.001 along half a cosine. It takes ``steps + 1`` forward and
     backward passes, and one forward pass to confirm; it searches in float32, since rounding moves the boundary.
 
     Source: M. Pintor, F. Roli, W. Brendel, B. Biggio, *Fast Minimum-norm Adversarial Attacks through Adaptive Norm
@@ -94,7 +95,9 @@ class _Fmn:
         else:
             slope = row_norm(gradient, DUAL[self.threat.norm]).clamp_min(1e-12)
             estimate = (1.0 + gamma) * (distance + value.abs() / slope)  # just behind the boundary
-            larger = torch.where(rows["crossed"], larger, estimate)
+            # where the bounds take most of a step, the estimate alone would stay too short
+            first = estimate.maximum(torch.where(rows["t"] > 0, larger, 0.0))
+            larger = torch.where(rows["crossed"], larger, first)
         radius = torch.where(adversarial, torch.minimum(smaller, best), larger)
         rows["radius"] = torch.minimum(radius, widest)
         moved = x + per_row(step_size / row_norm(gradient, "l2").clamp_min(1e-12), x) * gradient

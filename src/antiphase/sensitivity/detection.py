@@ -211,6 +211,8 @@ class Replay:
         kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
         with TorchCalls(watch):
             output = first_of(self.call.module(x, *map(moved, self.call.args), **kwargs))
+        if not parts:
+            raise NotAttention("it computes no softmax maps")
         maps = torch.cat(parts, 1)
         if self.groups is not None:
             maps = maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]

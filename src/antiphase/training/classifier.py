@@ -141,7 +141,7 @@ def _begin(
 
         def loss_of(images: Tensor) -> Tensor:
             # processes average their gradients, so n times the share's sum gives the mean over the batch
-            if not strengths:
+            if not (strengths and len(share)):  # a process may have none of the last batch
                 total = F.cross_entropy(logits(images, model), labels, reduction="sum")
                 return total * accelerator.num_processes / len(batch)
             state = Step(model, images, clean, labels, partial(logits, network=model), recipe.seed, step)
@@ -152,6 +152,7 @@ def _begin(
             loss = loss_of(images)
             accelerator.backward(loss)
             if strengths.get("awp"):
+                images.grad = None  # a free replay follows the gradient of the pass that trains
                 with adversarial_weights(bare, strengths["awp"]):
                     accelerator.backward(loss_of(images))
             return loss.detach()

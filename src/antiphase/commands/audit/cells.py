@@ -166,7 +166,8 @@ class _Cells:
         stages = [replace(one, attack=functools.partial(attack, one), settings={}) for one in ensemble.stages]
         # the stages load their images; in place of pixels, a sample has the number of the cell that has them
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
-        given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, Threat(self.options.norm))
+        threat = Threat(self.options.norm, self.options.eps[0])
+        given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat)
         how = {"nested": nested, "ids": self.data.ids}
         return functools.partial(unchecked(sweep), *given, self.options.eps, **how)
 

@@ -54,7 +54,7 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
         except Exception as error:  # the user's code
             finding = Finding("attention", "unknown", f"cannot be run with other maps ({first_line(error)})")
             return LayerCheck(call.name, "differential", (finding,))
-    finding = Finding("attention", "off", "standard attention: no map is subtracted")
+    finding = Finding("attention", "off", "standard attention: no map is subtracted, or its λ is 0")
     return LayerCheck(call.name, "softmax", (finding,))
 
 

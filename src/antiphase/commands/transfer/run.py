@@ -82,6 +82,9 @@ def _measure(
     what = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
     what |= {"shown to": [fingerprint(model) for model in models.values()], "seed": options.seed}
     what |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
+    what |= (
+        {"precision": "bf16"} if options.precision == "bf16" else {}
+    )  # auto shares rows with float32, as in audit
     wanted = [(surrogate, sample) for sample in data.ids.tolist()]
     cache = Cache(options.out, {surrogate: what}, _CELL_SCHEMA, wanted, this_process())
     how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision", "compile")}

@@ -21,6 +21,7 @@ from antiphase.studies.estimation import ASR, CORRECT, estimates
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.diffclip.bench import released
+from antiphase.studies.papers.robustness.layers import cosine
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 PAPER = Paper("own", Path(__file__).parent)
@@ -121,8 +122,10 @@ def draw(rows: RowsByTable) -> Artefact:
     listed += tables(clean, "Clean accuracy", "accuracy", "series", "data")
     layers = frames["alignment"].filter(attention="differential", site="pixels")
     by_layer = layers.group_by("series", "cell", "training_seed", "sample", "layer", maintain_order=True).agg(
-        pl.mean("lam"), cosine=pl.sum("cross") / (pl.sum("first") * pl.sum("second")).sqrt()
+        pl.mean("lam", "cross", "first", "second")
     )
+    angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second"))
+    by_layer = by_layer.with_columns(cosine=angle.over("series", "layer"))
     for title, column in (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine")):
         values = estimates(by_layer, ["series", "layer"], pl.col(column), "number")
         listed += tables(

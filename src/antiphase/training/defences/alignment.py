@@ -6,6 +6,7 @@ from torch import Tensor
 from antiphase.training.defences.defence import Defence, Step
 
 CAP = 0.5  # of λ·ρ, at which J_DA is at most 1.5 times as long as J1, whatever the angle
+_TINY = 1e-20  # the root of 0, which a constant map gives, has no gradient
 
 
 def _products(step: Step) -> Tensor:
@@ -39,7 +40,7 @@ def lambda_rho(step: Step) -> Tensor:
     By Lemma 1 of the robustness paper ‖J_DA‖ ≤ (1 + |λ|·ρ)·‖J1‖.
     """
     first, second, _, lam = _products(step).unbind(1)
-    return (lam * (second / first).sqrt() - CAP).relu().square().mean()
+    return (lam * (second / first.clamp_min(_TINY)).clamp_min(_TINY).sqrt() - CAP).relu().square().mean()
 
 
 ALIGNMENT_HINGE = Defence(alignment_hinge, needs="two maps")

@@ -56,7 +56,7 @@ def _log(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
     return ((top.mean() / bottom.mean()).log() + top / top.mean() - bottom / bottom.mean()) / 2
 
 
-def _cosine(cross: pl.Expr, first: pl.Expr, second: pl.Expr) -> pl.Expr:
+def cosine(cross: pl.Expr, first: pl.Expr, second: pl.Expr) -> pl.Expr:
     """Return mean(cross) / √(mean(first)·mean(second)), linearised in each image."""
     scale = (first.mean() * second.mean()).sqrt()
     half = (first / first.mean() + second / second.mean()) / 2
@@ -82,7 +82,7 @@ def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
     base = pl.col("base_moved")
     quantities = {
         "ρ": _root(second, first),
-        "cosθ": _cosine(cross, first, second),
+        "cosθ": cosine(cross, first, second),
         "γ": _root(first, base),
         RATIO: _log(moved, base),
         PARTS[0]: _log(first, base),
