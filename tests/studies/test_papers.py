@@ -19,6 +19,7 @@ from antiphase.studies.store import Store, core_seconds, identity
 
 NAMES = list(known_studies())
 SLOW = {
+    "released-twins",  # models of ImageNet's size
     "figure-2b",
     "figure-3b",
     "figure-3c",
@@ -62,9 +63,13 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
         assert (frame["low"] <= frame["value"] + 1e-12).all()
         assert (frame["value"] <= frame["high"] + 1e-12).all()
     for table in found.artefact.tables:
-        if table.name in ("layer-factors", "layer-parts", "causes-angle") or table.name.startswith(
-            ("map-corr", "theory-radius")
-        ):
+        if table.name in (
+            "layer-factors",
+            "layer-parts",
+            "causes-angle",
+            "lam",
+            "cosine",
+        ) or table.name.startswith(("map-corr", "theory-radius")):
             continue  # cosines, logarithms, correlations and a denominator that may be negative
         least = -1 if "ifference" in table.title else 0
         assert (table.cells["low"].drop_nulls() >= least).all(), table.title
@@ -107,7 +112,7 @@ def test_trainings_and_their_cost_are_counted(store):
 def test_more_seeds_are_more_cells_and_the_others_stay():
     for study in known_studies().values():
         one, two = ({identity(c) for c in closure(study.cells(profile("laptop", n)))} for n in (1, 2))
-        assert one < two
+        assert one < two or (one == two and study.name == "released-twins")  # which trains nothing
 
 
 def test_the_number_of_seeds_is_the_studys_unless_it_is_asked_for():
