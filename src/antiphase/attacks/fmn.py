@@ -33,11 +33,11 @@ def fmn(
     """Follow the gradient within a ball whose radius shrinks where the image is adversarial and grows elsewhere.
 
     x ← Π(x + α·∇margin/‖∇margin‖₂), with Π the projection onto the ball of radius r and the bounds. r is (1 − γ)·r, at
-    most the smallest norm found, if x is adversarial, else (1 + γ)·r; before the first adversarial image it is at least
-    (1 + γ) times ‖x − x₀‖ plus the distance to the linearised boundary. The authors' is there that sum, which stays too
-    short where the bounds take most of a step. In l0, r is whole and changes by at least 1. α and γ fall to α/100 and
-    0.001 along half a cosine. It takes ``steps + 1`` forward and
-    backward passes, and one forward pass to confirm; it searches in float32, since rounding moves the boundary.
+    most the smallest norm found, if x is adversarial, else (1 + γ)·r; before the first adversarial image it is at
+    least (1 + γ) times ‖x − x₀‖ plus the distance to the linearised boundary. The authors take that sum, which stays
+    too short where the bounds take most of a step. In l0, r is whole and changes by at least 1. α and γ fall to α/100
+    and 0.001 along half a cosine. It takes ``steps + 1`` forward and backward passes, and one forward pass to
+    confirm; it searches in float32, since rounding moves the boundary.
 
     Source: M. Pintor, F. Roli, W. Brendel, B. Biggio, *Fast Minimum-norm Adversarial Attacks through Adaptive Norm
     Constraints*, NeurIPS 2021, Algorithm 1; the defaults are adv-lib's, but for its 10 steps.

@@ -9,9 +9,10 @@ from antiphase.training.defences.defence import Defence, Step
 def jasmin(step: Step) -> Tensor:
     """Return the mean of ln(p₁·(1 − p₁ + p₂)) over the rows of A1, and of A2, p₁ ≥ p₂ ≥ … being a row's weights.
 
-    p₁·(1 − p₁ + p₂) bounds the spectral norm of the softmax's Jacobian, diag(p) − p·pᵀ. Source: N. Yudin et al., *Pay
-    Attention to Attention Distribution: A New Local Lipschitz Bound for Transformers*, arXiv 2507.07814, equation (8).
-    DINT's second map, whose rows are no softmax, is left out.
+    p₁·(1 − p₁ + p₂) bounds the spectral norm of the softmax's Jacobian, diag(p) − p·pᵀ. Source of the bound: N. Yudin
+    et al., *Pay Attention to Attention Distribution: A New Local Lipschitz Bound for Transformers*, arXiv 2507.07814.
+    That the mean over rows is taken is our choice: the paper was not at hand to compare. DINT's second map, whose
+    rows are no softmax, is left out.
     """
     branches = [
         branch

@@ -36,7 +36,7 @@ def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     held = [
         (weight, weight.detach().clone())
         for weight in _weights(optimizer)
-        if _AVERAGE in optimizer.state[weight]
+        if _AVERAGE in optimizer.state.get(weight, {})
     ]
     try:
         with torch.no_grad():
