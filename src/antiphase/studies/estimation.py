@@ -34,7 +34,7 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
     """
     found = []
     for key, block in rows.group_by(by, maintain_order=True):
-        matrix = _matrix(block, value, str(key))
+        matrix = as_matrix(block, value, str(key))
         estimate = _WITHIN[kind](crossed_mean(matrix))
         by_seed = matrix.mean(1).tolist()
         found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix), by_seed))
@@ -147,7 +147,7 @@ def contrast(
     blocks = [block.filter(pl.col(SEED).is_in(sorted(seeds))) for block in blocks]
     combined, cells = 0.0, set()
     for weight, which, block in zip(weights, selections, blocks, strict=True):
-        combined = combined + weight * _matrix(block, value, str(dict(which)))
+        combined = combined + weight * as_matrix(block, value, str(dict(which)))
         if set(block[SAMPLE]) != set(blocks[0][SAMPLE]):
             raise UserError(
                 f"{dict(selections[0])} and {dict(which)}: measured on different images; "
@@ -170,7 +170,7 @@ def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:
     return rows
 
 
-def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
+def as_matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     """Return (seeds, samples)."""
     one = block.group_by(SEED, SAMPLE)
     if "cell" in block.columns and one.agg(pl.col("cell").n_unique())["cell"].max() != 1:

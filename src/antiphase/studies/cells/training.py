@@ -83,6 +83,7 @@ class TrainVit(Training):
     """
 
     model: str  # a key of ``antiphase.registry.VITS``, such as "diffvit"
+    called: str = aside("")  # its series, if its attention's label is not enough
     image_size: int | None = None  # of images from files, in pixels
     adversary: dict[str, Any] = field(
         default_factory=dict
@@ -99,7 +100,7 @@ class TrainVit(Training):
 
     @property
     def series(self) -> str:
-        return self._attention.label
+        return self.called or self._attention.label
 
     @property
     def label(self) -> str:

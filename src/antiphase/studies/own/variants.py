@@ -1,0 +1,119 @@
+"""Whether the subtraction alone raises the ASR: variants of differential attention, with and without norm and factor."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.statistics.intervals import standardised
+from antiphase.studies.cells import Margin, TrainVit
+from antiphase.studies.claims import Check, on_average
+from antiphase.studies.estimation import ASR, CORRECT, SEED, as_matrix, difference, estimates
+from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
+from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
+from antiphase.studies.papers.robustness.layers import cosine
+from antiphase.studies.spec import Cell, Profile, RowsByTable
+
+PAPER = Paper("own", Path(__file__).parent)
+VIT, DIFFVIT, V2 = "ViT", "DiffViT", "DiffViT V2"
+HALF, ZERO = "V2, λ = ½", "V2, λ = 0"  # the last one is a ViT without biases in its attention
+GROUPED, GATED, DINT = "grouped DiffViT", "gated DiffViT", "DINT ViT"
+SIZES: dict[str, dict[str, Any]] = {
+    VIT: {},
+    DIFFVIT: {},
+    V2: {"variant": "v2"},
+    HALF: {"variant": "v2", "parameterisation": "fixed", "lambda_init": 0.5},
+    ZERO: {"variant": "v2", "parameterisation": "zero"},
+    GROUPED: {"variant": "grouped"},
+    GATED: {"variant": "gated"},
+    DINT: {"variant": "dint"},
+}
+STARTS = ("uniform", "normal")
+SEEDS, PROBED = 8, 4  # training seeds of the laptop profile, and those whose gradients are measured
+PAIRS = {  # of the claims: which model is said to be the more fragile one
+    "subtraction-alone": (V2, ZERO),
+    "fixed-subtraction-alone": (HALF, ZERO),
+    "lambda-of-tokens": (V2, HALF),
+    "v2": (V2, VIT),
+    "grouped": (GROUPED, VIT),
+    "gated": (GATED, VIT),
+    "dint": (DINT, VIT),
+}
+
+
+def trained(sizes: RobustnessBench, series: str, seed: int, data: str, start: str) -> TrainVit:
+    """Return the training of a series; uniform initial weights are those of the other studies."""
+    how = SIZES[series] | ({"initial_weights": start} if start != "uniform" else {})
+    return replace(sizes.train("vit" if series == VIT else "diffvit", seed, data, **how), called=series)
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """Return PGD over ε, accuracy and margins of every model, and the gradients of the first seeds' maps."""
+    sizes, made = bench(profile), list[Cell]()
+    seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
+    for data, start, seed, series in product(sizes.data, STARTS, seeds, SIZES):
+        model = trained(sizes, series, seed, data, start)
+        made += [sizes.attack(model), sizes.accuracy(model)]
+        made.append(Margin(model=model, data=data, limit=sizes.images, gradients=False))
+        if seed < PROBED:
+            made += [sizes.sense_of(model, part) for part in ("alignment", "lipschitz")]
+    return made
+
+
+def at_equal_margins(rows: RowsByTable, pair: tuple[str, str]) -> pl.DataFrame:
+    """Return for each ε, seed and image whether it is broken, standardised to the clean margins of both models."""
+    margins = {name: as_matrix(rows["margin"].filter(series=name), pl.col("margin"), name) for name in pair}
+    frames = []
+    for name in pair:
+        for _, block in rows["attack"].filter(series=name).group_by("eps", maintain_order=True):
+            block = block.sort(SEED, "sample")
+            even = standardised(as_matrix(block, ASR, name), margins[name], list(margins.values()))
+            frames.append(block.with_columns(value=pl.Series(even.ravel())))
+    return pl.concat(frames)
+
+
+def draw(rows: RowsByTable) -> Artefact:
+    """Draw ASR over ε by initial weights; tables of accuracy, differences, margins, gradients and Lipschitz constants."""
+    rates = estimates(rows["attack"], ["data", "series", "eps"], ASR)
+    drawn = panels(rates, "PGD, {data}", "eps", ("ε", "attack success rate"), scale="eps", percent=True)
+    listed = tables(rates, "ASR under PGD, {data}", "variants-{data}", "series", IN_255THS)
+    clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
+    listed += tables(clean, "Clean accuracy", "variants-accuracy", "series", "data")
+    margins = estimates(rows["margin"], ["series", "data"], pl.col("margin"), "size")
+    listed += tables(margins, "Clean margin", "variants-margin", "series", "data", percent=False)
+    keys = ["series", "data", "attention", "cell", SEED, "sample"]
+    aligned = rows["alignment"].filter(site="pixels").group_by(keys, maintain_order=True)
+    sums = aligned.agg(pl.mean("lam", "cross", "first", "second", "moved"))
+    kind = ["series", "data"]
+    differential = sums.filter(attention="differential").with_columns(
+        cosine=cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over(kind)
+    )
+    gradients = (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine"))
+    for title, column in gradients:
+        values = estimates(differential, kind, pl.col(column), "number")
+        listed += tables(values, title, f"variants-{column}", "series", "data", percent=False, digits=2)
+    moved = estimates(sums, kind, pl.col("moved").log() / 2, "number")
+    title = "ln ‖J‖ of the combined map at the pixels"
+    listed += tables(moved, title, "variants-gradient", "series", "data", percent=False, digits=2)
+    maps = rows["lipschitz"].filter(of="map", estimator="power iteration")
+    constant = estimates(maps, kind, pl.col("value").log(), "number")
+    title = "ln of the map's local Lipschitz constant, power iteration"
+    listed += tables(constant, title, "variants-lipschitz", "series", "data", percent=False, digits=2)
+    return Artefact([PAPER.plot("variants", drawn)], listed)
+
+
+def checks(rows: RowsByTable) -> Checks:
+    """Check each pair on average over ε, with each ε beside it; the subtraction's also at equal clean margins."""
+    found: dict[str, list[Check]] = {}
+    for name, (one, two) in PAIRS.items():
+        found[f"{name}-raises-asr"] = on_average(rows["attack"], one, than=two, eps=EPS)
+    one, two = pair = PAIRS["subtraction-alone"]
+    even = difference(at_equal_margins(rows, pair), {"series": one}, {"series": two}, pl.col("value"))
+    words = f"ASR({one}) − ASR({two}) at equal clean margins, mean over ε"
+    return found | {"subtraction-alone-at-equal-margins": [Check(words, even)]}
+
+
+VARIANTS = PAPER.study("variants", cells, draw, checks, settings, by_data=True)
