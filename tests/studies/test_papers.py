@@ -28,6 +28,8 @@ SLOW = {
     "figure-5",
     "figure-6",
     "layer-sensitivity",
+    "variants",  # twelve models and more each
+    "defence",
     "theory-depth",
     "diffclip-figure-5",
     "diffclip-table-3",

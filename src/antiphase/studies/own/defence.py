@@ -90,8 +90,10 @@ def draw(rows: RowsByTable) -> Artefact:
     clean = estimates(_split(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
     at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
-    placed = at.join(clean.select("data", "model", "defence", x="value"), on=["data", "model", "defence"])
-    labels = ("clean accuracy", "robust accuracy, AutoAttack at 2/255")
+    placed = at.join(
+        clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"]
+    )
+    labels = ("clean accuracy (%)", "robust accuracy, AutoAttack at 2/255")
     drawn = panels(placed.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
     listed = tables(
         clean, "Clean accuracy, {data}", "defence-accuracy-{data}", "defence", "model", index="defence"

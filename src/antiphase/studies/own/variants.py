@@ -1,4 +1,4 @@
-"""Whether the subtraction alone raises the ASR: variants of differential attention, with and without norm and factor."""
+"""Whether the subtraction alone raises the ASR: variants of differential attention, with norm and factor or without."""
 
 from dataclasses import replace
 from itertools import product
@@ -76,7 +76,7 @@ def at_equal_margins(rows: RowsByTable, pair: tuple[str, str]) -> pl.DataFrame:
 
 
 def draw(rows: RowsByTable) -> Artefact:
-    """Draw ASR over ε by initial weights; tables of accuracy, differences, margins, gradients and Lipschitz constants."""
+    """Draw ASR over ε by initial weights; tables of accuracy, margins, gradients and Lipschitz constants."""
     rates = estimates(rows["attack"], ["data", "series", "eps"], ASR)
     drawn = panels(rates, "PGD, {data}", "eps", ("ε", "attack success rate"), scale="eps", percent=True)
     listed = tables(rates, "ASR under PGD, {data}", "variants-{data}", "series", IN_255THS)

@@ -113,7 +113,7 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     """Return each text without the words that all begin or end with; a single text as it is."""
     if len(texts) < 2:
         return list(texts)
-    words = [re.findall(r"[^\s(),]+", text) for text in texts]
+    words = [re.findall(r"N\([^)]*\)|[^\s(),]+", text) for text in texts]
     first = _shared(words)
     last = _shared([each[first:][::-1] for each in words])
     if first and all(re.match(r"[\d.]+$", each[first]) for each in words if len(each) > first):
