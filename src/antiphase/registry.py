@@ -60,6 +60,7 @@ MODELS: Table = {
     "hf": "antiphase.models.schemes.libraries:_hugging_face",
     "open_clip": "antiphase.models.schemes.libraries:_open_clip",
     "diffclip": "antiphase.models.schemes.diffclip:_diffclip",
+    "robustbench": "antiphase.models.schemes.robustbench:_robustbench",
     "hub": "antiphase.models.zoo:_hub",
 }
 """Schemes of model specifications, the part before the first colon: a ``Scheme`` each."""

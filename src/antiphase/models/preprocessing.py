@@ -93,7 +93,7 @@ def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
     resize = math.floor(size / settings["crop_pct"])
     square = _square(spec, size, settings["interpolation"], resize, crop_mode == "squash")
     ours = Preprocessing(square, **colours)
-    return _checked(spec, ours, lambda picture: make(**settings | colours, is_training=False)(picture))
+    return checked(spec, ours, lambda picture: make(**settings | colours, is_training=False)(picture))
 
 
 def of_torchvision(preset: Any, spec: str, size: int | None = None) -> Preprocessing:
@@ -101,7 +101,7 @@ def of_torchvision(preset: Any, spec: str, size: int | None = None) -> Preproces
     side = one_side(preset.crop_size * (3 - len(preset.crop_size)), spec)
     kind, resize, mean, std = preset.interpolation.value, preset.resize_size[0], preset.mean, preset.std
     square = _square(spec, side, kind, resize)
-    same = _checked(spec, Preprocessing(square, tuple(mean), tuple(std)), preset)
+    same = checked(spec, Preprocessing(square, tuple(mean), tuple(std)), preset)
     return replace(same, square=square.at(size or side))
 
 
@@ -116,7 +116,7 @@ def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
     kind = "bilinear" if settings["interpolation"] == "bilinear" else "bicubic"  # "random" is for training
     theirs: Any = image_transform_v2(PreprocessCfg(**settings), is_train=False)
     colours: Any = {name: tuple(settings[name]) for name in ("mean", "std")}
-    return _checked(spec, Preprocessing(_square(spec, size, kind, size, mode == "squash"), **colours), theirs)
+    return checked(spec, Preprocessing(_square(spec, size, kind, size, mode == "squash"), **colours), theirs)
 
 
 def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
@@ -137,7 +137,7 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
     process = partial(processor, return_tensors="pt")
     bgr = bool(name.startswith("PPLCNet") or getattr(processor, "do_flip_channel_order", False))
     ours = Preprocessing(square, mean, std, bgr)
-    return _checked(spec, ours, lambda picture: process(picture)["pixel_values"][0], levels)
+    return checked(spec, ours, lambda picture: process(picture)["pixel_values"][0], levels)
 
 
 def one_side(sides: Sequence[Any], spec: str) -> int:
@@ -200,7 +200,7 @@ def _numbers(values: Any, channels: int) -> Numbers:
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 
 
-def _checked(
+def checked(
     spec: str, ours: Preprocessing, theirs: Callable[[Image.Image], Tensor], levels: float = _EXACT
 ) -> Preprocessing:
     """Return what was read if no pixel differs from the library's own transform by more of 255 grey levels."""

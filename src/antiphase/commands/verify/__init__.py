@@ -6,26 +6,31 @@ from typing import Annotated
 from pydantic import Field
 
 from antiphase.commands.command import Command
-from antiphase.commands.options import Device, Directory, Options, Quiet, Typed
+from antiphase.commands.options import Device, Directory, Limit, Options, Quiet, Typed
 
 
 class VerifyOptions(Options):
-    """Measure again what a robustness card says, and compare every number.
+    """Measure again what a robustness card, or RobustBench's leaderboard, says, and compare every number.
 
-    Weights and data are compared first, by their SHA-256. The exit code is 0 if the card is confirmed, 1 if something
-    differs, and 2 if the card is damaged, was altered or cannot be repeated here.
+    Weights and data of a card are compared first, by their SHA-256. A model of RobustBench is attacked by AutoAttack:
+    the leaderboard's accuracies are confirmed if they lie in the 95 % intervals measured here. The exit code is 0 if
+    all is confirmed, 1 if something differs, and 2 if the card is damaged, was altered or cannot be repeated here.
 
     **Examples**
 
     antiphase verify antiphase-audit
     antiphase verify downloads/card.json --tolerance 0.5 --device cuda
+    antiphase verify robustbench:Carmon2019Unlabeled --limit 500
     """
 
     card: Annotated[
         Path,
         Typed(argument=True, metavar="CARD"),
-        Field(description="card.json, or the directory of the audit that wrote it."),
+        Field(description="card.json, the directory of the audit that wrote it, or robustbench:NAME."),
     ]
+    limit: Annotated[
+        Limit, Field(description="Number of images of a model of RobustBench. If not given: all.")
+    ] = None
     tolerance: float = Field(
         0.0,
         ge=0,

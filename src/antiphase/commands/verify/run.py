@@ -14,6 +14,7 @@ from antiphase.commands.command import Answer, Refusal
 from antiphase.commands.loading import PREFIX, check_code
 from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
+from antiphase.models.schemes.robustbench import leaderboard
 from antiphase.report.table import Field, Table
 from antiphase.terminal import console, say
 
@@ -21,6 +22,7 @@ from antiphase.terminal import console, say
 _ELSEWHERE = ("versions", "hardware", "date", "warnings", "options", "command")
 _RATES = ("value", "low", "high", "difference")  # in shares, so that a tolerance in points applies
 _ROUNDING = 1e-9
+SCHEME = "robustbench:"
 
 
 class Disagreement(NamedTuple):
@@ -40,6 +42,7 @@ class Verification:
     """
 
     card: RobustnessCard
+    name: str
     reason: str = ""
     differences: tuple[Disagreement, ...] = ()
     notes: tuple[str, ...] = ()
@@ -51,16 +54,17 @@ class Verification:
 
     def __repr__(self) -> str:
         if self.confirmed:
-            return f"confirmed: {self.numbers} numbers of {self.card.name} agree"
+            return f"confirmed: {self.numbers} numbers of {self.name} agree"
         fields = ", ".join(difference.field for difference in self.differences)
-        return f"not confirmed: {self.reason or f'of {self.card.name} differ {fields}'}"
+        return f"not confirmed: {self.reason or f'of {self.name} differ {fields}'}"
 
 
 @validated
 def verify(card: str | Path, **options: Any) -> Verification:
     """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
 
-    ``card`` is ``card.json`` or the directory of the audit that wrote it, ``options`` are the command's. Hashes of
+    ``card`` is ``card.json``, the directory of the audit that wrote it, or ``"robustbench:NAME"``; ``options`` are the
+    command's. Hashes of
     weights and data come first: if one differs, nothing is attacked.
     """
     return _verified(VerifyOptions(card=Path(card), **options))
@@ -80,7 +84,7 @@ def answer(options: VerifyOptions, _: str) -> Answer:
     say(repr(found))
     content = {
         "card": str(options.card),
-        "name": found.card.name,
+        "name": found.name,
         "confirmed": found.confirmed,
         "reason": found.reason,
         "numbers": found.numbers,
@@ -94,12 +98,16 @@ def answer(options: VerifyOptions, _: str) -> Answer:
 def _verified(options: VerifyOptions) -> Verification:
     from antiphase.commands.audit.run import fingerprints
 
+    if str(options.card).startswith(SCHEME):
+        return _of_leaderboard(options, str(options.card).removeprefix(SCHEME))
+    if options.limit is not None:
+        raise UserError(f"limit {options.limit}: a card says itself how many images it is of; leave it out")
     card = read_card(options.card)
     kind, stored = "attack" if card.command == "attack" else "audit", options.out is not None
     with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
         repeated = _repeated(card, options, options.out or Path(temporary, "run"))
         if reason := _other_inputs(card, *fingerprints(repeated)):
-            return Verification(card, reason)
+            return Verification(card, card.name, reason)
         typed = f"antiphase verify {options.card}"
         again = card_of_run(find_command(kind).measure(repeated, typed, stored=stored))
     assert again is not None
@@ -115,7 +123,34 @@ def _verified(options: VerifyOptions) -> Verification:
         for name, value in there.items()
         if here.get(name) != value
     )
-    return Verification(card, "", differences, notes, sum(map(_is_number, one.values())))
+    return Verification(card, card.name, "", differences, notes, sum(map(_is_number, one.values())))
+
+
+def _of_leaderboard(options: VerifyOptions, name: str) -> Verification:
+    """Attack a model of RobustBench by AutoAttack, and compare both accuracies with its leaderboard's."""
+    entry, stored = leaderboard(name), options.out is not None
+    about: dict[str, Any] = {
+        "data": entry.data,
+        "norm": entry.norm,
+        "eps": (entry.eps,),
+        "limit": options.limit,
+    }
+    about |= {"device": options.device, "quiet": options.quiet}
+    with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
+        attack = AttackOptions(model=(f"{SCHEME}{name}",), out=options.out or Path(temporary, "run"), **about)
+        card = card_of_run(
+            find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored)
+        )
+    assert card is not None
+    (model,) = card.models
+    measured = {"clean_accuracy": model.clean_accuracy, "robust_accuracy": model.rates[0].robust_accuracy}
+    printed = {"clean_accuracy": entry.clean, "robust_accuracy": entry.robust}
+    differences = tuple(
+        Disagreement(field, printed[field], f"{rate.value:.4f} [{rate.low:.4f}, {rate.high:.4f}]")
+        for field, rate in measured.items()
+        if not rate.low - options.tolerance / 100 <= printed[field] <= rate.high + options.tolerance / 100
+    )
+    return Verification(card, f"{entry.name} in RobustBench's leaderboard", "", differences, (), len(printed))
 
 
 def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditOptions:

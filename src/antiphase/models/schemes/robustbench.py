@@ -1,0 +1,94 @@
+"""Models of RobustBench, loaded by its own package, and the numbers that its leaderboard prints of them.
+
+Source: F. Croce et al., *RobustBench: a standardized adversarial robustness benchmark*, NeurIPS 2021.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+from torch import nn
+
+from antiphase.data.decoding import Square
+from antiphase.data.folders import data_root
+from antiphase.data.hub import OFFLINE
+from antiphase.errors import UserError, shown
+from antiphase.models.preprocessing import Preprocessing, checked
+from antiphase.models.schemes.scheme import Wanted, check_known, downloading, probe, scheme
+
+_DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet"}  # headings of its README
+_NORMS = {"Linf": "linf", "L2": "l2"}
+_SQUARES = (Square(224, "bicubic", 256), Square(224, "bilinear", 256), Square(224, "bilinear", squash=True))
+_ROW = re.compile(r"<sup>\*\*(.+?)\*\*</sup>.*?<sub>([\d.]+)%</sub>.*?<sub>([\d.]+)%</sub>")
+_INSTALL = "install it: pip install git+https://github.com/RobustBench/robustbench"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model's row in the leaderboard: its data set, norm and ε, and accuracies in [0, 1]."""
+
+    name: str
+    data: str
+    threat: str  # "Linf" or "L2"
+    eps: float
+    clean: float
+    robust: float
+
+    @property
+    def norm(self) -> str:
+        return _NORMS[self.threat]
+
+
+def parts_of(name: str) -> tuple[str, str, str]:
+    """Return data set, threat model and name of ``[DATA/THREAT/]NAME``; CIFAR-10 and Linf unless given."""
+    data, threat, model = parts if len(parts := name.split("/")) == 3 else ("cifar10", "Linf", name)
+    if data not in _DATA or threat not in _NORMS or "/" in model:
+        expected = f"NAME or DATA/THREAT/NAME with {', '.join(_DATA)} and {', '.join(_NORMS)}"
+        raise UserError(f"robustbench:{name}: expected robustbench:{expected}")
+    return data, threat, model
+
+
+def leaderboard(name: str) -> Entry:
+    """Return the row of ``[DATA/THREAT/]NAME`` in the tables that RobustBench's package describes itself with."""
+    data, threat, model = parts_of(name)
+    try:
+        text = str(metadata.metadata("robustbench").get_payload())
+    except metadata.PackageNotFoundError:
+        raise UserError(f"robustbench:{name}: robustbench is not installed; {_INSTALL}") from None
+    pattern = rf"### {_DATA[data]}\n.*?#### {threat}, eps=(?P<eps>[\d./]+)(?P<table>.*?)\n###"
+    section = re.search(pattern, text, re.DOTALL)
+    found = [] if section is None else _ROW.findall(section["table"])
+    rows = {one: (float(clean) / 100, float(robust) / 100) for one, clean, robust in found}
+    check_known(model, list(rows), "RobustBench's leaderboard has no model", "its README has the table")
+    assert section is not None
+    above, _, below = section["eps"].partition("/")
+    return Entry(model, data, threat, float(above) / float(below or 1), *rows[model])
+
+
+@scheme("robustbench:NAME", "a model of RobustBench, with its package installed; NAME or DATA/THREAT/NAME")
+def _robustbench(wanted: Wanted) -> nn.Module:
+    data, threat, name = parts_of(wanted.name)
+    try:
+        utils: Any = import_module("robustbench.utils")
+        theirs: Any = import_module("robustbench.data").get_preprocessing
+        kinds: Any = import_module("robustbench.model_zoo.enums")
+    except ImportError as error:
+        raise UserError(f"{wanted.spec}: robustbench cannot be imported ({error}); {_INSTALL}") from None
+    kind = kinds.BenchmarkDataset(data), kinds.ThreatModel(threat)
+    fix = f"download them on a machine with network access into {data_root() / 'robustbench'}"
+    with downloading(f"{wanted.spec}: the weights are not available", fix, (*OFFLINE, KeyError, ValueError)):
+        model = utils.load_model(name, data_root() / "robustbench", *kind).eval()
+    side = 224 if data == "imagenet" else 32
+    _, count, _ = probe(model, wanted.spec, (3, side, side))
+    squares = _SQUARES if data == "imagenet" else (Square(32),)
+    for square in squares:
+        with suppress(UserError):
+            used = Preprocessing(square, (0.0,) * 3, (1.0,) * 3)
+            if data == "imagenet":
+                checked(wanted.spec, used, theirs(*kind, name, None))
+            return wanted.loaded(model, name, count, used)
+    raise UserError(
+        f"{wanted.spec}: its preprocessing of pictures is none that can be repeated here ({shown(name)})"
+    )
