@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -90,11 +91,9 @@ def carlini_wagner(
 
 @dataclass
 class _CarliniWagner:
-    """Carlini and Wagner's attack.
+    """The state of a row: ``w``, Adam's moments and ``rate``, tanh w₀ (``origin``), the search for c (``const``, …).
 
-    State of a row: the iterate ``w``, Adam's two moments and learning ``rate``; tanh w₀ (``origin``) and the hinge of
-    the clean image; the search for c (``const``, ``lower``, ``upper``, ``trial``); the lowest loss since the last check
-    and before it (``previous``), and whether c was ``enough``; ``best_w``, the w of ``best``. ``loss`` is −distance.
+    Besides: the lowest loss since the last check and before it (``previous``), and whether c was ``enough``.
     """
 
     threat: Threat
@@ -130,7 +129,9 @@ class _CarliniWagner:
         """Record adversarial iterates, check the progress, and take a step."""
         clean, tanh = rows["clean"], _tanh(rows["w"])
         x = (clean + self.half * (tanh - rows["origin"])).clamp(*self.threat.bounds)
-        (value,), logits, (slope,) = oracle.gradients(rows, x, [lambda logits: self._margin(logits, rows)])
+        target = rows["target"] if self.targets else None
+        loss = partial(margin, labels=rows["label"], targets=target)
+        (value,), logits, (slope,) = oracle.gradients(rows, x, [loss])
         hinge = (self.confidence - value).clamp_min(0.0)
         rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
         over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target
@@ -145,9 +146,6 @@ class _CarliniWagner:
         self._move(rows, gradient * ~outward)
         self._search(rows, ended)
         rows["done"] = rows["trial"] == self.search_steps
-
-    def _margin(self, logits: Tensor, rows: Rows) -> Numbers:
-        return margin(logits, rows["label"], rows["target"] if self.targets else None)
 
     def _judge(self, rows: Rows, square: Numbers, hinge: Numbers, adversarial: Flags) -> Flags:
         """Record the loss and whether c is sufficient; return the rows whose run has ended."""

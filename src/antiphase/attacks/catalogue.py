@@ -102,7 +102,10 @@ def settings_of(stage: Stage) -> dict[str, Any]:
     """
     settings = keywords(stage.attack) | stage.settings
     meant = find_spec(stage.name).unset(settings)
-    return {name: _plain(meant.get(name) if value is None else value) for name, value in settings.items()}
+    settings = {name: meant.get(name) if value is None else value for name, value in settings.items()}
+    plain = bool | int | float | str | None  # what JSON can hold
+    named = {name: getattr(value, "__name__", None) or str(value) for name, value in settings.items()}
+    return {name: value if isinstance(value, plain) else named[name] for name, value in settings.items()}
 
 
 def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
@@ -156,10 +159,3 @@ def _read(text: str, hint: Any) -> Any:
         return TypeAdapter(hint).validate_python(float(Fraction(text)) if "/" in text else text)
     except (ValueError, ZeroDivisionError):
         return text
-
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__name__", None) or str(value)

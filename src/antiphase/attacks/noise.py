@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
-from torch import Tensor
-
 from antiphase.arguments import Count, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Oracle
@@ -55,15 +53,20 @@ class _Noise:
     draws: int
     targets, restarts = None, 1
 
-    @property
-    def name(self) -> str:
-        return f"noise-{self.kind}"
+    def __post_init__(self) -> None:
+        self.name = f"noise-{self.kind}"
 
     def start(self, rows: Rows) -> None:
         """Need no other state."""
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        x = self._draw(rows)
+        clean, eps, norm, bounds = rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds
+        keys, size = sample_keys(rows["key"], rows["t"]), clean[0].numel()
+        if self.kind == "uniform":
+            x = random_point(clean, eps, norm, bounds, keys)
+        else:
+            z = normal(keys, size) if self.kind == "gaussian" else 1 - 2 * (uniform(keys, size) < 0.5).float()
+            x = project(clean + per_row(eps, clean) * z.to(clean).view_as(clean), clean, eps, norm, bounds)
         logits = oracle.forward(rows, x)
         loss = margin(logits, rows["label"])
         better = loss > rows["loss"]
@@ -72,16 +75,6 @@ class _Noise:
         rows["found"] = rows["found"] | (better & (logits.argmax(1) != rows["label"]))
         rows["t"] = rows["t"] + 1
         rows["done"] = rows["t"] == self.draws
-
-    def _draw(self, rows: Rows) -> Tensor:
-        clean, eps, threat = rows["clean"], rows["eps"], self.threat
-        keys = sample_keys(rows["key"], rows["t"])
-        if self.kind == "uniform":
-            return random_point(clean, eps, threat.norm, threat.bounds, keys)
-        size = clean[0].numel()
-        z = normal(keys, size) if self.kind == "gaussian" else 1 - 2 * (uniform(keys, size) < 0.5).float()
-        x = clean + per_row(eps, clean) * z.to(clean.dtype).view_as(clean)
-        return project(x, clean, eps, threat.norm, threat.bounds)
 
 
 NOISE = AttackSpec(noise, "Noise", black_box=True, control=None)

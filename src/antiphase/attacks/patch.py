@@ -1,6 +1,7 @@
 """Adversarial patches: PGD within a square at a random position."""
 
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,11 +11,11 @@ from antiphase.arguments import Count, Positive, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Labels, RunOptions
+from antiphase.attacks.engine.search import Labels, Rows, RunOptions
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Keys, Threat
+from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import sample_keys, uniform
 
@@ -54,28 +55,15 @@ def patch_pgd(
         raise UserError(f"patch width {width}: {wanted}")
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
-    settings = {
-        "width": width,
-        "steps": steps,
-        "step_size": threat.eps / 4 if step_size is None else step_size,
-        "restarts": restarts,
-        "objective": objective,
-    }
-    search = PgdSearch(
-        threat,
-        steps,
-        settings["step_size"],
-        restarts=restarts,
-        objective=objective,
-        name=f"patch-{width}",
-        mask=lambda rows: squares(rows["clean"].shape, width, rows["key"]),
-    )
-    return run_search(model, images, labels, threat, search, run, settings=settings)
+    alpha = threat.eps / 4 if step_size is None else step_size
+    settings: Any = dict(steps=steps, step_size=alpha, restarts=restarts, objective=objective)
+    search = PgdSearch(threat, **settings, name=f"patch-{width}", mask=partial(squares, width))
+    return run_search(model, images, labels, threat, search, run, settings={"width": width} | settings)
 
 
-def squares(shape: torch.Size, width: int, keys: Keys) -> Bool[Tensor, "batch 1 height width"]:
+def squares(width: int, rows: Rows) -> Bool[Tensor, "batch 1 height width"]:
     """Return the indicator of one square per row, drawn uniformly within the image."""
-    height, breadth = shape[2:]
+    (height, breadth), keys = rows["clean"].shape[2:], rows["key"]
     # a separate stream: the random start draws from that of the row
     draw = uniform(sample_keys(keys, torch.full_like(keys, width)), 2).double()
     room = torch.tensor([height - width + 1, breadth - width + 1], device=keys.device)
