@@ -69,11 +69,10 @@ def fab(
 
     A final search moves it towards x₀, as far as it stays adversarial: four times, the margin along the segment is
     taken to be linear between the last points on either side of the boundary, and the next point lies behind its zero
-    by a tenth of what is left. It asks the unmodified model in float32.
+    by a tenth of what is left, all in float32.
 
     It takes at most ``steps + 1`` forward and backward passes (without targets, one backward pass per other class), six
-    forward passes for the final search, and one to confirm. The paper linearises again after pulling x back; on a
-    DiffViT, using the plane at the crossing gave distances as small.
+    forward passes for the final search, and one to confirm. (The paper linearises again after pulling x back.)
 
     Source: F. Croce, M. Hein, *Minimally Distorted Adversarial Examples with a Fast Adaptive Boundary
     Attack*, ICML 2020, Section 3; the defaults are AutoAttack's, whose FAB has no final search.
@@ -103,9 +102,8 @@ def step_onto_plane(x: Points, value: Values, gradient: Points, norm: Norm, boun
     """Return the shortest step d, in ``norm``, with value + ⟨gradient, d⟩ = 0 and x + d within the bounds.
 
     If no such step exists, every pixel goes to its bound. Otherwise pixel i moves against sign(value)·gᵢ by min(t·vᵢ,
-    rᵢ), where rᵢ is its distance to the bound and vᵢ is 1 for linf and |gᵢ| for l2 (the optimality conditions of the
-    projection). Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so Newton's iteration from 0 rises to the t at which it equals
-    |value|, and is exact as soon as no more pixels reach their bound. For l1, pixels go to their bound one by one, in
+    rᵢ), with rᵢ its distance to the bound and vᵢ = 1 for linf, |gᵢ| for l2. Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so
+    Newton's iteration from 0 rises to the t at which it equals |value|. For l1, pixels go to their bound one by one, in
     the order of |gᵢ|, the largest first.
     """
     direction = -gradient.sign() * per_row(value.sign(), x).to(x.dtype)

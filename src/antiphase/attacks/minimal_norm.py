@@ -16,7 +16,6 @@ from antiphase.errors import UserError
 
 Distances = Float[np.ndarray, " samples"]  # minimal adversarial distances, in units of the norm
 Successes = Bool[np.ndarray, " samples"]
-Steps = Float[np.ndarray, " steps"]
 
 
 @dataclass(frozen=True)
@@ -31,24 +30,6 @@ class NormAt:
     low: float
     high: float
     n: int
-
-
-@validated
-def asr_by_eps(distance: Distances, success: Successes) -> tuple[Steps, Steps]:
-    """Return ASR(ε) = #(samples broken at a distance of at most ε) / n as a step function.
-
-    It is given by the unique distances of broken samples, at which it rises, in ascending order, and the ASR from there
-    on.
-
-    Raises:
-        UserError: There are no samples, lengths differ, or the distance of a broken sample is negative or NaN.
-
-    >>> asr_by_eps(np.array([0.2, 0.1, 0.2, 9.0]), np.array([True, True, True, False]))
-    (array([0.1, 0.2]), array([0.25, 0.75]))
-    """
-    ordered = _ordered(distance, success)
-    eps, counts = np.unique(ordered[np.isfinite(ordered)], return_counts=True)
-    return eps, counts.cumsum() / len(ordered)
 
 
 @validated
@@ -71,9 +52,12 @@ def eps_at(
     >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), broken, levels=(0.5, 0.9, 1.0))]
     [5.0, 9.0, inf]
     """
-    ordered = _ordered(distance, success)
-    n = len(ordered)
-    rows = []
+    if distance.shape != success.shape or not distance.size:
+        shapes = f"distances of shape {distance.shape} and successes of {success.shape}"
+        raise UserError(f"{shapes}: expected one per sample")
+    if not (distance[success] >= 0).all():
+        raise UserError("negative or NaN distance of a broken sample: expected numbers of at least 0")
+    ordered, n, rows = np.sort(np.where(success, distance, np.inf)), len(distance), []
     for level in levels:
         k = math.ceil(level * n - 1e-9)  # 0.07 · 100 is just above 7
         tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
@@ -81,13 +65,3 @@ def eps_at(
         eps, low, high = (float(ordered[min(max(rank, 1), n) - 1]) for rank in (k, *ranks))
         rows.append(NormAt(level, eps, low, high, n))
     return rows
-
-
-def _ordered(distance: Distances, success: Successes) -> Distances:
-    """Return the distances in ascending order, infinite for failed attacks."""
-    if distance.shape != success.shape or distance.ndim != 1 or not distance.size:
-        shapes = f"distances of shape {distance.shape} and successes of {success.shape}"
-        raise UserError(f"{shapes}: expected one per sample")
-    if not (distance[success] >= 0).all():
-        raise UserError("negative or NaN distance of a broken sample: expected numbers of at least 0")
-    return np.sort(np.where(success, distance, np.inf))

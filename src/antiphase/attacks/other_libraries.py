@@ -52,15 +52,10 @@ def run_foreign(
     """Run a function that perturbs images as an attack.
 
     The function is called once per batch, with the samples whose clean prediction is the attacked label. Success is
-    judged as for the other attacks, in float32. Images that leave the bounds are clipped first, and a warning says so.
-    An image with a NaN or infinite pixel counts as failed and is replaced by the clean image.
-
-    Passes are counted on the model that the function receives: each sample gets the mean of its batch, rounded up. A
-    backward pass is counted for every row of a call through whose logits a gradient flows.
-
-    The global generators of Python, numpy and torch are seeded before each batch (from ``seed``, the name and the first
-    id of the batch) and restored after it. Unlike for other attacks, results may depend on the batch size and on the
-    order of the samples.
+    judged in float32, of images clipped to the bounds; one with a NaN or infinite pixel counts as failed. Passes are
+    counted on the model that the function receives: each sample gets the mean of its batch, rounded up. The global
+    generators of Python, numpy and torch are seeded before each batch (from ``seed``, the name and the first id of the
+    batch) and restored after it. Unlike for other attacks, results may depend on batch size and order of the samples.
 
     Args:
         attack: function from (model, images, labels) to adversarial images of the same shape.

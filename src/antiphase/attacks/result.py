@@ -19,39 +19,25 @@ _COLUMNS = ("label", "clean_prediction", "prediction", "success", "distance", "f
 class AttackResult:
     """The result of one attack under one threat model.
 
-    Attributes:
-        attack: name of the attack.
-        threat: norm, ε and bounds.
-        settings: parameters of the attack, including defaults.
-        ids: ids of the samples, which key their random streams.
-        label: the attacked class: the given label, or the clean prediction.
-        clean_prediction: predicted class of the clean image.
-        prediction: predicted class of the adversarial image.
-        success: whether the prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.slack`` and every
-            pixel within bounds; confirmed in float32 after the search.
-        adversarial: adversarial image, or the iterate of highest loss if the attack failed.
-        distance: ‖δ‖ in the threat's norm.
-        forwards, backwards: number of passes per sample, including the one on the clean image.
-        warnings: reasons to doubt the result, each with what to do about it.
-        stages: for an ensemble, the result of each attack on the samples it was given.
-        seconds: wall-clock time of the call.
+    A sample's ``success``: its prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.slack`` and every
+    pixel within bounds, confirmed in float32 after the search.
     """
 
-    attack: str
+    attack: str  # its name
     threat: Threat
-    settings: dict[str, Any]
-    ids: Int64[Tensor, " samples"]
-    label: Int64[Tensor, " samples"]
+    settings: dict[str, Any]  # parameters of the attack, including defaults
+    ids: Int64[Tensor, " samples"]  # which key the random streams
+    label: Int64[Tensor, " samples"]  # the attacked class: the given label, or the clean prediction
     clean_prediction: Int64[Tensor, " samples"]
-    prediction: Int64[Tensor, " samples"]
+    prediction: Int64[Tensor, " samples"]  # of the adversarial image
     success: Bool[Tensor, " samples"]
-    adversarial: Float[Tensor, " samples *shape"]
-    distance: Float[Tensor, " samples"]
-    forwards: Int64[Tensor, " samples"]
+    adversarial: Float[Tensor, " samples *shape"]  # or the iterate of highest loss if the attack failed
+    distance: Float[Tensor, " samples"]  # ‖δ‖ in the threat's norm
+    forwards: Int64[Tensor, " samples"]  # passes, including the one on the clean image
     backwards: Int64[Tensor, " samples"]
-    warnings: tuple[str, ...] = ()
-    stages: tuple["AttackResult", ...] = ()
-    seconds: float = field(default=0.0, compare=False)
+    warnings: tuple[str, ...] = ()  # reasons to doubt the result, each with what to do about it
+    stages: tuple["AttackResult", ...] = ()  # of an ensemble, each attack on the samples it was given
+    seconds: float = field(default=0.0, compare=False)  # wall-clock time of the call
 
     def __len__(self) -> int:
         return len(self.success)

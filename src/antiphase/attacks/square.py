@@ -66,16 +66,14 @@ def square(
       another, adds a bump there, and has length ε before clipping.
 
     Windows are squares that cover a share p of the image: p_init at first, halved after iterations 10, 50,
-    200, 500, 1000, 2000, 4000, 6000 and 8000, with an odd side of at least 3 pixels for l2. If the image is too narrow
-    for the square, the window is a rectangle of the same area. The search stops at the first query that changes the
-    prediction, otherwise the image of highest loss is kept. It takes at most ``queries`` forward passes, and one more
-    to confirm a success. It does not use gradients. It searches in float32 whatever the precision: a loss that is kept
-    for being high also has a rounding error that is high (dev/low-precision.md).
+    200, 500, 1000, 2000, 4000, 6000 and 8000, with an odd side of at least 3 pixels for l2; in an image too narrow for
+    the square, rectangles of the same area. The search stops at the first query that changes the prediction, otherwise
+    the image of highest loss is kept. It takes at most ``queries`` forward passes and one to confirm, no gradients, and
+    searches in float32 whatever the precision (dev/low-precision.md).
 
     Source: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, *Square Attack: a Query-Efficient Black-Box
-    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Windows
-    are drawn per sample among all positions, and l2 divides ε among the channels as in Algorithm 3; AutoAttack's code
-    draws once per batch, omits the last position, and pools the channels.
+    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's, whose code draws
+    windows once per batch, omits the last position, and in l2 pools the channels.
 
     Args:
         queries: largest number of queries, at least 1.
@@ -84,9 +82,8 @@ def square(
         targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
         objective: loss to maximise: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
             (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number per sample.
-        rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``. None does so for fewer than
-            5,000 queries (AutoAttack's default number): otherwise a search of 1,000 queries ends before its windows are
-            small, and breaks fewer samples. :func:`autoattack` never does so.
+        rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``, so that windows become small.
+            None does so for fewer than 5,000 queries, AutoAttack's number. :func:`autoattack` never does so.
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
@@ -131,9 +128,8 @@ class _Square:
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Evaluate several queries of each row at once if few rows are left, and accept the first improvement.
 
-        Each query assumes that those before it are rejected, as most are. Queries after an accepted one are discarded,
-        not counted, and drawn again from the new image: the result equals that of one query at a time. A proposal that
-        changes no pixel is counted without a pass.
+        Queries after an accepted one are discarded and drawn again from the new image: the result is that of one query
+        at a time. A proposal that changes no pixel is counted without a pass.
         """
         fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
         fill = min(fill, max(QUANTUM, PIXELS // rows["clean"][0].numel()))
@@ -177,10 +173,7 @@ class _Square:
 
 
 def _full_batches(asked: Flags, t: Counts, until: Counts) -> tuple[Flags, Counts]:
-    """Defer queries that would start another quantum, those of the most advanced rows first.
-
-    Return the remaining ones, and how many queries of each row they decide.
-    """
+    """Return the queries that fill whole quanta, the least advanced rows first, and how many of a row they decide."""
     order = t.argsort(stable=True)
     rank = torch.empty_like(asked, dtype=torch.int64)
     rank[order] = asked[order].flatten().cumsum(0).view_as(rank)
@@ -229,9 +222,7 @@ def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Image
 
 
 def window_size(share: float, height: int, width: int, least: int) -> tuple[int, int]:
-    """Return height and width of the window that covers a share of the image: a square if it fits.
-
-    Otherwise it is a rectangle as wide as the shorter side of the image. Sides are odd if ``least`` is at least 3.
+    """Return height and width of the window that covers a share of the image; sides are odd if ``least`` is 3.
 
     >>> window_size(0.8, 28, 28, 1), window_size(0.8, 28, 28, 3), window_size(0.8, 40, 10, 1)
     ((25, 25), (25, 25), (32, 10))

@@ -86,13 +86,10 @@ def sweep(
 
     - ``nested="up"``: a sample broken at one ε counts as broken at every larger one, by the same image and at no
       further cost; only robust samples are attacked at the next ε, and an attack that looks for the nearest adversarial
-      example runs once for all ε. Every success that is counted is proven.
-    - ``nested="down"``: starts at the largest ε and retries only the broken samples at the next smaller one. If most
-      samples are robust, this is faster; but if a search fails at ε and would succeed in the smaller ball, that success
-      is missed. An attack that only looks for the nearest adversarial example runs once, as for ``"up"``.
-    - ``nested="off"``: independent runs at each ε. The robustness paper does not say how it attacks at several
-      ε, and its text suggests this. Our studies of it use ``"up"``: with PGD-20, 1,000 images and five ε, every verdict
-      on both specimens was the same (``dev/attack-engine.md``).
+      example runs once for all ε.
+    - ``nested="down"``: starts at the largest ε and retries only the broken samples at the next smaller one: faster if
+      most samples are robust, but a success that only a search in the smaller ball would find is missed.
+    - ``nested="off"``: independent runs at each ε (``dev/attack-engine.md`` compares the three).
 
     A result's ``forwards``, ``backwards`` and ``seconds`` are those spent at its own ε. ``threat`` gives norm and
     bounds, ``settings`` the keyword arguments of an attack function.
@@ -173,10 +170,7 @@ def _concluded(
     count: int,
     before: AttackResult | None = None,
 ) -> AttackResult:
-    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful.
-
-    ``before`` is the result at a smaller ε that ``whole`` continues; what its stages broke still counts as theirs.
-    """
+    """Say which stages the verdicts on ``count`` samples come from; what those of ``before`` broke counts as theirs."""
     assert whole is not None
     parts = [
         replace(part, threat=whole.threat, attack=ensemble.stages[number].name or part.attack)

@@ -260,18 +260,9 @@ def clip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
 
 
 @validated
-def diffclip_vit_b16(
-    lambda_init: float = 0.8,
-    schedule: ScheduleName = "constant",
-    towers: Towers = "both",
-    init: Init = "matched",
-    *,
-    seed: Seed = 0,
-    **fields: Any,
-) -> CLIP:
-    """Build the paper's DiffCLIP at ViT-B/16 (Section 4), its initial weights the baseline's or the released."""
-    fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
-    return clip("b16", seed=seed, **fields)
+def diffclip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
+    """Build the paper's DiffCLIP at ViT-B/16 (Section 4); arguments as for :func:`diffclip`."""
+    return diffclip("b16", seed=seed, **fields)
 
 
 def clip_sizes(

@@ -16,7 +16,7 @@ The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), wi
 small perturbations that is below 1 for every block: few perturbations lie along its direction of largest growth.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -54,16 +54,17 @@ class Path:
         """Growth of each stage, ‖Δ(d)‖ / ‖Δ(d−1)‖."""
         return self.length[:, 1:] / self.length[:, :-1]
 
-    @property
-    def cancellation(self) -> PerLayer:
-        """‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 the changes of the maps cancel, above 1 they add up."""
-        return self.moved / (self.positive.square() + self.negative.square()).sqrt()
-
 
 def blocks(model: nn.Module, images: Batch) -> list[Call]:
     """Return the calls of the blocks that hold attention layers: elements of a ModuleList or Sequential."""
     parts = dict(model.named_modules())
-    names = dict.fromkeys(_block_of(call.name.partition("@")[0], parts) for call in record(model, images))
+    lists = nn.ModuleList | nn.Sequential
+    names: dict[str, None] = {}
+    for call in record(model, images):
+        steps = call.name.partition("@")[0].split(".")
+        paths = [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
+        inside = (path for path in paths if isinstance(parts[path.rpartition(".")[0]], lists))
+        names[next(inside, paths[0])] = None
     calls: list[Call] = []
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
@@ -76,13 +77,6 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
             hooks.enter_context(parts[name].register_forward_hook(partial(keep, name), with_kwargs=True))
         model(images.clone())
     return calls
-
-
-def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
-    steps = name.split(".")
-    paths = (".".join(steps[:end]) for end in range(len(steps), 0, -1))
-    lists = nn.ModuleList | nn.Sequential
-    return next((path for path in paths if isinstance(parts[path.rpartition(".")[0]], lists)), name)
 
 
 def _length(x: Tensor) -> Tensor:
@@ -125,13 +119,12 @@ def stage_norms(
     """
     calls = blocks(model, images)
 
-    def again(block: Call, tokens: Tensor) -> Tensor:
-        return first_of(block.module(tokens, *block.args, **block.kwargs))
+    def stage(block: Call | None, x: Tensor) -> Tensor:
+        if block is None:  # the embedding
+            return until(model, calls[0].module, x)[0][0]
+        return first_of(block.module(x, *block.args, **block.kwargs))
 
-    stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
-        (lambda x: until(model, calls[0].module, x)[0][0], images)
-    ]
-    stages += [(partial(again, block), block.tokens) for block in calls]
+    stages = [(partial(stage, None), images), *((partial(stage, block), block.tokens) for block in calls)]
     return torch.stack([power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages], 1)
 
 

@@ -9,9 +9,11 @@ default. A UserError refuses parameters, inputs and outputs out of range, and an
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -386,50 +388,21 @@ def all_estimators() -> list[Estimator]:
     return [find(ESTIMATORS, name, "estimator") for name in ESTIMATORS]
 
 
-def _exact(near: Neighbourhood) -> Tensor | None:
-    few = near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS
-    return exact_norm(near.f, near.x).value if few else None
-
-
-_estimator = partial(Estimator, from_start=True)
-SAMPLED_MEAN = _estimator(
-    name="sampled mean",
-    estimates="the mean slope to points drawn uniformly from the ball. It is close to the average slope, ‖J‖_F over "
-    "the root of the number of pixels, far below the constant",
-    value=lambda near: near.sampled.mean,
-    console=True,
-)
-SAMPLED_MAXIMUM = _estimator(
-    name="sampled maximum",
-    estimates="the largest of these slopes, a lower bound: the paper’s estimator of the supremum (Section 5.3)",
-    value=lambda near: near.sampled.largest,
-    panel="the paper’s estimator",
-    console=True,
-)
-POWER_ITERATION = _estimator(
-    name="power iteration",
-    estimates="the operator norm of the Jacobian at the image, the steepest slope of a tiny perturbation; a closer "
-    "lower bound",
-    value=lambda near: near.slope.value,
-    console=True,
-)
-GRADIENT_ASCENT = _estimator(
-    name="gradient ascent",
-    estimates="the steepest slope that a search within the ball found, the best lower bound",
-    value=lambda near: (
+_VALUES: dict[str, Callable[[Neighbourhood], Tensor | None]] = {
+    "sampled mean": lambda near: near.sampled.mean,
+    "sampled maximum": lambda near: near.sampled.largest,
+    "power iteration": lambda near: near.slope.value,
+    "gradient ascent": lambda near: (
         gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
     ),
-    panel="the best lower bound",
-    console=True,
-)
-LOCAL_MAXIMUM = _estimator(
-    name="local maximum",
-    estimates="the largest operator norm at the image and at random points of the ball. It is no lower bound: a slope "
-    "at another point need not be reached from the image",
-    value=lambda near: local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest,
-)
-EXACT = _estimator(
-    name="exact",
-    estimates="what power iteration approaches, from the whole Jacobian; for functions with few outputs",
-    value=_exact,
+    "local maximum": lambda near: (
+        local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest
+    ),
+    "exact": lambda near: (
+        exact_norm(near.f, near.x).value if near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS else None
+    ),
+}
+_WORDS = tomllib.loads(Path(__file__).with_name("estimators.toml").read_text(encoding="utf-8"))
+SAMPLED_MEAN, SAMPLED_MAXIMUM, POWER_ITERATION, GRADIENT_ASCENT, LOCAL_MAXIMUM, EXACT = (
+    Estimator(name=name, value=value, from_start=True, **_WORDS[name]) for name, value in _VALUES.items()
 )

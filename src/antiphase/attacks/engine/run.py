@@ -45,7 +45,18 @@ _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance
 _REACH = 1.02  # times ε
 _TOGETHER = 20  # of them whose gradients are in memory at once
 _COUNTS = ("forwards", "backwards")
-_SETTLED = (*_COUNTS, "position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss")
+_SETTLED = (
+    *_COUNTS,
+    "position",
+    "item",
+    "clean",
+    "best",
+    "prediction",
+    "success",
+    "near",
+    "loss",
+    "start_loss",
+)
 
 
 def run_search(
