@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphase.attacks.minimal_norm import eps_at
+from antiphase.attacks.result import eps_at
 from antiphase.errors import UserError
 
 SAMPLES = st.lists(st.tuples(st.floats(0, 10), st.booleans()), min_size=1, max_size=40)

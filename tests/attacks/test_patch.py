@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from antiphase.attacks import Threat, patch_pgd
-from antiphase.attacks.patch import squares
+from antiphase.attacks.pgd import squares
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 from tests.attacks import toys

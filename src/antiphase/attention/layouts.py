@@ -15,11 +15,10 @@ from antiphase.attention.modules import DifferentialAttention
 from antiphase.errors import UserError
 
 State = dict[str, Tensor]
-Heads = tuple[
-    Sequence[int], Sequence[int], Sequence[int]
-]  # of theirs, for each of ours: queries, keys, values
+Heads = tuple[Sequence[int], Sequence[int], Sequence[int]]  # queries, keys, values: theirs for each of ours
 
 _VECTORS = {f"lam.{name}": f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")}
+_NUMBERS = {f"lam.{name}": f"lambda_{name}" for name in "ab"}
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,9 @@ LAYOUTS = {
     ),
     "timm": WeightLayout(
         "timm, DiffAttention",
-        {
-            "proj": "proj",
-            "norm.weight": "sub_norm.weight",
-            "lam.a": "lambda_a",
-            "lam.b": "lambda_b",
-            **_VECTORS,
-        },
+        {"proj": "proj", "norm.weight": "sub_norm.weight", **_NUMBERS, **_VECTORS},
         projections=("qkv",),
-        numbers=("lambda_a", "lambda_b"),
+        numbers=tuple(_NUMBERS.values()),
     ),
 }
 

@@ -77,11 +77,10 @@ class ClipConfig(Fields):
 class CLIP(nn.Module):
     """Embed images in [0, 1] and texts in one space, where matching pairs have a high cosine (vectors not normalised).
 
-    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021;
-    H. Hammoud, B. Ghanem, *DiffCLIP: Differential Attention Meets CLIP*, TMLR 2025, Section 3.
-
     ``widths`` are the feature widths of the towers, ``logit_scale`` is the natural logarithm of the factor on the
-    cosines, and ``logit_bias`` is added to the logits by the sigmoid loss.
+    cosines, and ``logit_bias`` is added to the logits by the sigmoid loss. Sources: A. Radford et al., *Learning
+    Transferable Visual Models From Natural Language Supervision*, 2021; H. Hammoud, B. Ghanem, *DiffCLIP: Differential
+    Attention Meets CLIP*, TMLR 2025, Section 3.
     """
 
     @validated
@@ -300,13 +299,13 @@ def configure_clip(
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
     sizes, attention = PRESETS[preset], attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
-    standard = {"attention": "softmax"}
-    in_vision, in_text = (lam if towers in ("both", tower) else standard for tower in ("vision", "text"))
+    in_vision, in_text = (
+        lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text")
+    )
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
     eps = 1e-5 if init == "released" and in_vision is lam else 1e-6
     fixed = {"in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps}
-    both = {
-        "vision": fixed | sizes["vision"] | in_vision | (vision or {}),
-        "text": sizes["text"] | in_text | (text or {}),
-    }
-    return as_config(ClipConfig, {"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})
+    vision = fixed | sizes["vision"] | in_vision | (vision or {})
+    text = sizes["text"] | in_text | (text or {})
+    both = {"embed_dim": sizes["embed_dim"], "init": init, "vision": vision, "text": text}
+    return as_config(ClipConfig, both | fields)

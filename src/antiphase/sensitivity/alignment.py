@@ -1,8 +1,7 @@
 """Gradient alignment of the two maps of every layer, at its tokens or at the pixels.
 
 J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from averages of the Frobenius inner products ⟨J1,
-J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbiased; Lemma 1 holds exactly for each probe. Scalar
-summaries of a map are not used: A.sum() has zero gradient, and gradients of norms do not satisfy Lemma 1.
+J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbiased; Lemma 1 holds exactly for each probe.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -2,18 +2,11 @@
 
 Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
 perturbed and clean input, L(d) the operator norm of block d's Jacobian at the clean tokens. The paper does not define
-α(d), "the average reduction factor from noise cancellation at layer d"; here
-
-    α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖
-
-over the tokens and heads of layer d, before the norm and the projection that follow. α is 1 for standard attention,
-|1 − λ| if the perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it
-changes them independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. α far below 1 need not mean that noise is told from signal: the
-rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave |1 − λ| of every change of V, and of V itself
-(:attr:`BranchChange.kept`). Only α below ``kept`` makes the perturbation smaller relative to the signal.
-
-The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For
-small perturbations that is below 1 for every block: few perturbations lie along its direction of largest growth.
+α(d); here α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖ over the tokens and heads of layer d, before norm and projection: 1 for
+standard attention, |1 − λ| if the perturbation changes both branches alike, √(1 + λ²ρ²) > 1 if it changes them
+independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. As the rows of A1 − λ·A2 sum to 1 − λ, broad maps leave |1 − λ| of every
+change of V, and of V itself: only α below :attr:`BranchChange.kept` makes the perturbation smaller relative to the
+signal. The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) holds by construction.
 """
 
 from collections.abc import Iterator, Mapping
@@ -194,11 +187,7 @@ def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def row_centred(one: Maps, two: Maps) -> PerHead:
-    """Compute Pearson's correlation of two maps' entries after subtracting each row's mean; NaN if one is uniform.
-
-    r = Σ(a_ij − ā_i)(b_ij − b̄_i) / √(Σ(a_ij − ā_i)²·Σ(b_ij − b̄_i)²). Uncentred, the share 1/N would count as
-    agreement.
-    """
+    """Compute Pearson's correlation of two maps' entries after subtracting each row's mean; NaN if one is uniform."""
     one, two = (part - part.mean(-1, keepdim=True) for part in (one, two))
     return (one * two).flatten(2).sum(-1) / (_norm(one) * _norm(two))
 

@@ -2,10 +2,9 @@
 
 A function f maps a batch (batch, …) to a batch, one sample apart from the others: all outputs of a sample are one
 vector, and J(x) is its Jacobian by the sample. ξ is in an L∞ ball (robustness paper, Section 5.3), its length L2, and
-nothing is clipped to the range of a pixel. As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that
-L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the other way round.) All estimates but
-:func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the samples' ``ids``, their positions by
-default. A UserError refuses parameters, inputs and outputs out of range, and an ε that is lost in the rounding of x.
+nothing is clipped to the range of a pixel. L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the
+other way round.) All estimates but :func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the
+samples' ``ids``, their positions by default. A UserError refuses an ε that is lost in the rounding of x.
 """
 
 import math
@@ -62,8 +61,7 @@ class Ascended(NamedTuple):
 class Linearisation:
     """f at x, with the products J(x)·v and J(x)ᵀ·u of each sample, on one graph that is kept for all of them.
 
-    J(x)·v is the derivative of w ↦ J(x)ᵀ·w, once more backwards: a third of the cost of a forward-mode pass. Used
-    within :func:`~antiphase.sensitivity.layers.eager_attention`.
+    J(x)·v is the derivative of w ↦ J(x)ᵀ·w, a third of the cost of a forward-mode pass. Use it within eager_attention.
     """
 
     def __init__(self, f: Function, x: Samples) -> None:
@@ -88,8 +86,7 @@ class Linearisation:
 def _gradient(y: Tensor, x: Tensor, u: Tensor, create_graph: bool = False) -> Tensor:
     if not y.requires_grad:
         return torch.zeros_like(x)
-    options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
-    return torch.autograd.grad(y, x, u, **options)[0]
+    return torch.autograd.grad(y, x, u, True, create_graph, materialize_grads=True)[0]
 
 
 def _checked(y: Tensor, x: Tensor) -> Tensor:
@@ -288,9 +285,8 @@ def gradient_ascent(
     ξ = r·w with ‖w‖ = 1: w moves along the gradient and back onto the sphere, log r by its own derivative; a step that
     does not rise is taken back and halved. The first start is the best of ±v at several radii, v from
     :func:`power_iteration`, the second the best uniform sample, all others are uniform samples. The value is at least
-    ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling` with the same seed and no more ``samples``. In
-    float32 f's own rounding is 10⁻⁴ of the value at most on the specimens. A step costs a forward and a backward pass;
-    ``slope`` and ``sampled`` are what those two found, where known.
+    ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling` with the same seed and no more ``samples``. A step
+    costs a forward and a backward pass; ``slope`` and ``sampled`` are what those two found, where known.
     """
     ids = _ids(x, ids, eps)
     keyed: dict[str, Any] = {"seed": seed, "ids": ids}

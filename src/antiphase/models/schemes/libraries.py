@@ -202,15 +202,15 @@ def _open_clip(wanted: Wanted) -> nn.Module:
         parts = ("mean", "std", "interpolation", "resize_mode", "quick_gelu")
         others = not tag and len({str([one.get(part) for part in parts]) for one in known.values()}) > 1
     what, fix = "the weights are not available", "build the model with --random-weights"
-    if drawn or file:
+    once = "load it once with network access"
+    if stored:
+        what, once = "cannot be loaded", "export it again"
+        fix = f"correct {folder / OPEN_CLIP_CONFIG} if it was moved"
+    elif drawn or file:
         what = "its text tower or tokenizer is neither cached nor available"
         fix = "use one such as open_clip:ViT-B-32"
-    fix = f"load it once with network access, or {fix}"
-    if stored:
-        what = "cannot be loaded"
-        fix = f"export it again, or correct {folder / OPEN_CLIP_CONFIG} if it was moved"
-    lacking = downloading(f"{spec}: {what}", fix, FAILURES)
     place = f"local-dir:{folder}" if stored else base
+    lacking = downloading(f"{spec}: {what}", f"{once}, or {fix}", FAILURES)
     with drawn_from(wanted.seed), quiet_logging(), lacking:
         model: Any = open_clip.create_model(
             place,
