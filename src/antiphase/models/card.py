@@ -1,7 +1,7 @@
 """Metadata of a loaded model, and what follows from them for the images that several models get."""
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
 from antiphase.models.preprocessing import Preprocessing
 from antiphase.modules import to_evaluation
+from antiphase.terminal import eps_label
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
@@ -232,6 +233,14 @@ def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
     told = f"{one.spec} and its twin {other.spec} differ in more than their attention"
     unequal = [(what, *both) for what, *both in pairs if all(both) and both[0] != both[1]]
     return [f"{told}: {what} {mine} and {theirs}" for what, mine, theirs in unequal]
+
+
+def _in_words(value: Any) -> str:
+    """Return a setting of a recipe as a reader has it: settings of its own in brackets, without those not given."""
+    if not isinstance(value, Mapping):
+        return "none" if value is None else str(value)
+    given = {name: eps_label(one) if name == "eps" else one for name, one in value.items() if one is not None}
+    return f"({', '.join(f'{name} {one}'.replace('_', ' ') for name, one in given.items())})"
 
 
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
