@@ -117,9 +117,9 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     lambdas: list[Tensor] = []
     with torch.no_grad(), ExitStack() as hooks:
         readers = [module for module in model.modules() if inputs and reads_tokens(module)]
-        note: Any = lambda module, args, lam: by_module.__setitem__(module, lam)  # noqa: E731
         for module in readers:
-            hooks.enter_context(module.register_forward_hook(note))
+            hook = module.register_forward_hook(lambda module, args, lam: by_module.__setitem__(module, lam))
+            hooks.enter_context(hook)
         if readers:
             model(*inputs)
         for module in model.modules():
@@ -228,7 +228,7 @@ def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
     recipes = [card.recipe or {} for card in (one, other)]
     if all("epochs" in recipe for recipe in recipes):
         unequal = [one for one in _RECIPE.split() if len({str(recipe.get(one)) for recipe in recipes}) > 1]
-        words = (", ".join(f"{name} {recipe.get(name)}" for name in unequal) for recipe in recipes)
+        words = (", ".join(f"{name} {_in_words(recipe.get(name))}" for name in unequal) for recipe in recipes)
         pairs.append(("recipes", *words))
     told = f"{one.spec} and its twin {other.spec} differ in more than their attention"
     unequal = [(what, *both) for what, *both in pairs if all(both) and both[0] != both[1]]
