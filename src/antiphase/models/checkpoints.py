@@ -163,14 +163,15 @@ def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: 
     misfit = "; the architecture does not match"
     for name in sorted(own.keys() | tensors.keys()):
         want, have = own.get(name), tensors.get(name)
+        wrong = ""
         if want is None or have is None:
-            what = "is missing" if have is None else "is not in the model"
-            raise UserError(f"{source}: parameter {name!r} {what}{misfit}")
-        if want.shape != have.shape:
-            shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
-            raise UserError(f"{source}: {name!r} has shape {shapes}{misfit}")
-        if want.is_floating_point() != have.is_floating_point():
-            raise UserError(f"{source}: {name!r} has type {have.dtype}; expected {want.dtype}")
+            wrong = f"parameter {name!r} is {'missing' if have is None else 'not in the model'}{misfit}"
+        elif want.shape != have.shape:
+            wrong = f"{name!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}{misfit}"
+        elif want.is_floating_point() != have.is_floating_point():
+            wrong = f"{name!r} has type {have.dtype}; expected {want.dtype}"
+        if wrong:
+            raise UserError(f"{source}: {wrong}")
     check_finite(tensors, source)
 
 

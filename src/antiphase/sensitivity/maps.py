@@ -174,10 +174,9 @@ def observe(
         except UserError:
             raise
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise UserError(
-                f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]}); expected a tensor, a mapping "
-                "of all arguments of its forward, or a call such as model.encode_image"
-            ) from error
+            fix = "a tensor, a mapping of all arguments of its forward, or a call such as model.encode_image"
+            why = f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]})"
+            raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
     if watch and len(set(map(_block_name, calls))) < len(calls) and is_own_code(model):
         _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
@@ -416,10 +415,9 @@ def take_apart(call: Call, check: bool = True) -> Layer:
         try:
             DETECTIONS[call.module] = examine(call)
         except NotAttention as reason:
-            raise UserError(
-                f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
-                f"attention of transformers, and {reason}; {HOW}"
-            ) from error
+            who = f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj"
+            told = f"{who}, but does not work like attention of transformers, and {reason}"
+            raise UserError(f"{told}; {HOW}") from error
         return _split(detected_layer, call, check)
 
 
@@ -437,10 +435,9 @@ def _split(adapter: Adapter, call: Call, check: bool) -> Layer:
         rounding = 4 * torch.finfo(output.dtype).eps * output.abs().max()
         error = (mine - output).abs().max()
     if not error <= allowed * share + rounding:
-        raise UserError(
-            f"{call.name} ({type(call.module).__name__}): its maps do not reproduce its output, relative error "
-            f"{float(error / share):.1e} of the attention's share; expected at most {allowed:.0e}; {HOW}"
-        )
+        gap = f"relative error {float(error / share):.1e} of the attention's share; expected at most {allowed:.0e}"
+        who = f"{call.name} ({type(call.module).__name__})"
+        raise UserError(f"{who}: its maps do not reproduce its output, {gap}; {HOW}")
     return layer
 
 
