@@ -1,9 +1,11 @@
 """Metadata of a loaded model, and what follows from them for the images that several models get."""
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,20 +24,11 @@ AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
 _LIBRARIES = {"antiphase", "open_clip", "timm", "torch", "torchvision", "transformers"}
 # by full name, so that these libraries need not be imported
-_KNOWN: dict[str, AttentionKind] = {
-    "timm.layers.diff_attention.DiffAttention": "differential",
-    "timm.models.vision_transformer.DiffParallelScalingBlock": "differential",
-    "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": "differential",
-    "antiphase.attention.modules._SelfAttention": "softmax",
-    "timm.layers.attention.Attention": "softmax",
-    "timm.layers.attention.AttentionRope": "softmax",
-    "timm.layers.attention_pool.AttentionPoolLatent": "softmax",
-    "timm.models.eva.EvaAttention": "softmax",
-    "timm.models.swin_transformer.WindowAttention": "softmax",
-    "timm.models.vision_transformer.ParallelScalingBlock": "softmax",
-    "torch.nn.modules.activation.MultiheadAttention": "softmax",
-    "open_clip.modified_resnet.AttentionPool2d": "softmax",
-}
+_KNOWN: dict[str, AttentionKind] = {"antiphase.attention.modules._SelfAttention": "softmax"}
+for _kind, _names in tomllib.loads(
+    Path(__file__).with_name("known.toml").read_text(encoding="utf-8")
+).items():
+    _KNOWN |= dict.fromkeys(_names, _kind)
 _RECIPE = """data epochs batch_size optimizer learning_rate weight_decay schedule warmup_epochs augment adversarial
 defences loss crop captions patch_dropout"""
 _CLASS = re.compile("attention|attn", re.IGNORECASE)

@@ -27,7 +27,15 @@ from antiphase.models.transformer import (
     attention_slot,
     check_memory,
 )
-from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
+from antiphase.models.vit import (
+    PRESETS_OF,
+    Kept,
+    VisionTransformer,
+    VitConfig,
+    build_vision,
+    draw_own,
+    draw_uniform,
+)
 from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
@@ -192,19 +200,7 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
-PRESETS: dict[str, dict[str, Any]] = {
-    "b16": {
-        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
-        "text": {"dim": 512, "depth": 12, "num_heads": 8, "context_length": 77},
-        "embed_dim": 512,
-    },
-    "small": {
-        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
-        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
-        "embed_dim": 192,
-    },
-}
+PRESETS: dict[str, dict[str, Any]] = PRESETS_OF["clip"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """One vision transformer with attention as a slot: ViT and DiffViT of any size, and how their weights start."""
 
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -144,18 +146,11 @@ class VitConfig(TowerConfig):
     pre_norm: bool = False
 
 
-# The robustness paper takes timm's architecture at depths 1 to 12 and names no width (Appendix C.1)
 _SIZES = ("patch_size", "in_channels", "dim", "depth", "num_heads", "num_classes")
-_ROWS = {
-    8: (2, 1, 64, 1, 4, 10),  # digits
-    28: (4, 1, 192, 1, 6, 10),  # Fashion-MNIST
-    32: (4, 3, 192, 1, 6, 10),  # CIFAR: ViT-Tiny's width
-    64: (8, 3, 192, 4, 6, 200),  # Tiny ImageNet and openmoji
-    224: (16, 3, 768, 12, 12, 1000),  # ImageNet: ViT-B/16
-}
-PRESETS: dict[int, dict[str, int]] = {
-    side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()
-}
+PRESETS_OF: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
+PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in PRESETS_OF["vit"].items()}
 
 
 @validated
