@@ -48,10 +48,12 @@ def image_tower(model: nn.Module) -> ImageTower:
     if isinstance(model, VisionTransformer):
         return ImageTower(model.features, None, square, channels)
     if isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
-        tokens: Any = lambda images: net.model.forward_features(net.normalize(images))  # noqa: E731
-        return ImageTower(
-            lambda x: net.model.forward_head(tokens(x), pre_logits=True), None, square, channels
-        )
+        timm = net.model
+
+        def before_head(x: Images) -> Features:
+            return timm.forward_head(timm.forward_features(net.normalize(x)), pre_logits=True)
+
+        return ImageTower(before_head, None, square, channels)
     fits = False
     with suppress(RuntimeError, ValueError, TypeError), torch.no_grad():
         grey = torch.full((1, *card_of(model).image_shape), 0.5, device=device_of(model))
