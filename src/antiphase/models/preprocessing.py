@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, cast, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
