@@ -50,10 +50,9 @@ def imagenet(split: str, root: Path) -> FileImages:
 
 
 def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], page: str) -> FileImages:
-    """List a test set of ImageNet's classes under distribution shift.
+    """List a test set of ImageNet's classes under distribution shift, classes sorted by wnid, with open_clip's names.
 
-    Its classes are those of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A classifier
-    bound to them chooses among these only, which is equivalent to masking the other logits.
+    A classifier bound to the classes chooses among these only, as if the other logits were masked.
     """
     split = choose_split(name, "test" if split == "val" else split, ("test",))
     numbered = name == "imagenet-v2"  # its class folders are named by index in place of wnid
@@ -137,7 +136,6 @@ def prompt_names() -> dict[str, str]:
 
 @cache
 def _wnids() -> tuple[str, ...]:
-    """Return ImageNet's wnids in the order of its classes."""
     from timm.data.imagenet_info import ImageNetInfo
 
     return tuple(ImageNetInfo("imagenet-1k").label_names())
@@ -154,10 +152,9 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
     theirs = "trainval" if (name, split) == ("pets", "train") else split
     data = downloaded(title, dataset, root, fix, **({} if sun else {"split": theirs}))
+    files, labels = data._images if name == "pets" else data._image_files, data._labels
     if sun:
         files, labels = _sun397(place, split, data.classes)
-    else:
-        files, labels = data._images if name == "pets" else data._image_files, data._labels
     files = tuple(Path(file).relative_to(place).as_posix() for file in files)
     if not files:
         raise UserError(f"{title}: its list in {place} is empty: {fix}")
@@ -197,9 +194,6 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
         folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
         fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
         downloaded("caltech101", "Caltech101", root, fix)
-    for place in (folder, folder.parent):
-        if (split_file := place / "antiphase-split.csv").exists():
-            raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
     classes = sub_folders(folder)
     class_names = [names.get(name, name.replace("_", " ").strip()) for name in classes]
     images = list_classes("caltech101", split, folder, classes, class_names)
@@ -210,11 +204,12 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
 
 def split_by_digest(files: Sequence[str]) -> dict[str, str]:
     """Return ``train`` or ``test`` for each ``class/file``, independent of their order."""
-    members: dict[str, list[str]] = {}
+    seen: Counter[str] = Counter()
+    splits = {}
     for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest()):
-        members.setdefault(file.partition("/")[0], []).append(file)
-    train = {file for several in members.values() for file in several[:_TRAIN_IMAGES]}
-    return {file: "train" if file in train else "test" for file in files}
+        seen[folder := file.partition("/")[0]] += 1
+        splits[file] = "train" if seen[folder] <= _TRAIN_IMAGES else "test"
+    return splits
 
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
