@@ -51,7 +51,7 @@ from antiphase.models.checkpoints import (
 from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
-from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
+from antiphase.models.trained import FOLDER, RESIZE, SQUARE, starting_model, with_new_head
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.registry import VITS
@@ -72,10 +72,12 @@ def run(options: TrainingOptions, command: str = "") -> Metrics:
     began = time.monotonic()
     check_trackers(options.track)
     kinds: Any = {TrainOptions: _train_classifier, TrainClipOptions: _train_clip, TrainVlmOptions: _train_vlm}
-    metrics = kinds[type(options)](options)
+    left_out: list[str] = []
+    metrics = kinds[type(options)](options, left_out)
     if this_process().first:
         about = {"command": command, "options": options.record()}
         about |= finished(options.out, began) | environment_record(find_device("auto"))
+        about |= {"warnings": left_out} if left_out else {}
         write_json(options.out / "run.json", about)
     return metrics
 
@@ -89,7 +91,7 @@ def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, A
     return fields
 
 
-def _train_classifier(options: TrainOptions) -> Metrics:
+def _train_classifier(options: TrainOptions, left_out: list[str]) -> Metrics:
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
     stored = options.chosen(RESIZE)
     model, module = None, live_object(named_spec(options.model).spec)
@@ -105,6 +107,7 @@ def _train_classifier(options: TrainOptions) -> Metrics:
         validation = None if held_out == "none" else _images(options, held_out, "test", model)
     except NoSuchSplit as error:
         raise UserError(f"{error}; --held-out none trains without") from None
+    left_out += [line for part in (images, validation) if part is not None for line in part.left_out]
     fields = _of_recipe(options, Recipe) | {
         "adversarial": options.adversary or None,
         "defences": options.defences or None,
@@ -164,7 +167,7 @@ def _in_order(model: nn.Module, images: ImageSet, options: TrainOptions) -> Imag
     return images
 
 
-def _train_clip(options: TrainClipOptions) -> Metrics:
+def _train_clip(options: TrainClipOptions, left_out: list[str]) -> Metrics:
     from antiphase.training.contrastive import train_clip
 
     if options.compile:
@@ -173,6 +176,7 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
     amount["skip_bad"] = options.skip_bad
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
+    left_out += [line for part in (pairs, *held_out) if isinstance(part, PairSet) for line in part.left_out]
     preset = TRAINING_PRESETS[options.preset]["size"]
     fields: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
     fields = options.chosen("init", "lambda_init", "variant") | fields
@@ -186,8 +190,12 @@ def _train_clip(options: TrainClipOptions) -> Metrics:
         place = f"{start / RECIPE_FILE}: "
         model, built = as_config(ClipConfig, source.get("model"), place, ("model",)), recipe.model
         kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
+        if "converted" in source:  # into any kind of differential attention
+            kinds = [tuple(kind == "softmax" for kind in towers) for towers in kinds]
+        if SQUARE in source:
+            raise UserError(f"from {start}: prepares images as no CLIP of train-clip does")
         if kinds[0] != kinds[1]:
-            raise UserError(f"from {start}: is no {options.model}; give the --model that it was trained as")
+            raise UserError(f"from {start}: is no {options.model}; give the --model of its attention")
         recipe = recipe.model_copy(update={"model": model, "start": weights_digest(how["weights"])})
     return train_clip(recipe, pairs, options.out, **how)
 
@@ -222,7 +230,7 @@ def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
     }
 
 
-def _train_vlm(options: TrainVlmOptions) -> Metrics:
+def _train_vlm(options: TrainVlmOptions, _: list[str]) -> Metrics:
     from antiphase.data.conversations import load_conversations
     from antiphase.models.zoo import load_model
     from antiphase.vlm.checkpoint import MERGE, VlmRecipe, add_lora, aligned, assemble, make_vlm_recipe
