@@ -174,6 +174,8 @@ def test_what_latex_would_obey_is_escaped():
     table = Table("a", "50 % of a_b & {c}", ("model", r"\input"), ((Field("[x]#1"), Field("~^$")),), "")
     text = table_text(table, "latex")
     assert r"\caption{50 \% of a\_b \& \{c\}}" in text
+    degrees = Table("a", "J₁ at 90°", ("a",), ((Field("1"),),), "")
+    assert r"\caption{J$_1$ at 90$^\circ$}" in table_text(degrees, "latex")
     assert r"model & \textbackslash{}input \\" in text
     assert r"{[}x]\#1 & \textasciitilde{}\textasciicircum{}\$ \\" in text
 

@@ -233,6 +233,7 @@ _LATEX = {
     **{character: f"$\\{name}$" for character, name in _MATHEMATICS.items()},
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
     "<": "$<$", ">": "$>$", "|": "$|$", "−": "$-$", "–": "--", "—": "---", "…": "\\ldots{}",
+    "°": "$^\\circ$", **{character: f"$_{number}$" for number, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     "’": "'", "‘": "`", "“": "``", "”": "''",
 }  # fmt: skip
 _LINE, _SHORT = 70, 20  # characters of a line of LaTeX's article; of a column that is no paragraph
