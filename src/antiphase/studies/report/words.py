@@ -116,8 +116,9 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     words = [re.findall(r"N\([^)]*\)|[^\s(),]+", text) for text in texts]
     first = _shared(words)
     last = _shared([each[first:][::-1] for each in words])
-    if first and all(re.match(r"[\d.]+$", each[first]) for each in words if len(each) > first):
-        first -= 1  # a number goes with its word
+    number = all(re.match(r"[\d.]+$", each[first]) for each in words if len(each) > first)
+    if first and (number or any(len(each) - last <= first for each in words)):
+        first -= 1  # a number goes with its word, and none is left without a word
     return [" ".join(each[first : len(each) - last]).strip(":") for each in words]
 
 
