@@ -251,7 +251,7 @@ def _one(spec: Any) -> Any:
     models = read_models(spec) if isinstance(spec, str) else spec
     if isinstance(models, tuple | list) and len(models) > 1:
         raise ValueError(f"{len(models)} models; expected one")
-    return models[0] if isinstance(spec, tuple) and spec else spec
+    return spec[0] if isinstance(spec, tuple) and spec else spec
 
 
 Single = Annotated[str, BeforeValidator(_one), Typed(metavar="MODEL")]

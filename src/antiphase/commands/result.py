@@ -197,9 +197,7 @@ class Result(ABC):
 
     def __fspath__(self) -> str:
         if self.directory is None:
-            raise UserError(
-                f"a result of antiphase {self.kind} that is not on disk: give it out=, or save it"
-            )
+            raise UserError(f"a result of {self.kind} that is not on disk: give it out=, or save it")
         return str(self.directory)
 
     def line(self) -> str:
