@@ -216,15 +216,13 @@ def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Mo
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 
+def _normed(config: TowerConfig, layer: int) -> nn.Module:
+    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
+
+
 SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
 DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
-NORMED = AttentionSpec(
-    "ViT with norm and factor",
-    False,
-    lambda config, layer: NormedAttention(
-        config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer)
-    ),
-)
+NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 
 
 def attention_spec(name: str) -> AttentionSpec:
