@@ -36,11 +36,9 @@ def write_foreign(model: CLIP, directory: Path, layout: str) -> Path:
     open_clip: ``create_model_and_transforms("local-dir:DIRECTORY")``. An image tower of other sizes than ViT-B/16 is
     described in a folder of its own, which ``open_clip_config.json`` names by its absolute path.
 
-    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. Its layer norm before
-    the first block, which ours lacks, only subtracts each token's mean, as all later norms do: tokens are scaled down
-    by 2^32 before it, so that its ε counts and not their variance. Float16 cannot hold them; float32 and bfloat16 can.
-
-    A UserError refuses what the layout cannot express: differential attention, a logit bias, other layer norms.
+    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. Tokens are scaled down
+    by 2^32 before its first layer norm, which ours lacks, so that its ε counts and not their variance; float16 cannot
+    hold them. A UserError refuses differential attention, a logit bias and other layer norms.
     """
     config = model.config
     assert config is not None

@@ -1,9 +1,8 @@
 """Run a search on every sample, in full batches, until every sample is decided.
 
-Searches start from a schedule, leave the batch as soon as they are decided, and are replaced. Since rows are
-independent and random draws are keyed by sample, results depend neither on the batch size nor on the order of the
-samples. Searches in low precision that fail within rounding error are repeated in float32, in a separate batch, before
-the sample counts as robust.
+Searches leave the batch as soon as they are decided, and are replaced. Since rows are independent and random draws are
+keyed by sample, results depend neither on the batch size nor on the order of the samples. Searches in low precision
+that fail within rounding error are repeated in float32 before the sample counts as robust.
 """
 
 import time
