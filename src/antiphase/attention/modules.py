@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend, attend_grouped
-from antiphase.attention.backends.compiled import Parts
-from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.compiled import HeadNorm, Parts
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
 from antiphase.attention.maps import combine, mean_over_queries, plain_combine, softmax_maps
 from antiphase.attention.variants import Layout, Variant, layout_of

@@ -19,6 +19,7 @@ from antiphase.errors import UserError
 from antiphase.models.checkpoints import as_config
 from antiphase.models.preprocessing import Images
 from antiphase.models.transformer import (
+    PRESETS_OF,
     ScheduleName,
     Size,
     TextConfig,
@@ -27,15 +28,7 @@ from antiphase.models.transformer import (
     attention_slot,
     check_memory,
 )
-from antiphase.models.vit import (
-    PRESETS_OF,
-    Kept,
-    VisionTransformer,
-    VitConfig,
-    build_vision,
-    draw_own,
-    draw_uniform,
-)
+from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]

@@ -1,8 +1,6 @@
 """One vision transformer with attention as a slot: ViT and DiffViT of any size, and how their weights start."""
 
-import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,6 +14,7 @@ from antiphase.errors import UserError, invalid, one_line
 from antiphase.models.preprocessing import Images, Normalize
 from antiphase.models.transformer import (
     ACTIVATIONS,
+    PRESETS_OF,
     Activation,
     AttentionFactory,
     Block,
@@ -146,9 +145,6 @@ class VitConfig(TowerConfig):
 
 
 _SIZES = ("patch_size", "in_channels", "dim", "depth", "num_heads", "num_classes")
-PRESETS_OF: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
-)
 PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in PRESETS_OF["vit"].items()}
 
 

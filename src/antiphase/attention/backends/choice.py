@@ -7,8 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.attention.backends.compiled import Call, View, maps_of, native_attention, split, takes
-from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.compiled import (
+    Call,
+    HeadNorm,
+    View,
+    maps_of,
+    native_attention,
+    split,
+    takes,
+)
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
