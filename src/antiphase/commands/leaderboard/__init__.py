@@ -31,4 +31,4 @@ class LeaderboardOptions(Options):
     ] = None
 
 
-COMMAND = Command("leaderboard", LeaderboardOptions, "antiphase.commands.leaderboard.run:answer")
+COMMAND = Command("leaderboard", LeaderboardOptions, "antiphase.commands.leaderboard.run:answer", tabled=True)

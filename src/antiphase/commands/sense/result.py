@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.text import Text
 
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
@@ -83,7 +84,8 @@ class SenseResult(Result):
 
     def console(self) -> list[Any]:
         columns = _CONSOLE | {estimator.name for estimator in all_estimators() if estimator.console}
-        return [
+        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
+        return titles + [
             table.console([column for column in table.columns if column in columns])
             for table in self.all_tables()
             if table.name.startswith(("alignment-", "lipschitz-", "terms"))
@@ -150,7 +152,7 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
     # along the loss each model has a cotangent of its own: norms there compare with nothing
     frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
     sites = {site: label for site, label in _SITES.items() if site in frame["site"]}
-    quantities = {"cosine": ("cosθ", 0.0), "below": ("share below 0", None), "norm": ("‖J‖", None)}
+    quantities = {"cosine": ("cosθ", 0.0), "below": ("below 0", None), "norm": ("‖J‖", None)}
     panels = [
         [
             _axis(f"{label} {where}", frame.filter(site=site), metric, groups, level)
@@ -158,7 +160,9 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
         ]
         for metric, (label, level) in quantities.items()
     ]
-    plots = [Plot("alignment", _layer_figure(panels, groups), words["caption"])]
+    two_maps = bool((rows["second"] != 0).any())
+    caption = words["two_maps_caption"] * two_maps + words["caption"]
+    plots = [Plot("alignment", _layer_figure(panels, groups), caption)]
     tables = [
         _table(f"alignment-{site}", f"Alignment {where}", frame.filter(site=site), _ALIGNMENT, groups)
         for site, where in sites.items()
@@ -179,7 +183,8 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
         where = words["twin" if standard.keys() >= set(family.models) else "no_twin"]
         caption = words["plane"].format(family=family.name, where=where)
         plots.append(Plot(f"plane-{place}", plane_figure(plane, family), caption))
-    return plots, tables, {"error": sensitivity.prediction_error(rows)}
+    about = words["two_maps" if two_maps else "one_map"].format(error=sensitivity.prediction_error(rows))
+    return plots, tables, {"about": about}
 
 
 def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
