@@ -22,7 +22,7 @@ from antiphase.attacks.catalogue import most_passes
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
-from antiphase.commands.audit.options import WORST, AuditOptions
+from antiphase.commands.audit import WORST, AuditOptions
 from antiphase.commands.run_files import described
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import ROW_SCHEMA

@@ -2,35 +2,40 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from antiphase.attacks import Threat, eps_at
 from antiphase.attacks.catalogue import settings_of
-from antiphase.commands.audit.cells import measure, with_worst_case
-from antiphase.commands.audit.gallery import draw_gallery, keep_some, shown_samples, with_images
-from antiphase.commands.audit.options import AuditOptions, QuickstartOptions
-from antiphase.commands.audit.time_estimate import say_time
+from antiphase.attacks.engine.oracle import attacked
+from antiphase.attacks.engine.search_model import search_model
+from antiphase.commands.audit import AuditOptions, QuickstartOptions
+from antiphase.commands.audit.cells import KeptImages, measure, passes_left, with_worst_case
 from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.run_files import write_run
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
+from antiphase.files import printable
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.registry import QUESTIONS, find
-from antiphase.report.gallery import write_gallery
+from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
-from antiphase.terminal import eps_label
+from antiphase.terminal import duration, eps_label, say
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",
@@ -190,3 +195,134 @@ def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:
             finite = {name: value if math.isfinite(value) else None for name, value in ends.items()}
             norms.append({"model": model, **about, "level": level.level, **finite, "n": level.n})
     return norms
+
+
+_SIZE = 6
+_KEPT = 24  # enough for six that all models get right
+
+
+def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImages:
+    """Keep images at one ε of a few samples, whatever the models: spread over the data, or over some positions."""
+    positions = torch.tensor(among or range(len(data)))
+    spread = np.linspace(0, len(positions) - 1, min(len(positions), _KEPT)).round().astype(int)
+    return KeptImages(eps, frozenset(data.ids[positions[torch.from_numpy(spread)]].tolist()))
+
+
+def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
+    """Return the rows of the first attack at the gallery's ε of samples of which every model's image was kept."""
+    rows = rows.filter(
+        pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps
+    ).filter(attack=rows["attack"][0])
+    of_worst = pl.col("felled_by").fill_null(attack)
+    rows = rows.with_columns(by=of_worst if rows["attack"][0] != attack else pl.lit(attack))
+    files = [str(kept.files.get(key, "")) for key in rows.select("model", "by", "sample").rows()]
+    # a search for the nearest example may have ended further away than ε
+    near = pl.col("success") | (pl.col("prediction") == pl.col("clean_prediction"))
+    rows = rows.with_columns(image=pl.Series(files, dtype=pl.String)).filter(near, pl.col("image") != "")
+    return rows.filter(pl.len().over("sample") == len(models))
+
+
+def shown_samples(rows: pl.DataFrame) -> list[int]:
+    """Return six samples that all models get right: broken ones first, and of these first one of each class."""
+    right = (pl.col("clean_prediction") == pl.col("label")).all()
+    samples = rows.group_by("sample", maintain_order=True).agg(
+        pl.col("label").first(), right=right, robust=~pl.col("success").any()
+    )
+    samples = samples.filter("right").with_columns(nth=pl.int_range(pl.len()).over("label", "robust"))
+    return samples.sort("robust", "nth", maintain_order=True)["sample"][:_SIZE].to_list()
+
+
+def draw_gallery(
+    rows: pl.DataFrame, models: Sequence[str], data: ImageSet, eps: float, samples: Sequence[int]
+) -> AttackGallery | None:
+    """Return the gallery of some samples, from their rows of :func:`with_images`; None without samples."""
+    if not samples:
+        return None
+    shape = (len(models), len(samples))
+    shown = pl.DataFrame({"model": models}).join(pl.DataFrame({"sample": samples}), how="cross")
+    shown = shown.join(rows, on=["model", "sample"], how="left", maintain_order="left")
+    position = {sample: at for at, sample in enumerate(data.ids.tolist())}
+    some: Any = data.take([position[sample] for sample in samples])
+    clean = some.images(range(len(some))).numpy()
+    return AttackGallery(
+        eps=eps,
+        models=tuple(models),
+        class_names=data.class_names,
+        sample=np.array(samples),
+        label=some.labels.numpy(),
+        clean=clean,
+        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
+        clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
+        prediction=shown["prediction"].to_numpy().reshape(shape),
+        files=tuple(map(printable, getattr(some, "files", ()))),
+    )
+
+
+def _read(path: str) -> Any:
+    try:
+        return np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); delete it, and the gallery lacks it") from error
+
+
+_BATCH = {"cuda": 128}  # images at once; elsewhere a batch of 16 takes as long per image as a larger one
+_SHORT = 30.0  # seconds that need no warning
+_PROBE = 40  # passes of a batch that must be left, so that timing four of them costs little
+
+
+def say_time(
+    attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], out: Path, context: Any = None
+) -> None:
+    """Say on stderr for how long attacks run at most, if that is known and more than half a minute.
+
+    The bound is reached if no image is broken. ``context`` returns what a model is given with each image of a set.
+    """
+    process, total = this_process(), 0.0
+    for name, model, options, data in attacks if process.first else ():
+        classes = card_of(model).classes or len(data.class_names)
+        if options.quiet:
+            return
+        passes = passes_left(name, model, data, options, out, classes)
+        if passes is None:
+            say(
+                f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own",
+                err=True,
+            )
+            return
+        size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
+        if sum(passes) > _PROBE * size:
+            given = None if context is None else context(data)[:size]
+            forward, backward = _seconds_per_pass(
+                model, data.images(range(size)), options, given, passes[1] > 0
+            )
+            total += passes[0] * forward + passes[1] * backward
+    if (total := total / process.count) > _SHORT:
+        say(f"the attacks take at most about {duration(total)}; broken images take less", err=True)
+
+
+def _seconds_per_pass(
+    model: nn.Module, images: Tensor, options: AuditOptions, context: Tensor | None, backward: bool
+) -> tuple[float, float]:
+    """Return the seconds of a forward pass of an image, and what a backward pass adds, in this batch."""
+    device, none = device_of(model), torch.zeros(len(images))
+    rows = {"forwards": none, "backwards": none}
+    rows |= {} if context is None else {"context": context.to(device)}
+    images = images.to(device)
+
+    def timed(run: Callable[[], Any]) -> float:
+        seconds = 0.0
+        for _ in range(2):  # the first call prepares
+            began = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - began
+        return seconds / len(images)
+
+    with attacked(model) as oracle:
+        oracle.search_in(*search_model(oracle.model, images, context, options.precision, device))
+        forward = timed(lambda: oracle.forward(rows, images))
+        if not backward:
+            return forward, 0.0
+        both = timed(lambda: oracle.gradients(rows, images, [lambda logits: logits.logsumexp(1)]))
+    return forward, max(0.0, both - forward)

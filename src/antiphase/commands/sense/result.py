@@ -65,8 +65,7 @@ class SenseResult(Result):
         return [headline(self.summary)]
 
     def sections(self) -> list[Section]:
-        pairs = [(model, against) for model, against in self.summary["pairs"]]
-        return sensitivity_sections(self, pairs, families(self.summary["models"]))
+        return sensitivity_sections(self, [(one, two) for one, two in self.summary["pairs"]], self.families)
 
     def differences(self, other: Result) -> pl.DataFrame:
         compared, faults = [], []

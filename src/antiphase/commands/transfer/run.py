@@ -18,14 +18,7 @@ from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.run_files import described, write_run
 from antiphase.commands.transfer import TransferOptions
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import (
-    ROW_SCHEMA,
-    compare,
-    over_images,
-    rates,
-    summarise_rates,
-    with_decisions,
-)
+from antiphase.evaluation import rates as asr
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
@@ -40,7 +33,7 @@ from antiphase.terminal import eps_label
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _COUNTS = ("sample", "target", "clean_prediction", "prediction", "forwards", "backwards")
 _CELL_SCHEMA: dict[str, Any] = dict.fromkeys(_COUNTS, pl.Int64) | {"distance": pl.Float64}
-TRANSFER_SCHEMA = ROW_SCHEMA | {"surrogate": pl.String}
+TRANSFER_SCHEMA = asr.ROW_SCHEMA | {"surrogate": pl.String}
 
 
 def run(options: TransferOptions, command: str = "") -> None:
@@ -69,7 +62,7 @@ def run(options: TransferOptions, command: str = "") -> None:
             ]
             doubts += [f"{surrogate}: {warning}" for warning in warnings]
     rows = pl.concat(parts)
-    summary = summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}
+    summary = asr.summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}
     settings = attack_settings(options, max(card.classes for card in cards)) | {"budgets": "independent"}
     write_run(lineup, options, summary, {"rows": rows}, settings, [*dict.fromkeys(doubts)], command, began)
 
@@ -117,7 +110,7 @@ def differences(rows: pl.DataFrame) -> pl.DataFrame:
     names = rows["model"].unique(maintain_order=True)
     order = sorted(names, key=lambda name: attention[name] != "differential")
     pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in combinations(order, 2)]
-    return with_decisions(pl.concat([compare(_ways(rows), *pair) for pair in pairs]))
+    return asr.with_decisions(pl.concat([asr.compare(_ways(rows), *pair) for pair in pairs]))
 
 
 def _ways(rows: pl.DataFrame) -> pl.DataFrame:
@@ -137,7 +130,7 @@ class TransferResult(Result):
     def rates(self) -> pl.DataFrame:
         """The success rate of each way at each ε, with the two models."""
         both = pl.col("model").str.split(" → ")
-        found = rates(_ways(self.frame())).filter(metric="asr").sort("eps", maintain_order=True)
+        found = asr.rates(_ways(self.frame())).filter(metric="asr").sort("eps", maintain_order=True)
         return found.with_columns(surrogate=both.list.first(), target=both.list.last())
 
     def headlines(self) -> list[Headline]:
@@ -151,7 +144,7 @@ class TransferResult(Result):
             sides = [[name] for name in [*attention][:2]]
             kinds = [shortened(name, 16) for (name,) in sides]
         pairs = [(f"{one} → {two}", f"{two} → {one}") for one in sides[0] for two in sides[1]]
-        spans = over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
+        spans = asr.over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
         row = spans[quoted_place([(row["image_low"] > 0) - (row["image_high"] < 0) for row in spans])]
         found = self.rates.filter(eps=row["eps"])
         means = [
@@ -205,4 +198,4 @@ class TransferResult(Result):
 
     def differences(self, other: Any) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        return pl.concat([compare(rows, *pair).with_columns(metric=pl.lit("asr")) for pair in pairs])
+        return pl.concat([asr.compare(rows, *pair).with_columns(metric=pl.lit("asr")) for pair in pairs])
