@@ -61,17 +61,13 @@ class Lineup:
         """Return what ``summary.json`` says of each model."""
         entries = []
         for name, model in self.by_name.items():
-            card = model_card.card_of(model)
+            card, lambdas = model_card.card_of(model), model_card.mean_lambdas(model)
+            if isinstance(self.data, ImageSet) and card.attention not in ("softmax", "none"):
+                images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
+                lambdas = model_card.mean_lambdas(model, images) or measured_attention(model, images)[1]
             entry = {"name": name, "attention": card.attention, "seed": card.seed}
-            entries.append(entry | {"lambda": self._lambdas(model), "num_classes": card.classes})
+            entries.append(entry | {"lambda": list(lambdas), "num_classes": card.classes})
         return entries
-
-    def _lambdas(self, model: nn.Module) -> list[float]:
-        """Return mean λ of each layer: as its modules say, else as it is found in what they compute."""
-        if not isinstance(self.data, ImageSet) or model_card.card_of(model).attention in ("softmax", "none"):
-            return model_card.mean_lambdas(model)
-        images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
-        return model_card.mean_lambdas(model, images) or list(measured_attention(model, images)[1])
 
     def doubts(self) -> list[str]:
         """Return what was assumed, and in what models and twins differ besides their attention."""
@@ -82,9 +78,8 @@ class Lineup:
     ) -> dict[str, Any]:
         """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
         cards = {name: model_card.card_of(model) for name, model in self.by_name.items()}
-        preprocessing = {
-            name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing
-        }
+        shown = {name: card.preprocessing for name, card in cards.items() if card.preprocessing}
+        preprocessing = {name: asdict(how) for name, how in shown.items()}
         with_images = isinstance(self.data, ImageSet) and hasattr(options, "resize")
         return {
             "command": command,
@@ -105,10 +100,7 @@ class Lineup:
 
 
 def load_lineup(options: Any) -> Lineup:
-    """Load models, their twins and the images: those that were asked for, else those the first was trained for.
-
-    A dual encoder is bound to the images' classes, so that it is a classifier like all others.
-    """
+    """Load models, their twins and the images: those that were asked for, else those the first was trained for."""
     seeds = getattr(options, "seeds", ())
     models, twins = seeded(options.model, seeds), seeded(options.against, seeds)
     check_twins(models, twins)
@@ -192,15 +184,11 @@ def check_fit(card: model_card.ModelCard, data: ImageSet) -> None:
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    inner = model
-    while type(inner).__module__.startswith("antiphase.models.") and isinstance(
-        wrapped := getattr(inner, "model", None), nn.Module
-    ):
-        inner = wrapped
-    return {
-        "architecture": type(inner).__name__,
-        "parameters": sum(each.numel() for each in model.parameters()),
-    }
+    inner: Any = model
+    while type(inner).__module__.startswith("antiphase.models.") and hasattr(inner, "model"):
+        inner = inner.model
+    parameters = sum(each.numel() for each in model.parameters())
+    return {"architecture": type(inner).__name__, "parameters": parameters}
 
 
 def environment_record(device: torch.device) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
 from antiphase.files import as_json, as_json_lines, as_rows, replacing
-from antiphase.report.figure import Family, as_png, as_svg, colors_of, families
+from antiphase.report.figure import Family, colors_of, families, saved
 from antiphase.report.page import Headline, Section, environment, write_page
 from antiphase.report.table import Table, table_text
 from antiphase.report.words import estimate_of
@@ -152,7 +152,7 @@ class Result(ABC):
         """Draw the first figure of the report."""
         figure = self.figure()
         # a notebook shows a figure by itself only if pyplot made it
-        figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
+        figure._repr_png_ = lambda: saved(figure, "png")  # pyright: ignore[reportAttributeAccessIssue]
         return figure
 
     def figure(self) -> Figure:
@@ -201,7 +201,7 @@ class Result(ABC):
         return f"<antiphase {self.kind}: {self.line()}>"
 
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(as_svg(self.figure()).encode()).decode()
+        picture = base64.b64encode(saved(self.figure(), "svg")).decode()
         values = {"warnings": self.warnings, "tables": self.all_tables(), "most": _MOST_ROWS}
         template = environment().get_template("notebook.html")
         return template.render(values, line=repr(self)[1:-1], picture=picture)

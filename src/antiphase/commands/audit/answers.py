@@ -218,11 +218,7 @@ def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, An
 
 
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
-    """Return whether hallucination moves more for the models than for their twins, at the smallest ε.
-
-    Where an attack changes every answer, as large budgets tend to, the difference of the rises says nothing but which
-    model said yes more often before.
-    """
+    """Return whether hallucination moves more for the models than for their twins, at the smallest ε."""
     first = {"attack": answers["results"][0]["attack"], "metric": "false yes", "sampling": ALL}
     eps = min(row["eps"] for row in answers["results"] if row["eps"])
     moves = _only(answers["differences"], first | {"what": "move", "eps": eps})

@@ -46,11 +46,7 @@ _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
 def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) -> Any:
-    """Attack every model on the same images, or its answers, and write the run directory; return the summary.
-
-    It then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``, ``run.json``, a gallery and
-    ``cells/``, from which a killed audit resumes. Under torchrun the processes share the images.
-    """
+    """Attack every model on the same images, or its answers, and write the run directory; return the summary."""
     check_attack(options)
     if options.questions:
         return find(QUESTIONS, options.questions, "questions")(options, command)
@@ -143,10 +139,7 @@ def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
 
 
 def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets.
-
-    The name of one of several attacks comes before those of its stages.
-    """
+    """Return what a reader needs to judge the numbers; of ``classes`` an attack has at most all others as targets."""
     stages: dict[str, Any] = {}
     for attack in options.each_attack():
         parts = attack.ensemble.stages
@@ -273,10 +266,7 @@ _PROBE = 40  # passes of a batch that must be left, so that timing four of them 
 def say_time(
     attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], out: Path, context: Any = None
 ) -> None:
-    """Say on stderr for how long attacks run at most, if that is known and more than half a minute.
-
-    The bound is reached if no image is broken. ``context`` returns what a model is given with each image of a set.
-    """
+    """Say on stderr for how long attacks run at most, if that is known and more than half a minute."""
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():
         classes = card_of(model).classes or len(data.class_names)
@@ -284,17 +274,14 @@ def say_time(
             return
         passes = passes_left(name, model, data, options, out, classes)
         if passes is None:
-            say(
-                f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own",
-                err=True,
-            )
+            why = f"{options.attack} is not one of antiphase's own"
+            say(f"how long the attacks take is unknown: {why}", err=True)
             return
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:
             given = None if context is None else context(data)[:size]
-            forward, backward = _seconds_per_pass(
-                model, data.images(range(size)), options, given, passes[1] > 0
-            )
+            images = data.images(range(size))
+            forward, backward = _seconds_per_pass(model, images, options, given, passes[1] > 0)
             total += passes[0] * forward + passes[1] * backward
     if (total := total / process.count) > _SHORT:
         say(f"the attacks take at most about {duration(total)}; broken images take less", err=True)

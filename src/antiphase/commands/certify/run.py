@@ -65,11 +65,7 @@ def run(options: CertifyOptions, command: str = "") -> None:
 def certify(
     lineup: Lineup, smoothing: Smoothing, options: CertifyOptions, command: str = ""
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
-    """Smooth each model on the same images and write the run directory; return rows and summary.
-
-    It then holds ``rows.parquet`` (a row for each model and image), ``summary.json``, ``run.json`` and ``cells/``, from
-    which a killed run resumes. Under torchrun the processes share the images.
-    """
+    """Smooth each model on the same images and write the run directory; return rows and summary."""
     began = time.monotonic()
     cards = {name: card_of(model) for name, model in lineup.by_name.items()}
     data, warnings = in_model_order(list(cards.values()), lineup.data)
@@ -153,10 +149,7 @@ def round_radii(smoothing: Smoothing) -> list[float]:
 
 
 def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str, Any]:
-    """Return what the rows say of each model, and the paired differences of the first from the second if there are two.
-
-    In ``mean_radius``, the average certified radius, wrong and undecided images count as 0.
-    """
+    """Return what the rows say of each model, and the paired differences of the first from the second."""
     radii = round_radii(smoothing)
     models = []
     for (name,), block in rows.group_by(["model"], maintain_order=True):
@@ -204,10 +197,7 @@ RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
 def margin_slopes(
     model: nn.Module, images: Float[Tensor, "batch *shape"]
 ) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass.
-
-    Appendix B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
-    """
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass."""
     with eager_attention():
         linear = Linearisation(model, images)
         with torch.enable_grad():
@@ -243,10 +233,7 @@ def measure_radii(
 
 
 def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
-    """Estimate each image's radius as margin over Lipschitz constant; write ``estimated.parquet``, return the summary.
-
-    Nothing is certified: the constants are lower bounds. A ``note`` says why equation (6) does not apply.
-    """
+    """Estimate radii as margin over Lipschitz constant; write ``estimated.parquet``, return the summary."""
     out, limit, seed, process = options.out, options.estimated, options.seed, this_process()
     how: dict[str, Any] = {"process": process, "progress": not options.quiet, "limit": limit}
     how |= {"steps": STEPS, "seed": seed, "batch_size": BATCH_SIZE}

@@ -96,15 +96,6 @@ class EvaluateOptions(Options):
     quiet: fields.Quiet = False
 
 
-def is_pope(name: str) -> bool:
-    """Return whether a data set is questions of POPE.
-
-    >>> [is_pope(name) for name in ("pope", "pope:files", "emoji-pope", "openmoji")]
-    [True, True, True, False]
-    """
-    return name.partition(":")[0] in ("pope", "emoji-pope")
-
-
 COMMAND = Command(
     "evaluate",
     EvaluateOptions,

@@ -138,11 +138,7 @@ _MOST_LINES = 12  # of the figure next to the title
 
 
 def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quoted: Number) -> Plot:
-    """Draw the differences that stand for their tasks, and the numbers that the title compares, above chance.
-
-    Pairs that differ in their training seed alone are drawn as their mean, with the single seeds as dots; other pairs
-    than that of the title are left out.
-    """
+    """Draw the differences that stand for their tasks, and the numbers that the title compares, above chance."""
     owner, colors = _owners(summary["models"]), figures.colors_of(figures.families(summary["models"]))
 
     def place(row: Number) -> tuple[str, ...]:
@@ -244,10 +240,7 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[figures.Fa
 
 
 def numbers_figure(results: Sequence[Number], groups: Sequence[figures.Family]) -> Figure:
-    """Draw the numbers that stand for a task, or all of one that draws all: a panel each, a line for each family.
-
-    Dots are single training seeds, whose mean has Student's t interval; that of one model is over the images.
-    """
+    """Draw the numbers that stand for a task, or all of one that draws all: a panel each, a line for each family."""
     shown = [row for row in results if row["headline"] or find_task(row["task"]).draws_all]
     panels: dict[str, list[Number]] = {}
     for row in shown:

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import math
 import textwrap
 import time
@@ -27,13 +26,13 @@ from torch import Tensor
 from antiphase.commands.lineup import environment_record, short_names
 from antiphase.commands.loading import find_device, load_models
 from antiphase.commands.look import LookOptions
-from antiphase.commands.result import Result, listed, paired_models
+from antiphase.commands.result import Result, in_files, listed, paired_models
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
-from antiphase.report.figure import STYLE, as_pdf, as_png, shortened
+from antiphase.report.figure import STYLE, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
 from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
@@ -74,10 +73,7 @@ class LookResult(Result):
             sides = (f"{hit} of {name}" for hit, name in zip(hits, names, strict=True))
             title = f"{what} is highest on the object in {' and '.join(sides)}"
         elif len(blocks) > 1:
-            alike = [
-                _correlation(*pair)
-                for pair in zip(*(block["map"].to_list() for block in blocks), strict=True)
-            ]
+            alike = [_correlation(*pair) for pair in zip(*(block["map"] for block in blocks), strict=True)]
             title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
@@ -98,15 +94,11 @@ class LookResult(Result):
         for row in self.summary["maps"]:
             maps.setdefault((row["model"], row["method"]), []).append(row["map"])
         kinds = {model["name"]: model["attention"] for model in self.summary["models"]}
-        columns = [
-            MapColumn(
-                model,
-                METHODS[method].label,
-                np.array(values).reshape(len(texts), len(images), *np.shape(values[0])),
-                METHODS[method].label_for(kinds[model]),
-            )
-            for (model, method), values in maps.items()
-        ]
+        columns = []
+        for (model, name), values in maps.items():
+            arrays = np.array(values).reshape(len(texts), len(images), *np.shape(values[0]))
+            method = METHODS[name]
+            columns.append(MapColumn(model, method.label, arrays, method.label_for(kinds[model])))
         blind = [METHODS[name].label for name in self.summary["methods"] if not METHODS[name].asks]
         note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
         own_scales = self.summary.get("scale") == "each"
@@ -125,9 +117,8 @@ class LookResult(Result):
         """Return the differences of both rates over the images, for each pair of models, method and text."""
         mine, theirs = self.frame(), other.frame()
         if any("pointing_game" not in frame.columns for frame in (mine, theirs)):
-            raise UserError(
-                "compare: maps are compared by how they fit masks; expected look with mask= in both"
-            )
+            how = "maps are compared by how they fit masks"
+            raise UserError(f"compare: {how}; expected look with mask= in both")
         partners = {against: model for model, against in paired_models(self, other)}
         theirs = theirs.filter(pl.col("model").is_in(partners)).with_columns(
             against="model", model=pl.col("model").replace(partners)
@@ -188,9 +179,8 @@ def look(options: LookOptions, command: str = "") -> LookResult:
             except NoSecondMap as error:
                 left_out.append(about | {"why": str(error)})
                 continue
-            for (text, of_text), image in itertools.product(
-                zip(texts, column, strict=True), range(len(images))
-            ):
+            of_texts = zip(texts, column, strict=True)
+            for (text, of_text), image in itertools.product(of_texts, range(len(images))):
                 place = about | {"image": image, "text": text}
                 values = of_text[image]
                 maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in values]})
@@ -200,14 +190,15 @@ def look(options: LookOptions, command: str = "") -> LookResult:
                     metrics.append(place | {"pointing_game": hit, "average_precision": precision})
     if not maps:
         raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
+    about = ("spec", "attention", "seed")
     stored = {
         "command": command,
         "options": options.record(),
         "models": [
-            {"name": name} | {key: getattr(model.card, key) for key in ("spec", "attention", "seed")}
+            {"name": name} | {key: getattr(model.card, key) for key in about}
             for name, model in models.items()
         ],
-        "images": [str(path) for path in images],
+        "images": list(map(str, images)),
         "texts": list(texts),
         "prompt": options.prompt,
         "methods": list(methods),
@@ -223,16 +214,14 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     rows = pl.DataFrame(maps, infer_schema_length=None)
     if metrics:
         rows = rows.join(pl.DataFrame(metrics), on=["model", *_PLACE], maintain_order="left")
-    table, shown = io.BytesIO(), io.BytesIO()
-    rows.write_parquet(table)
+    shown = io.BytesIO()
     np.savez_compressed(shown, **arrays)
     first, *more = (path.name for path in images)
     pixels = [picture.numpy().tobytes() for picture in pictures]
     record = {
         "command": command,
         "options": stored["options"],
-        "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")}
-        | options.chosen("resize"),
+        "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")},
         "models": {name: model.card.spec for name, model in models.items()},
         "data": f"{first} and {len(more)} more" if more else first,
         "data_fingerprint": digest(*pixels),
@@ -242,9 +231,9 @@ def look(options: LookOptions, command: str = "") -> LookResult:
         **environment_record(device),
         "warnings": [],
     }
-    texts_of = {"maps.json": stored, "run.json": record}
-    files = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in texts_of.items()}
-    return LookResult("look", files | {"maps.parquet": table.getvalue(), "shown.npz": shown.getvalue()})
+    record["settings"] |= options.chosen("resize")
+    files = in_files({"maps": stored, "run": record}, maps=rows)
+    return LookResult("look", files | {"shown.npz": shown.getvalue()})
 
 
 def _check(options: LookOptions) -> None:
@@ -261,13 +250,11 @@ def _check(options: LookOptions) -> None:
         if method not in METHODS:
             raise UserError(f"method {method!r}: expected one of {', '.join(METHODS)}")
     if options.layer is not None and all(METHODS[method].asks for method in options.method):
-        raise UserError(
-            f"layer {options.layer}: only attention, positive and negative are of one layer; add a --method"
-        )
+        why = "only attention, positive and negative are of one layer; add a --method"
+        raise UserError(f"layer {options.layer}: {why}")
     if options.mask and len(options.mask) != len(options.images):
-        raise UserError(
-            f"{len(options.mask)} masks for {len(options.images)} images: expected one each, in their order"
-        )
+        counts = f"{len(options.mask)} masks for {len(options.images)} images"
+        raise UserError(f"{counts}: expected one each, in their order")
 
 
 def _read_mask(path: Path, image: Path, picture: Tensor, whole: bool) -> np.ndarray:
@@ -319,23 +306,16 @@ def _mask_table(metrics: pl.DataFrame) -> Table:
         mean = _mean(block["average_precision"])
         mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
         rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
-        rows.append(
-            (
-                *(
-                    Field(str(word), kind=kind)
-                    for word, kind in zip(key, ("name", "word", "word"), strict=True)
-                ),
-                Field(str(len(block))),
-                *rates,
-            )
-        )
+        model, *words = map(str, key)
+        words = [Field(word, kind="word") for word in words]
+        rows.append((Field(model, kind="name"), *words, Field(str(len(block))), *rates))
     columns = ("model", "method", "text", "images", "pointing game", "average precision")
     title = "Maps against masks, 95 % intervals over the images"
     return Table("masks", title, columns, tuple(rows), metrics.write_csv())
 
 
 MOST_ROWS = 60  # viewers fail to open taller images
-_WRITERS = {".png": as_png, ".pdf": as_pdf}
+_ENDINGS = (".png", ".pdf")
 _FROM = 0.4  # of the one-signed scale: its lighter part would not show on a white image
 _OPAQUE = 0.85  # of a colour at the end of the scale; nothing at 0
 _LABEL, _CELL, _BELOW, _TITLE, _SCALE, _WORDS = 1.05, 1.75, 0.2, 0.5, 0.3, 0.45  # inches
@@ -367,9 +347,6 @@ def look_figure(
     bilinearly and laid over the image, more opaque the larger its absolute value: where the map is 0 the image alone is
     visible. Maps of one sign go from yellow to red, signed maps from blue (negative) to red. The largest absolute value
     of each map is printed below it. Masks, one per image, are drawn as outlines; the note is a sentence for the footer.
-
-    Raises:
-        UserError: there are more rows than a figure can hold.
     """
     check_rows(len(images), len(texts))
     methods = list(dict.fromkeys(column.method for column in columns))
@@ -427,13 +404,8 @@ def look_figure(
         shared = "One scale for all maps" + (" of a method." if len(methods) > 1 else ".")
         shared = "A scale of its own for each map." if own_scales else shared
         words = " ".join(filter(None, [f"Maps: {', '.join(methods)}.", shared, note]))
-        figure.text(
-            _LABEL / width,
-            0.05 / height,
-            textwrap.fill(words, int(18 * (width - _LABEL))),
-            fontsize=7,
-            **plain,
-        )
+        words = textwrap.fill(words, int(18 * (width - _LABEL)))
+        figure.text(_LABEL / width, 0.05 / height, words, fontsize=7, **plain)
     return figure
 
 
@@ -443,10 +415,7 @@ def paint(
     signed: bool,
     largest: float,
 ) -> Float[np.ndarray, "shown shown 3"]:
-    """Return a map over its image, in [0, 1]; see :func:`look_figure`.
-
-    The scale ends at ``largest``; a signed one begins at ``-largest``.
-    """
+    """Return a map over its image, in [0, 1]; see :func:`look_figure`."""
     below = np.stack([enlarge(image[..., channel], _SHOWN, _SHOWN) for channel in range(3)], -1)
     return _laid_over(below, enlarge(values, _SHOWN, _SHOWN), signed, largest).clip(0, 1)
 
@@ -467,16 +436,14 @@ def _shortened(text: str, width: int, lines: int) -> str:
 def check_rows(images: int, texts: int) -> None:
     """Refuse a figure that would be too tall."""
     if images * texts > MOST_ROWS:
-        raise UserError(
-            f"{images} images and {texts} texts make {images * texts} rows: expected at most {MOST_ROWS}; draw "
-            "several figures"
-        )
+        counts = f"{images} images and {texts} texts make {images * texts} rows"
+        raise UserError(f"{counts}: expected at most {MOST_ROWS}; draw several figures")
 
 
 def check_suffix(path: Path) -> None:
     """Refuse a path that is no .png or .pdf, or a folder."""
-    if path.suffix.lower() not in _WRITERS:
-        raise UserError(f"{path}: expected a file that ends in {' or '.join(_WRITERS)}")
+    if path.suffix.lower() not in _ENDINGS:
+        raise UserError(f"{path}: expected a file that ends in {' or '.join(_ENDINGS)}")
     if path.is_dir():
         raise UserError(f"{path}: is a folder; expected a file for the figure")
 
@@ -484,4 +451,4 @@ def check_suffix(path: Path) -> None:
 def figure_bytes(figure: Figure, path: Path) -> bytes:
     """Return a figure as PNG at 200 dots per inch or as PDF with embedded fonts, by the suffix of the file."""
     check_suffix(path)
-    return _WRITERS[path.suffix.lower()](figure)
+    return saved(figure, path.suffix.lower()[1:])

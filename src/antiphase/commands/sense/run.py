@@ -66,11 +66,7 @@ def run(options: SenseOptions, command: str = "") -> None:
 
 
 def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
-    """Measure every model on the same images and write the run directory; return the summary.
-
-    It then holds a Parquet file of rows for each part, ``summary.json``, ``run.json`` and ``cells/``, from which a
-    killed run resumes. Under torchrun the processes share the images.
-    """
+    """Measure every model on the same images and write the run directory; return the summary."""
     began, known = time.monotonic(), [part.name for part in PARTS]
     if not set(options.parts) <= set(known):
         raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")

@@ -37,11 +37,7 @@ TRANSFER_SCHEMA = asr.ROW_SCHEMA | {"surrogate": pl.String}
 
 
 def run(options: TransferOptions, command: str = "") -> None:
-    """Attack every model, ask all about the images and write the run directory.
-
-    Raises:
-        UserError: models, data or attack cannot be used together, or there is one model only.
-    """
+    """Attack every model, ask all about the images and write the run directory."""
     check_attack(options)
     lineup, began = load_attacked(options), time.monotonic()
     if len(lineup.models) < 2:
