@@ -168,7 +168,7 @@ def test_a_skipped_image_is_named_and_counted(tmp_path, run_cli):
     assert "--skip-bad" in err
     code, out, _ = run_cli(*arguments, "--skip-bad")
     assert code == 0
-    assert "1 unreadable" in out
+    assert "1 left out" in out
     assert "9.png" in json.loads((tmp_path / "o" / "run.json").read_text())["warnings"][0]
 
 

@@ -68,6 +68,19 @@ def test_one_model_under_two_names_and_data_by_name():
     assert result.comparisons["difference"].to_list() == [0.0]
 
 
+def test_a_training_stands_for_its_directory(tmp_path):
+    data = ap.load_data("digits", limit=8)
+    trained = ap.train(linear(), data, epochs=1, quiet=True, out=tmp_path / "run")
+    seen = {name: ap.load_model(name, module=linear()).card.spec for name in (trained, tmp_path / "run")}
+    assert set(seen.values()) == {str((tmp_path / "run").resolve())}
+    how = {"dim": 16, "heads": 2, "depth": 1, "epochs": 1, "quiet": True}
+    pair = [ap.train("vit", data, seed=seed, out=tmp_path / f"{seed}", **how) for seed in (0, 1)]
+    result = ap.audit({"mine": pair[0]}, against={"twin": pair[1]}, data=data, **QUICK)
+    assert result.pairs == [("mine", "twin")]
+    with pytest.raises(UserError, match="not on disk: give it out=, or save it"):
+        ap.audit(ap.train("vit", data, **how), data=data, **QUICK)
+
+
 def test_seeds_of_one_model_without_random_weights_are_refused():
     with pytest.raises(UserError, match=r"seeds: of .*two have the same weights"):
         ap.audit({"mine": linear()}, seeds=[0, 1], data="digits", **QUICK)

@@ -2,10 +2,12 @@
 
 import copy
 import os
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import antiphase as ap
@@ -123,6 +125,19 @@ def test_an_exported_python_model_loads_again(code):
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(again(x), model(x))
     assert read_recipe(write_model(again, "twice").parent) == read_recipe(write_model(model, "one").parent)
+
+
+def test_files_left_out_of_a_training_are_counted(tmp_path):
+    for split, label, photo in product(("train", "val"), "ab", range(4)):
+        place = tmp_path / "photos" / split / label
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16)).save(place / f"{photo}.png")
+    for split in ("train", "val"):
+        (tmp_path / "photos" / split / "a" / "0.png").write_bytes(b"broken")
+    how = {"image_size": 16, "dim": 16, "heads": 2, "depth": 1, "patch_size": 8, "skip_bad": True}
+    result = ap.train("vit", f"folder:{tmp_path / 'photos'}", **how, **QUICK)
+    assert [line.partition(": ")[2].partition(",")[0] for line in result.warnings] == ["1 left out"] * 2
+    assert result.warnings[0].endswith("a/0.png")
 
 
 def test_a_new_head_has_the_classes_of_the_data(code):

@@ -14,10 +14,11 @@ from PIL import Image
 from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as v2
 
+from antiphase import convert
 from antiphase.data.shards import open_shards
 from antiphase.errors import UserError
 from antiphase.evaluation.retrieval import encoder_numbers
-from antiphase.models import load_model
+from antiphase.models import clip, load_model
 from antiphase.models.clip import build_clip
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training.contrastive import (
@@ -109,19 +110,30 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, run_cli):
     assert all(torch.allclose(first[name], second[name], rtol=0, atol=1e-4) for name in first)
     for changes, line in {
         (*words, tmp_path / "x", *start): "dim: is that of",
-        (
-            *small,
-            tmp_path / "x",
-            *start,
-            "--model",
-            "clip",
-        ): "is no clip; give the --model that it was trained as",
+        (*small, tmp_path / "x", *start, "--model", "clip"): "is no clip; give the --model of its attention",
         (*small, tmp_path / "x", *start, "--init", "released"): "init: is that of",
         (*small, tmp_path / "second"): "differs in",
     }.items():
         code, _, err = run_cli(*changes)
         assert (code, err.count("\n")) == (2, 1)
         assert line in err
+
+
+def test_a_converted_clip_is_trained_on_as_a_diffclip(tmp_path, run_cli):
+    write_shard(tmp_path / "a.tar", ["a mug", "a lamp"] * 4)
+    sizes = {"vision": {"dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16}, "embed_dim": 12}
+    source = clip(**sizes, text={"dim": 16, "depth": 1, "num_heads": 2})
+    new = convert(source, "v2", out=tmp_path / "v2")
+    words = ("train-clip", "--data", f"shards:{tmp_path / 'a.tar'}", "--samples", 8, "--batch-size", 4)
+    words += ("--epochs", 1, "--warmup-epochs", 0, "--learning-rate", 1e-12, "-q", "--from", tmp_path / "v2")
+    code, _, err = run_cli(*words, "--model", "diffclip", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert load_model(str(tmp_path / "run")).config == new.config
+    before, after = (load_file(tmp_path / run / "model.safetensors") for run in ("v2", "run"))
+    assert all(torch.allclose(before[name], after[name], rtol=0, atol=1e-4) for name in before)
+    code, _, err = run_cli(*words, "--model", "clip", "--out", tmp_path / "x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is no clip; give the --model of its attention" in err
 
 
 def test_the_scale_stays_within_its_bounds(tmp_path):

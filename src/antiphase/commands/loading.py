@@ -233,11 +233,11 @@ def _named(model: Any, modules: "dict[str, nn.Module]") -> str:
     """Return the specification of a model; a module is added to the modules."""
     from torch import nn
 
-    if isinstance(model, str):
-        return model
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
-        raise UserError(f"model: got a {kind}; expected a specification or a torch.nn.Module")
+        raise UserError(f"model: got a {kind}; expected a specification, a training or a torch.nn.Module")
     card = getattr(model, "card", None)
     stem = f"{PREFIX}{kind if card is None else card.name}"
     specs = chain([stem], (f"{stem}-{number}" for number in count(2)))

@@ -194,6 +194,13 @@ class Result(ABC):
             self.write_report(out)
         return out
 
+    def __fspath__(self) -> str:
+        if self.directory is None:
+            raise UserError(
+                f"a result of antiphase {self.kind} that is not on disk: give it out=, or save it"
+            )
+        return str(self.directory)
+
     def line(self) -> str:
         return self.headlines()[0].line
 

@@ -157,6 +157,12 @@ class Samples(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images>"
 
+    @property
+    def left_out(self) -> list[str]:
+        """A warning that counts what is ``skipped``, if anything is."""
+        told = f"{self.name} ({self.split}): {len(self.skipped):,} left out, the first: "
+        return [told + self.skipped[0]] if self.skipped else []
+
     def without_unreadable(
         self, limit: int | None = None, seed: int | None = None, *, progress: bool = True
     ) -> Self:

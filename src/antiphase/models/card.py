@@ -1,7 +1,7 @@
 """Metadata of a loaded model, and what follows from them for the images that several models get."""
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
 from antiphase.models.preprocessing import Preprocessing
 from antiphase.modules import to_evaluation
+from antiphase.terminal import eps_label
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
@@ -240,7 +241,7 @@ def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
     recipes = [card.recipe or {} for card in (one, other)]
     if all("epochs" in recipe for recipe in recipes):
         unequal = [name for name in _RECIPE if len({str(recipe.get(name)) for recipe in recipes}) > 1]
-        words = (", ".join(f"{name} {recipe.get(name)}" for name in unequal) for recipe in recipes)
+        words = (", ".join(f"{name} {_in_words(recipe.get(name))}" for name in unequal) for recipe in recipes)
         pairs.append(("recipes", *words))
     told = f"{one.spec} and its twin {other.spec} differ in more than their attention"
     return [
@@ -248,6 +249,14 @@ def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
         for what, mine, theirs in pairs
         if mine and theirs and mine != theirs
     ]
+
+
+def _in_words(value: Any) -> str:
+    """Return a setting of a recipe as a reader has it: settings of its own in brackets, without those not given."""
+    if not isinstance(value, Mapping):
+        return "none" if value is None else str(value)
+    given = {name: eps_label(one) if name == "eps" else one for name, one in value.items() if one is not None}
+    return f"({', '.join(f'{name} {one}'.replace('_', ' ') for name, one in given.items())})"
 
 
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:

@@ -31,7 +31,7 @@ from antiphase.registry import MODELS, RUNS, find
 
 @validated
 def load_model(
-    spec: Annotated[str, OWN_WORDS],
+    spec: Annotated[str | os.PathLike[str], OWN_WORDS],
     *,
     random_weights: bool = False,
     seed: Seed = 0,
@@ -52,6 +52,7 @@ def load_model(
     >>> load_model("specimen:diffvit-0").card.attention
     'differential'
     """
+    spec = os.fspath(spec) if isinstance(spec, os.PathLike) else spec
     if not isinstance(spec, str) or not spec:
         raise UserError(f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0'")
     name, text, stated = named_spec(spec)

@@ -56,7 +56,6 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     lineup = Lineup(lineup.models, lineup.twins, data)
     lineup.check_fit()
     models = lineup.by_name
-    left_out = [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
     kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])
     say_time(((*attack, data) for attack in attacks_of(lineup, options)), out)
 
@@ -71,7 +70,7 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     if norms := [entry for one in options.each_attack() if one.minimal for entry in _norms(rows, one)]:
         summary["norms"] = norms
     aligned, unknown = _alignment(models, data, options)
-    warnings = [*(left_out if data.skipped else []), *lineup.doubts(), *notes, *doubts, *chance, *unknown]
+    warnings = [*data.left_out, *lineup.doubts(), *notes, *doubts, *chance, *unknown]
     if aligned is not None:
         summary["alignment"] = entries(alignment(aligned))
     if this_process().first:

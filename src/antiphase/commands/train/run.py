@@ -29,7 +29,7 @@ from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for,
 from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
-from antiphase.models.trained import FOLDER, RESIZE, starting_model, with_new_head
+from antiphase.models.trained import FOLDER, RESIZE, SQUARE, starting_model, with_new_head
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.registry import VITS
@@ -156,6 +156,7 @@ def _train_clip(options: train.TrainClipOptions) -> Metrics:
     amount["skip_bad"] = options.skip_bad
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
     held_out = _held_out(options, isinstance(pairs, PairSet))
+    left_out += [line for part in (pairs, *held_out) if isinstance(part, PairSet) for line in part.left_out]
     preset = TRAINING_PRESETS[options.preset]["size"]
     fields: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
     fields = options.chosen("init", "lambda_init", "variant") | fields
@@ -179,6 +180,10 @@ def _train_clip(options: train.TrainClipOptions) -> Metrics:
         place = f"{start / checkpoints.RECIPE_FILE}: "
         model, built = checkpoints.as_config(ClipConfig, source.get("model"), place, ("model",)), recipe.model
         kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
+        if "converted" in source:  # into any kind of differential attention
+            kinds = [tuple(kind == "softmax" for kind in towers) for towers in kinds]
+        if SQUARE in source:
+            raise UserError(f"from {start}: prepares images as no CLIP of train-clip does")
         if kinds[0] != kinds[1]:
             raise UserError(f"from {start}: is no {options.model}; give the --model that it was trained as")
         recipe = recipe.model_copy(
