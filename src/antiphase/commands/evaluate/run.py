@@ -386,9 +386,5 @@ def load_source(
 
 def left_out(source: Source) -> list[str]:
     """Return a line for each part of a data set that something was left out of."""
-    parts = {"": source.test, " (train)": source.train, " (val)": source.validation}
-    return [
-        f"{source.name}{part}: {len(names):,} left out, the first: {names[0]}"
-        for part, data in parts.items()
-        if (names := getattr(data, "skipped", ()))
-    ]
+    parts = (source.test, source.train, source.validation)
+    return [line for data in parts for line in getattr(data, "left_out", ())]

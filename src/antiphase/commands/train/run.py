@@ -49,15 +49,13 @@ def run(options: train.TrainingOptions, command: str = "") -> Metrics:
     """Train what the options say into ``options.out`` and write ``run.json``; return the metrics of each epoch."""
     began = time.monotonic()
     check_trackers(options.track)
-    kinds: Any = {
-        train.TrainOptions: _train_classifier,
-        train.TrainClipOptions: _train_clip,
-        train.TrainVlmOptions: _train_vlm,
-    }
-    metrics = kinds[type(options)](options)
+    left_out: list[str] = []
+    kinds: Any = {"TrainOptions": _train_classifier, "TrainClipOptions": _train_clip}
+    metrics = kinds.get(type(options).__name__, _train_vlm)(options, left_out)
     if this_process().first:
         about = {"command": command, "options": options.record()}
         about |= finished(options.out, began) | environment_record(loading.find_device("auto"))
+        about |= {"warnings": left_out} if left_out else {}
         write_json(options.out / "run.json", about)
     return metrics
 
@@ -71,7 +69,7 @@ def _of_recipe(options: train.TrainingOptions, recipe: type[BaseModel]) -> dict[
     return fields
 
 
-def _train_classifier(options: train.TrainOptions) -> Metrics:
+def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metrics:
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
     stored = options.chosen(RESIZE)
     model, module = None, loading.live_object(named_spec(options.model).spec)
@@ -89,6 +87,7 @@ def _train_classifier(options: train.TrainOptions) -> Metrics:
         validation = None if held_out == "none" else _images(options, held_out, "test", model)
     except NoSuchSplit as error:
         raise UserError(f"{error}; --held-out none trains without") from None
+    left_out += [line for part in (images, validation) if part is not None for line in part.left_out]
     fields = _of_recipe(options, Recipe)
     fields |= {"adversarial": options.adversary or None, "defences": options.defences or None}
     fields |= {"data": images.name} if in_memory else {}
@@ -146,7 +145,7 @@ def _in_order(model: nn.Module, images: ImageSet, options: train.TrainOptions) -
     return images
 
 
-def _train_clip(options: train.TrainClipOptions) -> Metrics:
+def _train_clip(options: train.TrainClipOptions, left_out: list[str]) -> Metrics:
     from antiphase.evaluation.retrieval import encoder_numbers
     from antiphase.training.contrastive import train_clip
 
@@ -171,10 +170,8 @@ def _train_clip(options: train.TrainClipOptions) -> Metrics:
 
     how = _how(options) | {"evaluate": evaluate, "compiled": options.compile}
     if (start := options.from_run) is not None:
-        source, how["weights"] = (
-            checkpoints.read_recipe(start),
-            checkpoints.read_weights(start / checkpoints.WEIGHTS_FILE),
-        )
+        source = checkpoints.read_recipe(start)
+        how["weights"] = checkpoints.read_weights(start / checkpoints.WEIGHTS_FILE)
         if source.get("kind") != "clip":
             raise UserError(f"from {start}: holds no CLIP; expected a run of antiphase train-clip")
         place = f"{start / checkpoints.RECIPE_FILE}: "
@@ -185,7 +182,7 @@ def _train_clip(options: train.TrainClipOptions) -> Metrics:
         if SQUARE in source:
             raise UserError(f"from {start}: prepares images as no CLIP of train-clip does")
         if kinds[0] != kinds[1]:
-            raise UserError(f"from {start}: is no {options.model}; give the --model that it was trained as")
+            raise UserError(f"from {start}: is no {options.model}; give the --model of its attention")
         recipe = recipe.model_copy(
             update={"model": model, "start": checkpoints.weights_digest(how["weights"])}
         )
@@ -212,7 +209,7 @@ def _held_out(options: train.TrainClipOptions, indexed: bool) -> list[PairSet]:
     return sets
 
 
-def _train_vlm(options: train.TrainVlmOptions) -> Metrics:
+def _train_vlm(options: train.TrainVlmOptions, _: list[str]) -> Metrics:
     from antiphase.data.conversations import load_conversations
     from antiphase.models.zoo import load_model
     from antiphase.vlm.checkpoint import MERGE, VlmRecipe, add_lora, aligned, assemble, make_vlm_recipe
