@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase import store
-from antiphase.commands.audit.cells import measure
+from antiphase.commands.audit.run import measure
 from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.certify.run import certify
 from antiphase.commands.evaluate import EvaluateOptions

@@ -15,8 +15,8 @@ from antiphase.cli.app import how_typed, register
 from antiphase.commands.audit import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.command import Command
+from antiphase.commands.convert import ExportOptions
 from antiphase.commands.evaluate import EvaluateOptions
-from antiphase.commands.export import ExportOptions
 from antiphase.commands.look import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense import SenseOptions

@@ -19,21 +19,21 @@ import polars as pl
 import torch
 
 from antiphase.commands.audit import AuditOptions
-from antiphase.commands.audit.cells import KeptImages, measure
 from antiphase.commands.audit.run import (
+    KeptImages,
     attack_settings,
     attacks_of,
     combined,
     draw_gallery,
     keep_some,
+    measure,
     say_time,
     with_images,
 )
 from antiphase.commands.evaluate.run import load_source
-from antiphase.commands.lineup import Lineup
+from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.run_files import write_run
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import printable, write_json

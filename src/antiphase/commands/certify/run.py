@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify import CertifyOptions
-from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.run_files import described, write_run
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import ABOUT_SCHEMA, BATCH_SIZE, Part, Rows, entries, rows_of, sense
 from antiphase.data import ImageSet

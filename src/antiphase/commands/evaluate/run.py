@@ -14,9 +14,8 @@ import polars as pl
 from torch import nn
 
 from antiphase.commands.evaluate import EvaluateOptions
-from antiphase.commands.lineup import Lineup
+from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
-from antiphase.commands.run_files import write_run
 from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, load_data, load_pairs
 from antiphase.data.folders import data_root
 from antiphase.data.hub import has_captions

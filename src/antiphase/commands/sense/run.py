@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
-from antiphase.commands.lineup import Lineup, load_lineup
-from antiphase.commands.run_files import described, write_run
+from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.sense import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError

@@ -13,9 +13,8 @@ from antiphase.attacks.engine.oracle import logits_of
 from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 from antiphase.commands.audit.run import attack_settings, check_attack, load_attacked
-from antiphase.commands.lineup import Lineup
+from antiphase.commands.lineup import Lineup, described, write_run
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.run_files import described, write_run
 from antiphase.commands.transfer import TransferOptions
 from antiphase.errors import UserError
 from antiphase.evaluation import rates as asr

@@ -14,7 +14,7 @@ from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
 from antiphase.commands.audit import AuditOptions
-from antiphase.commands.audit.cells import AGAIN, measure
+from antiphase.commands.audit.run import AGAIN, measure
 from antiphase.commands.certify.run import measure_radii
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
