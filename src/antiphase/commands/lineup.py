@@ -20,8 +20,7 @@ from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.files import printable, write_json
 from antiphase.models import card as model_card
-from antiphase.models.card import card_of
-from antiphase.models.class_names import read_class_names
+from antiphase.models.class_names import in_model_order, read_class_names
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.zeroshot import bound, is_dual_encoder
 from antiphase.models.zoo import fingerprint
@@ -62,6 +61,14 @@ class Lineup:
     def check_fit(self) -> None:
         for model in self.everyone:
             check_fit(model_card.card_of(model), self.data)
+
+    def ordered(self) -> "tuple[Lineup, list[str]]":
+        """Return the same with labels in the order of the models' outputs, which have to fit, and doubts about it."""
+        cards = [model_card.card_of(model) for model in self.everyone]
+        data, notes = in_model_order(cards, self.data)
+        lineup = replace(self, data=data)
+        lineup.check_fit()
+        return lineup, notes
 
     def about(self) -> list[dict[str, Any]]:
         """Return what ``summary.json`` says of each model."""
@@ -217,7 +224,7 @@ def described(
     **shared: Any,
 ) -> pl.DataFrame:
     """Return rows with the columns of a schema: what they share is added, and the true labels of the data."""
-    card = card_of(model)
+    card = model_card.card_of(model)
     shared = {"model": name, "attention": card.attention, "seed": card.seed} | shared
     if data is not None:
         labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
@@ -248,20 +255,14 @@ def write_run(
         if frame is None:
             (out / f"{name}.parquet").unlink(missing_ok=True)
         else:
-            write_frame(out / f"{name}.parquet", _with_files(frame, lineup.data))
+            files = getattr(lineup.data, "files", None)
+            if files is not None and "sample" in frame.columns:  # the samples are files
+                named = pl.DataFrame({"sample": lineup.data.ids.numpy(), "file": list(map(printable, files))})
+                before = frame.columns[: frame.columns.index("sample") + 1]
+                frame = frame.join(named, on="sample", how="left", maintain_order="left")
+                frame = frame.select(*before, "file", pl.exclude(*before, "file"))
+            write_frame(out / f"{name}.parquet", frame)
     end = finished(out, began)
     about = lineup.record(options, settings, warnings, command, end["seconds"])
     write_json(out / "run.json", about | end | record)
     write_json(out / "summary.json", summary)
-
-
-def _with_files(frame: pl.DataFrame, data: Any) -> pl.DataFrame:
-    """Return rows with the column ``file`` behind ``sample``, if the samples are files."""
-    files = getattr(data, "files", None)
-    if files is None or "sample" not in frame.columns:
-        return frame
-    named = pl.DataFrame({"sample": data.ids.numpy(), "file": list(map(printable, files))})
-    before = frame.columns[: frame.columns.index("sample") + 1]
-    return frame.join(named, on="sample", how="left", maintain_order="left").select(
-        *before, "file", pl.exclude(*before, "file")
-    )

@@ -164,7 +164,7 @@ class Result(ABC):
 
         Models of the same name are paired, and the others in their order. Differences are on the images, attacks and ε
         that both have, with 95 % intervals. ``decided`` is 1 or −1 where the difference is above or below 0, corrected
-        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts. A UserError refuses
+        by Holm for those that are read together: of one quantity at all ε, radii or layers. A UserError refuses
         results that share nothing.
         """
         if type(self) is not type(other):
@@ -307,7 +307,7 @@ def listed(models: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(names[:2] if more else names) + more
 
 
-_ALONG = ("eps", "radius", "layer", "text")  # columns whose values are read together
+_ALONG = ("eps", "radius", "layer")  # columns whose values are read together
 _NUMBERS = ("difference", "low", "high", "p_value", "n", "seeds", "headline", "decided", "place")
 _CELL = ("attack", "norm", "eps", "site", "layer", "sample")  # of rows, those that they have
 

@@ -321,8 +321,15 @@ class AuditResult(Result):
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
     def difference_tables(self) -> list[Table]:
+        def field(entry: Mapping[str, Any]) -> Field:
+            field = difference_field(entry)
+            if entry["p_value"] is not None:
+                return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
+            images = words.percent_range(entry["image_low"], entry["image_high"])
+            return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
+
         means = self.mean_comparisons.rename({"value": "difference"})
-        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, _difference_field)
+        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, field)
 
     def _tables(
         self,
@@ -412,11 +419,3 @@ def _title(attack: str, norm: str) -> str:
 
 def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
     return frame.filter(attack=attack[0], norm=attack[1])
-
-
-def _difference_field(entry: Mapping[str, Any]) -> Field:
-    field = difference_field(entry)
-    if entry["p_value"] is not None:
-        return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
-    images = words.percent_range(entry["image_low"], entry["image_high"])
-    return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))

@@ -31,7 +31,6 @@ from antiphase.errors import UserError
 from antiphase.evaluation.rates import ROW_SCHEMA, clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import printable, replacing
 from antiphase.models.card import card_of
-from antiphase.models.class_names import in_model_order
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
@@ -122,9 +121,8 @@ def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
     first = parts.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
     first = first.with_columns(pl.when("success").then("attack").alias("felled_by"))
     places = parts.filter(attack=attacks[0]).select(keys)
-    worst = places.join(first, on=keys, maintain_order="left").with_columns(
-        attack=pl.lit(f"{WORST}{', '.join(attacks)}")
-    )
+    worst = places.join(first, on=keys, maintain_order="left")
+    worst = worst.with_columns(attack=pl.lit(f"{WORST}{', '.join(attacks)}"))
     return pl.concat([worst.select(rows.columns), rows])
 
 
@@ -255,10 +253,8 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
         return find(QUESTIONS, options.questions, "questions")(options, command)
     lineup = lineup or load_attacked(options)
     began, out = time.monotonic(), options.out
-    data, notes = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
-    lineup = Lineup(lineup.models, lineup.twins, data)
-    lineup.check_fit()
-    models = lineup.by_name
+    lineup, notes = lineup.ordered()
+    models, data = lineup.by_name, lineup.data
     kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])
     say_time(((*attack, data) for attack in attacks_of(lineup, options)), out)
 
@@ -315,9 +311,8 @@ def check_attack(options: AuditOptions) -> None:
     for eps in options.eps:
         Threat(options.norm, eps)
     if options.control and not options.controls:
-        raise UserError(
-            f"--control: {options.attack} is a control itself; leave it out or choose another --attack"
-        )
+        fix = "leave it out or choose another --attack"
+        raise UserError(f"--control: {options.attack} is a control itself; {fix}")
     for attack in options.each_attack():
         _ = attack.ensemble
     if options.compile:
@@ -335,9 +330,8 @@ def load_attacked(options: AuditOptions) -> Lineup:
 
 def fingerprints(options: AuditOptions) -> tuple[dict[str, str], str]:
     """Return the SHA-256 of every model, by name, and that of the data, as ``run.json`` has them."""
-    lineup = load_attacked(options)
-    data, _ = in_model_order([card_of(model) for model in lineup.everyone], lineup.data)
-    return {name: fingerprint(model) for name, model in lineup.by_name.items()}, data.fingerprint()
+    lineup, _ = load_attacked(options).ordered()
+    return {name: fingerprint(model) for name, model in lineup.by_name.items()}, lineup.data.fingerprint()
 
 
 def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[str, Any]:

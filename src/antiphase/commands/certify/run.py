@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,6 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
-from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.report import figure as figures
@@ -66,10 +65,8 @@ def certify(
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Smooth each model on the same images and write the run directory; return rows and summary."""
     began = time.monotonic()
-    cards = {name: card_of(model) for name, model in lineup.by_name.items()}
-    data, warnings = in_model_order(list(cards.values()), lineup.data)
-    lineup = replace(lineup, data=data)
-    lineup.check_fit()
+    lineup, warnings = lineup.ordered()
+    data, cards = lineup.data, {name: card_of(model) for name, model in lineup.by_name.items()}
     how = (data, smoothing, options, this_process())
     rows = pl.concat(smoothed_rows(*named, *how) for named in lineup.by_name.items())
     outputs = {name: card.classes for name, card in cards.items()}
@@ -310,7 +307,7 @@ class CertifyResult(Result):
 
     def headlines(self) -> list[Headline]:
         models, comparisons = self.summary["models"], self.summary["comparisons"]
-        colors, named = colors_of(families(models)), [model["name"] for model in models]
+        named = [model["name"] for model in models]
         values = self.summary["smoothing"] | {"models": models, "n": models[0]["smoothed_accuracy"]["n"]}
         if comparisons:
             shown, signs = comparisons, decide(list(map(estimate_of, comparisons)))
@@ -327,9 +324,8 @@ class CertifyResult(Result):
                 (f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, place == quoted)
                 for place, (row, sign) in enumerate(zip(shown, signs, strict=True))
             ]
-            sides = [
-                (one["name"], colors[one["name"]], [estimate_of(one["clean_accuracy"])]) for one in models
-            ]
+            rates = ([estimate_of(model["clean_accuracy"])] for model in models)
+            sides = [(name, self.colors[name], rate) for name, rate in zip(named, rates, strict=True)]
             what, below = "Certified", "Accuracy without smoothing"
             figure = figures.answer_figure(what, rows, below, sides, figures.chance(models))
             return Plot("answer", figure, _words("answer", compared=bool(comparisons)))
@@ -437,13 +433,14 @@ def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
         frame = _frame(ratios).rename({"metric": "quantity"})
         frame = frame.select("layer", "quantity", "value", "low", "high")
         title, down = " / ".join(model["name"] for model in models) + ", geometric means", "ratio of"
-        frame = frame.with_columns(pl.lit("whole models").alias(down))
+        place = pl.lit("whole models")
         if "printed" in frame["quantity"]:  # every layer predicts the R of the whole model
             title, down = (
                 f"{title}; equation (6) predicts R from the maps of one block",
                 "(6) for the block at",
             )
-            frame = frame.with_columns(pl.format("depth {}", pl.col("layer") + 1).alias(down))
+            place = pl.format("depth {}", pl.col("layer") + 1)
+        frame = frame.with_columns(place.alias(down))
         tables.append(tabulate("ratios", title, frame, [down], "quantity", _estimate, _RATIOS))
     return tables
 

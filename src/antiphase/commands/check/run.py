@@ -100,24 +100,28 @@ class _Examination:
 
     def result(self, index: int | None) -> LayerCheck:
         norm, ratio = self.norm(), len(self.detection.positive) // len({*self.detection.negative})
-        factor = self.factor_of_normed() if norm else None
+        learned = self.learned()
+        initial = self.initial(learned)
+        early, factor = self.factor(initial) if norm else (False, None)
         rescaled = factor is not None and abs(factor - 1) > _SAME
-        variant = "DINT" if self.detection.integral else "grouped" if ratio > 1 else "V1"
+        integral = self.detection.integral
+        variant = "DINT" if integral else "grouped" if ratio > 1 else "V1"
         if self.detection.lam is None and (ratio > 1 or not rescaled):
             variant = "gated" if ratio > 1 else "V2"
-        text = (
-            f"{ratio} maps share a subtracted one"
-            if ratio > 1
-            else "pairs of maps that weigh the same values"
-        )
-        learned = self.learned()
+        shared = f"{ratio} maps share a subtracted one"
+        text = shared if ratio > 1 else "pairs of maps that weigh the same values"
         findings = [Finding("pairing", "right", text), self.scale(), self.lambda_moves(learned)]
-        if variant in ("V2", "gated"):
+        if norm and variant in ("V2", "gated"):
             text = f"it removes the size of the difference; {variant} has none"
-            findings.append(Finding("norm", "off", text) if norm else _of_norm(norm))
+            findings.append(Finding("norm", "off", text))
+        elif variant in ("V2", "gated"):
+            findings.append(_of_norm(norm))
+        elif early and not rescaled and not integral:
+            why = f"1 − λ_init = {1 - (initial or 0.0):.4g}, which comes before it; multiply behind the norm"
+            findings += [_by_depth(initial, index), Finding("norm", "off", f"it removes the factor {why}")]
         else:
-            initial = self.initial(learned)
-            findings += [_by_depth(initial, index), *self.behind(norm, factor, initial)]
+            findings += [_by_depth(initial, index), _of_norm(norm)]
+            findings += [] if integral or norm is False else [_of_factor(factor, initial)]
         return LayerCheck(self.call.name, "differential", tuple(findings), variant, float(self.lam.mean()))
 
     def run(self, maps: Tensor) -> Any:
@@ -210,54 +214,39 @@ class _Examination:
         linear = (more - (_LARGE / _SMALL - 1) * change).abs().max() < _SAME * more.abs().max()
         return False if linear else None
 
-    def heads(self, maps: Tensor) -> Tensor:
-        """Return the last tensor that depends on the maps and is projected; the output if there is none."""
-        (run, calls), (_, others) = self.run(maps), self.run(2 * maps.flip(-1))
-        for one, other in reversed(list(zip(calls, others, strict=True))):
-            linear = one.name in ("linear", "matmul", "__matmul__") and isinstance(one.args[1], nn.Parameter)
-            if linear and (one.args[0] - other.args[0]).abs().max() > 1e-9 * one.args[0].abs().max():
-                return one.args[0]
-        return run.output
-
-    def factor_of_normed(self) -> float | None:
-        """Return what the normed heads are multiplied by, apart from the weight of the norm, if it can be told."""
-        heads, count = self.heads(_LARGE * self.maps), len(self.detection.positive)
-        if heads.shape[-1] % count:
-            return None
-        flat = heads.reshape(-1, count, heads.shape[-1] // count)
-        for weight in (torch.ones(1), *self.module.parameters()):
-            if weight.ndim == 1 and weight.numel() in (1, flat.shape[-1], heads.shape[-1]):
-                rows = flat.flatten(1) / weight.detach().to(flat).repeat(heads.shape[-1] // weight.numel())
-                sizes = rows.view(flat.shape).square().mean(-1).sqrt()
-                if sizes.isfinite().all() and sizes.std() < _SAME * sizes.mean():
-                    return float(sizes.mean())
-        return None
-
-    def behind(self, norm: bool | None, factor: float | None, initial: float | None) -> Iterator[Finding]:
-        """Yield what is right and off behind the difference of V1, grouped attention or DINT, which has no factor."""
-        right, plain = 1 - (initial or 0.0), factor is not None and abs(factor - 1) < _SAME
-        rescales = any(abs((one.number or 0.0) - right) < 1e-5 for one in self.run(self.maps)[1])
-        if plain and initial and rescales and not self.detection.integral:
-            text = f"it removes the factor 1 − λ_init = {right:.4g}, which comes before it; multiply behind the norm"
-            yield Finding("norm", "off", text)
-            return
-        yield _of_norm(norm)
-        if self.detection.integral or norm is False:
-            return
-        value = "" if initial is None else f" = {right:.4g}"
-        if factor is None or (initial is None and not plain):
-            yield Finding("factor", "unknown", "whether heads are multiplied by 1 − λ_init cannot be told")
-        elif initial is not None and abs(factor - right) < _SAME:
-            yield Finding("factor", "right", f"1 − λ_init{value}")
-        else:
-            text = f"heads are multiplied by {factor:.4g}; expected 1 − λ_init{value}"
-            yield Finding("factor", "off", text)
+    def factor(self, initial: float | None) -> tuple[bool, float]:
+        """Return whether 1 − λ_init multiplies what the norm removes, and what multiplies what the norm returns."""
+        times = (_SMALL * self.maps, _LARGE * self.maps, _LARGE * self.maps.flip(-1))
+        early, factor, right = False, 1.0, 1 - (initial or 0.0)
+        for calls in zip(*(self.run(maps)[1] for maps in times), strict=True):
+            factor = 1.0 if calls[0].is_softmax else factor  # what comes before the maps is the scale
+            if (number := calls[0].number) is None:
+                continue
+            small, large, other = (max(one.tensors, key=Tensor.numel).double() for one in calls)
+            moved, scaled = (
+                bool((one - large).abs().max() > _SAME * large.abs().max()) for one in (other, small)
+            )
+            wanted = bool(initial) and abs(number - right) < 1e-5
+            early |= wanted and moved and scaled
+            if (moved and not scaled) or (wanted and not moved):  # heads, or the weight of their norm
+                factor *= number
+        return early, factor
 
 
 def _of_norm(norm: bool | None) -> Finding:
     if norm is None:
         return Finding("norm", "unknown", "whether one follows the heads cannot be told")
     return Finding("norm", "right", "one follows the heads" if norm else "none")
+
+
+def _of_factor(factor: float | None, initial: float | None) -> Finding:
+    """Compare the factor behind the norm with 1 − λ_init; None where it cannot be told."""
+    if factor is None or (initial is None and abs(factor - 1) > _SAME):
+        return Finding("factor", "unknown", "whether heads are multiplied by 1 − λ_init cannot be told")
+    value = "" if initial is None else f" = {1 - initial:.4g}"
+    if initial is not None and abs(factor - 1 + initial) < _SAME:
+        return Finding("factor", "right", f"1 − λ_init{value}")
+    return Finding("factor", "off", f"heads are multiplied by {factor:.4g}; expected 1 − λ_init{value}")
 
 
 def _by_depth(value: float | None, index: int | None) -> Finding:

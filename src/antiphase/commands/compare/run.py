@@ -100,7 +100,7 @@ def _left_out(runs: Sequence[Result], records: Sequence[Mapping[str, Any]], fram
         )
         return ", ".join(words)
 
-    for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"], ["text"]):
+    for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"]):
         if all({*keys} <= {*each.columns} for each in (*tables, frame)):
             held, compared = (
                 {told(row) for each in some for row in each.select(keys).unique().rows()}

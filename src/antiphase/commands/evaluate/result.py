@@ -47,8 +47,7 @@ class EvaluateResult(Result):
         return [headline(self.summary)]
 
     def sections(self) -> list[Section]:
-        groups = figures.families(self.summary["models"])
-        sections = []
+        groups, sections = self.families, []
         for name in TASKS:
             results = [row for row in self.summary["results"] if row["task"] == name]
             if results:

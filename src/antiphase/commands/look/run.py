@@ -6,11 +6,11 @@ import math
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,7 +26,7 @@ from torch import Tensor
 from antiphase.commands.lineup import environment_record, short_names
 from antiphase.commands.loading import find_device, load_models
 from antiphase.commands.look import LookOptions
-from antiphase.commands.result import Result, in_files, listed, paired_models
+from antiphase.commands.result import Result, in_files, listed
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
@@ -36,7 +36,7 @@ from antiphase.report.figure import STYLE, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
 from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
-from antiphase.statistics.intervals import Estimate, clipped, jackknife, paired_difference, proportion
+from antiphase.statistics.intervals import Estimate, clipped, jackknife, proportion
 from antiphase.terminal import console, progress_bar, say
 
 _AT_ONCE = 8  # images through a model; affects no map
@@ -112,29 +112,6 @@ class LookResult(Result):
             write_json(path.with_suffix(".json"), self.summary)
             write_page(page, self.record, self.headlines(), self.drawn, settings=self.settings_title)
         return page
-
-    def differences(self, other: Self) -> pl.DataFrame:
-        """Return the differences of both rates over the images, for each pair of models, method and text."""
-        mine, theirs = self.frame(), other.frame()
-        if any("pointing_game" not in frame.columns for frame in (mine, theirs)):
-            how = "maps are compared by how they fit masks"
-            raise UserError(f"compare: {how}; expected look with mask= in both")
-        partners = {against: model for model, against in paired_models(self, other)}
-        theirs = theirs.filter(pl.col("model").is_in(partners)).with_columns(
-            against="model", model=pl.col("model").replace(partners)
-        )
-        both = mine.join(theirs, on=["model", *_PLACE], suffix="_against", maintain_order="left")
-        apart = any(self.summary[name] != other.summary[name] for name in ("images", "texts", "methods"))
-        if apart or both["average_precision_against"].has_nulls():
-            raise UserError("compare: different images, texts or methods; expected the same in both")
-        rows = []
-        for key, block in both.group_by("model", "against", "method", "text", maintain_order=True):
-            hits = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
-            precision = _mean(block["average_precision"] - block["average_precision_against"])
-            estimates = {"pointing_game": paired_difference(*hits), "average_precision": precision}
-            rows += [(*key, metric, *asdict(rate).values()) for metric, rate in estimates.items()]
-        columns = ["model", "against", "method", "text", "metric", "difference", "low", "high", "n"]
-        return pl.DataFrame(rows, columns, orient="row")
 
 
 def run(options: LookOptions, command: str = "") -> dict[str, Any]:

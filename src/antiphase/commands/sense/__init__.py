@@ -67,16 +67,14 @@ class SenseOptions(Measurement):
     def _check(self) -> "SenseOptions":
         for eps in self.eps:
             if not 0 < eps <= 1:
-                raise UserError(
-                    f"eps {eps:g}: expected numbers above 0 and at most 1, in units of the [0, 1] pixel range"
-                )
+                expected = "expected numbers above 0 and at most 1, in units of the [0, 1] pixel range"
+                raise UserError(f"eps {eps:g}: {expected}")
         for name, parts in _USERS.items():
             at_default = getattr(self, name) == type(self).model_fields[name].default
             if self.typed(name) and not at_default and not set(parts) & set(self.parts):
                 option = name.replace("_", "-")
-                raise UserError(
-                    f"--{option}: is of {' and '.join(parts)} alone; add it to --parts or leave --{option} out"
-                )
+                fix = f"add it to --parts or leave --{option} out"
+                raise UserError(f"--{option}: is of {' and '.join(parts)} alone; {fix}")
         return self
 
 

@@ -2,7 +2,7 @@
 
 import time
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from antiphase.commands.transfer import TransferOptions
 from antiphase.errors import UserError
 from antiphase.evaluation import rates as asr
 from antiphase.models.card import card_of
-from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
 from antiphase.report.figure import new_figure, shortened
@@ -41,11 +40,8 @@ def run(options: TransferOptions, command: str = "") -> None:
     lineup, began = load_attacked(options), time.monotonic()
     if len(lineup.models) < 2:
         raise UserError(f"model {lineup.names[0]}: expected two or more, separated by commas")
-    cards = [card_of(model) for model in lineup.models]
-    data, notes = in_model_order(cards, lineup.data)
-    lineup = Lineup(lineup.models, (), data)
-    lineup.check_fit()
-    parts, doubts = [], lineup.doubts() + notes
+    lineup, notes = lineup.ordered()
+    data, parts, doubts = lineup.data, [], lineup.doubts() + notes
     for surrogate in lineup.names:
         for eps in options.eps:
             found, warnings = _measure(surrogate, eps, lineup, options)
@@ -58,7 +54,8 @@ def run(options: TransferOptions, command: str = "") -> None:
             doubts += [f"{surrogate}: {warning}" for warning in warnings]
     rows = pl.concat(parts)
     summary = asr.summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}
-    settings = attack_settings(options, max(card.classes for card in cards)) | {"budgets": "independent"}
+    classes = max(card_of(model).classes for model in lineup.models)
+    settings = attack_settings(options, classes) | {"budgets": "independent"}
     write_run(lineup, options, summary, {"rows": rows}, settings, [*dict.fromkeys(doubts)], command, began)
 
 
@@ -70,9 +67,8 @@ def _measure(
     what = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
     what |= {"shown to": [fingerprint(model) for model in models.values()], "seed": options.seed}
     what |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
-    what |= (
-        {"precision": "bf16"} if options.precision == "bf16" else {}
-    )  # auto shares rows with float32, as in audit
+    # auto shares rows with float32, as in audit
+    what |= {"precision": "bf16"} if options.precision == "bf16" else {}
     wanted = [(surrogate, sample) for sample in data.ids.tolist()]
     cache = Cache(options.out, {surrogate: what}, _CELL_SCHEMA, wanted, this_process())
     how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision", "compile")}
@@ -130,26 +126,22 @@ class TransferResult(Result):
 
     def headlines(self) -> list[Headline]:
         """Compare both ways between differential and standard attention, or between the first two models."""
-        kinds = ["differential", "standard"]
         attention = {model["name"]: model["attention"] for model in self.summary["models"]}
-        sides = [
-            [name for name in attention if attention[name] == kind] for kind in ("differential", "softmax")
-        ]
-        if not all(sides):
-            sides = [[name] for name in [*attention][:2]]
-            kinds = [shortened(name, 16) for (name,) in sides]
-        pairs = [(f"{one} → {two}", f"{two} → {one}") for one in sides[0] for two in sides[1]]
+        kinds = {"differential": "differential", "standard": "softmax"}
+        sides = {
+            side: [name for name in attention if attention[name] == kind] for side, kind in kinds.items()
+        }
+        if not all(sides.values()):
+            sides = {shortened(name, 16): [name] for name in [*attention][:2]}
+        pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in product(*sides.values())]
         spans = asr.over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
         row = spans[quoted_place([(row["image_low"] > 0) - (row["image_high"] < 0) for row in spans])]
         found = self.rates.filter(eps=row["eps"])
-        means = [
-            found.filter(pl.col("model").is_in(way))["value"].to_numpy().mean()
-            for way in zip(*pairs, strict=True)
-        ]
-        there, back = map(float, means)
+        ways = [found.filter(pl.col("model").is_in(way))["value"] for way in zip(*pairs, strict=True)]
+        there, back = (float(rates.to_numpy().mean()) for rates in ways)
         interval = percent_range(row["image_low"], row["image_high"])
         difference = with_interval(f"{points(there - back)} points", interval)
-        title = f"{kinds[0]} → {kinds[1]} {percent(there)} %, back {percent(back)} %: {difference}"
+        title = f"{' → '.join(sides)} {percent(there)} %, back {percent(back)} %: {difference}"
         lead = (
             "Share of images, made on one model, that change the prediction of the other. Paired by image, mean over "
             f"pairs of models: {len(pairs)}; the interval is over the images, for these weights."
@@ -174,12 +166,9 @@ class TransferResult(Result):
 
     def sections(self) -> list[Section]:
         heads = {model["name"]: model["name"] for model in self.summary["models"]}
-        matrices = [
-            tabulate(
-                f"transfer-{number}", f"ε = {eps_label(eps)}, %", rows, ["surrogate"], "target", rate_field, heads
-            )
-            for number, ((eps,), rows) in enumerate(self.rates.group_by("eps", maintain_order=True))
-        ]  # fmt: skip
+        matrices, how = [], (["surrogate"], "target", rate_field, heads)
+        for number, ((eps,), rows) in enumerate(self.rates.group_by("eps", maintain_order=True)):
+            matrices.append(tabulate(f"transfer-{number}", f"ε = {eps_label(eps)}, %", rows, *how))
         lines = differences(self.frame()).with_columns(way=pl.format("({}) − ({})", "model", "against"))
         table = tabulate("differences", "Points", lines, ["way"], "eps", difference_field, eps_label)
         words = "Rows: the model that the images were made on. Columns: the model that they were shown to."
