@@ -73,7 +73,8 @@ class LookResult(Result):
             sides = (f"{hit} of {name}" for hit, name in zip(hits, names, strict=True))
             title = f"{what} is highest on the object in {' and '.join(sides)}"
         elif len(blocks) > 1:
-            alike = [_correlation(*pair) for pair in zip(*(block["map"] for block in blocks), strict=True)]
+            maps = (block["map"].to_list() for block in blocks)
+            alike = [_correlation(*pair) for pair in zip(*maps, strict=True)]
             title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
