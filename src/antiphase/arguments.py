@@ -206,18 +206,17 @@ def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:
 
 
 _ANYTHING = _Kind("anything", lambda value: True)
-_NUMBER = _Kind(
-    "a number",
-    lambda value: (
-        isinstance(value, Real)
-        and not isinstance(value, bool)
-        and (not isinstance(value, Integral) or abs(int(value)) <= sys.float_info.max)
-    ),
-)
+
+
+def _is_number(value: Any, most: float = math.inf) -> bool:
+    most = sys.float_info.max if isinstance(value, Integral) else most
+    return isinstance(value, Real) and not isinstance(value, bool) and not abs(value) > most
+
+
 _PLAIN = {
     Any: _ANYTHING,
     int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    float: _Kind("a number", lambda value: _NUMBER.holds(value) and abs(value) <= sys.float_info.max),
+    float: _Kind("a number", lambda value: _is_number(value, sys.float_info.max) and value == value),
     Callable: _Kind("a callable", callable),
 }
 _WORDS = {str: "text", bool: "True or False", Tensor: "a torch tensor", type(None): "None"}
@@ -230,7 +229,7 @@ def _kind(hint: Any) -> _Kind:
     if isinstance(hint, TypeVar) or OWN_WORDS in parts:
         return _ANYTHING
     if origin is Annotated:
-        kind = _NUMBER if ANY_NUMBER in parts else _kind(parts[0])
+        kind = _Kind("a number", _is_number) if ANY_NUMBER in parts else _kind(parts[0])
         musts = [part for part in parts[1:] if isinstance(part, Must) and part.words]
         words = f"{kind.words} {' and '.join(must.words for must in musts)}".strip()
 
@@ -254,9 +253,8 @@ def _kind(hint: Any) -> _Kind:
         words = f"{words} of {hint.dtype.__name__.lower()} and shape ({shape})"
         return _Kind(words, lambda value: isinstance(value, hint), (hint,))
     if origin in _LISTS:
-        words = f"a {_LISTS[origin]}" + (
-            f", each {_kind(parts[0]).words}" if len({*parts} - {...}) == 1 else ""
-        )
+        each = f", each {_kind(parts[0]).words}" if len({*parts} - {...}) == 1 else ""
+        words = f"a {_LISTS[origin]}{each}"
         return _Kind(words, lambda value: _holds(origin, parts, value))
     words = _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
     return _PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin))

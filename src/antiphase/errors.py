@@ -37,17 +37,9 @@ _BOUNDS = {
     "less_than_equal": ("of at most", "le"),
     "less_than": ("below", "lt"),
 }
-_KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "model": "an object with fields",
-    "dict": "an object with fields",
-    "list": "a list",
-    "tuple": "a list",
-}
+_KINDS = {"int": "an integer", "float": "a number", "finite": "a finite number", "bool": "true or false"}
+_KINDS |= {"string": "text"} | dict.fromkeys(("model", "dict"), "an object with fields")
+_KINDS |= dict.fromkeys(("list", "tuple"), "a list")
 
 
 def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError:

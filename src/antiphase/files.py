@@ -72,20 +72,16 @@ def _tidy(directory: Path) -> None:
     _tidied.add(directory)
     for left in directory.glob(f"{PRIVATE}*-*-*"):
         machine, process, _ = left.name.removeprefix(PRIVATE).rsplit("-", 2)
-        with contextlib.suppress(OSError, ValueError, OverflowError):
-            here = machine == platform.node()
-            if not (here and _runs(int(process))) and (here or time.time() - left.stat().st_mtime > 86_400):
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # such as a process of another user
+            over = time.time() - left.stat().st_mtime > 86_400
+            if machine == platform.node():
+                try:
+                    os.kill(int(process), 0)
+                    continue
+                except ProcessLookupError:
+                    over = True
+            if over:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
 
 
 @contextlib.contextmanager
@@ -163,16 +159,16 @@ def unreadable(path: object, error: BaseException, fix: str = _COMPLETE) -> User
 
 def parse_json(text: str | bytes) -> Any:
     """Return a JSON value; a ValueError refuses integers of more than 64 bits, and what is nested too deeply."""
+
+    def integer(digits: str) -> int:
+        if len(digits) > _DIGITS:
+            raise ValueError(f"an integer has {len(digits):,} digits; expected at most {_DIGITS}")
+        return int(digits)
+
     try:
-        return json.loads(text, parse_int=_integer)
+        return json.loads(text, parse_int=integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _DIGITS:
-        raise ValueError(f"an integer has {len(digits):,} digits; expected at most {_DIGITS}")
-    return int(digits)
 
 
 def read_json(

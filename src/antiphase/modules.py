@@ -23,15 +23,11 @@ def device_of(model: object, default: torch.device | str = "cpu") -> torch.devic
     weights = dict(_weights(model))
     for name, weight in weights.items():
         if is_lazy(weight):
-            raise UserError(
-                f"{type(model).__name__}: {name} is lazy and has no values yet; expected a model that has run once: "
-                "call it on a batch of images"
-            )
+            fix = "expected a model that has run once: call it on a batch of images"
+            raise UserError(f"{type(model).__name__}: {name} is lazy and has no values yet; {fix}")
         if weight.is_meta:
-            raise UserError(
-                f"{type(model).__name__}: {name} is on the meta device, without values; expected weights: call "
-                "model.to_empty(device='cpu') and model.load_state_dict(…)"
-            )
+            fix = "expected weights: call model.to_empty(device='cpu') and model.load_state_dict(…)"
+            raise UserError(f"{type(model).__name__}: {name} is on the meta device, without values; {fix}")
     return next((weight.device for weight in weights.values()), torch.device(default))
 
 
@@ -80,11 +76,10 @@ def running(model: object, images: Tensor, name: str = "", what: str = "images")
         raise
     except Exception as error:  # the user's code
         name = name or f"model {getattr(model, '__name__', type(model).__name__)}"
-        raise UserError(
-            f"{name}: fails on {what} of shape {tuple(images.shape[1:])} "
-            f"({type(error).__name__}: {first_line(error)}); "
-            f"{advice(model, images.dtype, error) or 'expected a classifier of such images, in batches of any size'}"
-        ) from error
+        why = f"of shape {tuple(images.shape[1:])} ({type(error).__name__}: {first_line(error)})"
+        fix = "expected a classifier of such images, in batches of any size"
+        fix = advice(model, images.dtype, error) or fix
+        raise UserError(f"{name}: fails on {what} {why}; {fix}") from error
 
 
 def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:
@@ -92,10 +87,8 @@ def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:
     kinds = {weight.dtype for _, weight in _weights(model) if weight.is_floating_point()}
     if len(kinds) == 1 and dtype not in kinds:
         weights = kinds.pop()
-        return (
-            f"images of {dtype} for weights of {weights}: convert it with model.to({dtype}), or the images with "
-            f"images.to({weights})"
-        )
+        told = f"images of {dtype} for weights of {weights}: convert it with model.to({dtype}), or the images"
+        return f"{told} with images.to({weights})"
     if "Guard failed" in str(error):
         return "export it for batches of any size, with dynamic_shapes=({0: torch.export.Dim('batch')},)"
     return ""

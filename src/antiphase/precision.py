@@ -33,11 +33,10 @@ def multiplies_bf16(device: torch.device) -> bool:
 def autocast(
     device: torch.device, precision: Precision, *, cache: bool = True
 ) -> contextlib.AbstractContextManager[object]:
-    """Return the context of forward passes in a precision.
+    """Return the context of forward passes in a precision; a device without bf16 computes ``"bf16"`` in float32.
 
-    A device without bf16 computes ``"bf16"`` in float32: emulation takes some 25 times as long there (a processor with
-    AVX2 only), and float32 is the more exact of the two. ``ANTIPHASE_EMULATE_BF16=1`` emulates it all the same. Without
-    ``cache``, weights are converted anew at each use, which saves the memory of their copies.
+    ``ANTIPHASE_EMULATE_BF16=1`` emulates it there, some 25 times as slow. Without ``cache``, weights are converted anew
+    at each use, which saves the memory of their copies.
     """
     import torch
 

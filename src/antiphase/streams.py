@@ -1,9 +1,7 @@
 """Keyed random numbers: what a sample draws depends only on its key, not on its batch or process.
 
-A stream is a counter-based generator: the j-th number of key k is a fixed function of (k, j), here the
-output function of SplitMix64 (G. Steele, D. Lea, C. Flood, *Fast Splittable Pseudorandom Number
-Generators*, OOPSLA 2014) in 64-bit integer arithmetic, which is the same on every device. torch has no
-generator with a key per row.
+The j-th number of key k is a fixed function of (k, j), the output function of SplitMix64 (G. Steele, D. Lea, C. Flood,
+*Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014) in 64-bit integer arithmetic, equal on every device.
 """
 
 import hashlib

@@ -43,9 +43,9 @@ def safe(text: str) -> str:
 
 def check_format(name: str) -> str:
     """Return the name of a format of tables; refuse one that there is not."""
-    if name not in TABLE_FORMATS:
-        raise UserError(f"table {shown(name)}: expected one of {', '.join(TABLE_FORMATS)}")
-    return name
+    if name in TABLE_FORMATS:
+        return name
+    raise UserError(f"table {shown(name)}: expected one of {', '.join(TABLE_FORMATS)}")
 
 
 def say(*words: object, err: bool = False, sep: str = " ") -> None:

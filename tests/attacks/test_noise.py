@@ -15,30 +15,20 @@ def unmoved(x):
     return torch.tensor([1.0, 0.0]) + 0.0 * x.flatten(1)[:, :2]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "gaussian", "sign"])
-def test_distribution_under_linf(kind):
+def test_distribution_under_linf():
     eps, x = 0.1, images(300)
-    delta = (noise(unmoved, x, None, Threat("linf", eps), kind=kind).adversarial - x).flatten() / eps
+    delta = (noise(unmoved, x, None, Threat("linf", eps)).adversarial - x).flatten() / eps
     assert delta.abs().max() <= 1 + 1e-5
     assert delta.mean().abs() < 0.02
-    # of a uniform number; of a normal one clipped at 1, ∫ min(z², 1) = 1 − 2φ(1); of a sign
-    clipped = 1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi)
-    variance = {"uniform": 1 / 3, "gaussian": clipped, "sign": 1.0}[kind]
-    assert float(delta.square().mean()) == pytest.approx(variance, abs=0.02)
-    if kind == "sign":
-        torch.testing.assert_close(delta.abs(), torch.ones_like(delta), atol=1e-5, rtol=0)
+    assert float(delta.square().mean()) == pytest.approx(1 / 3, abs=0.02)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "gaussian", "sign"])
-def test_length_under_l2(kind):
+def test_length_under_l2():
     eps, x = 0.3, images(50)
-    result = noise(unmoved, x, None, Threat("l2", eps), kind=kind)
+    result = noise(unmoved, x, None, Threat("l2", eps))
     assert (result.distance <= eps + 1e-6).all()
-    if kind == "uniform":  # the radius is ε·u^(1/D)
-        assert (result.distance > 0.9 * eps).all()
-        assert (result.distance < eps).any()
-    else:
-        torch.testing.assert_close(result.distance, torch.full((50,), eps))
+    assert (result.distance > 0.9 * eps).all()  # the radius is ε·u^(1/D)
+    assert (result.distance < eps).any()
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -47,7 +37,7 @@ def test_below_the_least_perturbation_nothing_falls_and_far_above_draws_find_it(
     certified = Threat(norm, 0.99 * float(least(model, x, norm).min()))
     assert not noise(model, x, None, certified, draws=5).success.any()
     large = Threat(norm, {"linf": 0.5, "l2": 4.0}[norm])
-    once, often = (noise(model, x, None, large, kind="sign", draws=n) for n in (1, 30))
+    once, often = (noise(model, x, None, large, draws=n) for n in (1, 30))
     assert (often.success | ~once.success).all()
     assert often.asr > once.asr
 
@@ -67,12 +57,11 @@ def test_the_draw_of_greatest_margin_is_kept():
     assert not many.backwards.any()
 
 
-@pytest.mark.parametrize("kind", ["uniform", "gaussian", "sign"])
-def test_verdicts_know_neither_batch_nor_order(kind):
+def test_verdicts_know_neither_batch_nor_order():
     model, x = network(), images(17, seed=2)
-    runs = [noise(model, x, None, Threat("l2", 2.0), kind=kind, draws=4, batch_size=n) for n in (1, 7, 64)]
+    runs = [noise(model, x, None, Threat("l2", 2.0), draws=4, batch_size=n) for n in (1, 7, 64)]
     order = torch.randperm(17, generator=torch.Generator().manual_seed(0))
-    shuffled = noise(model, x[order], None, Threat("l2", 2.0), kind=kind, draws=4, ids=order)
+    shuffled = noise(model, x[order], None, Threat("l2", 2.0), draws=4, ids=order)
     for run in runs[1:]:
         assert torch.equal(run.adversarial, runs[0].adversarial)
         assert torch.equal(run.success, runs[0].success)
@@ -81,11 +70,7 @@ def test_verdicts_know_neither_batch_nor_order(kind):
 
 @pytest.mark.parametrize(
     ("threat", "options", "named"),
-    [
-        (Threat(), {"kind": "pink"}, "kind 'pink'"),
-        (Threat(), {"draws": 0}, "draws 0"),
-        (Threat("l2", math.inf), {}, "eps inf"),
-    ],
+    [(Threat(), {"draws": 0}, "draws 0"), (Threat("l2", math.inf), {}, "eps inf")],
 )
 def test_bad_input(threat, options, named):
     with pytest.raises(UserError, match=named):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from antiphase.attacks import Threat, patch_pgd
-from antiphase.attacks.patch import squares
+from antiphase.attacks.pgd import squares
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 from tests.attacks import toys
@@ -18,7 +18,7 @@ def _keys(count):
 
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_squares_lie_inside_and_everywhere(width):
-    masks = squares(torch.Size([2000, 3, 7, 5]), width, _keys(2000))
+    masks = squares(width, {"clean": torch.empty(2000, 3, 7, 5), "key": _keys(2000)})
     assert masks.shape == (2000, 1, 7, 5)
     assert (masks.flatten(1).sum(1) == width**2).all()
     rows, columns = masks[:, 0].any(2), masks[:, 0].any(1)

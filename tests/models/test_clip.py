@@ -30,7 +30,7 @@ def test_parameter_counts_are_the_papers(towers, count):
 def test_named_builders_build_what_they_name():
     small = {"vision": {"depth": 1, "dim": 64, "num_heads": 4}, "text": {"depth": 1, "vocab_size": 49_408}}
     assert clip_vit_b16(**small).image_shape == (3, 224, 224)
-    model = diffclip_vit_b16(0.6, towers="vision", **small)
+    model = diffclip_vit_b16(lambda_init=0.6, towers="vision", **small)
     assert [m.lambda_init for m in model.modules() if isinstance(m, DifferentialAttention)] == [0.6]
 
 

@@ -75,14 +75,18 @@ def test_small_perturbations_stay_below_the_product_bound(kind):
         assert (path.length[:, -1] <= norms.prod(1) * path.length[:, 0] * (1 + 1e-3)).all()
 
 
+def cancellation(path):
+    return path.moved / (path.positive.square() + path.negative.square()).sqrt()
+
+
 def test_cancellation_lies_between_full_and_none():
     x = images()
     path = propagate(make(diffvit), x, x + 0.01 * rand(2, 1, 6, 6, seed=1))
     assert (path.moved <= path.positive + path.negative + 1e-12).all()
-    assert (path.cancellation <= 2**0.5 + 1e-12).all()
+    assert (cancellation(path) <= 2**0.5 + 1e-12).all()
     standard = propagate(make(vit), x, x + 0.01 * rand(2, 1, 6, 6, seed=1))
     assert standard.negative.abs().max() == 0
-    assert_close(standard.cancellation, torch.ones_like(standard.cancellation))
+    assert_close(cancellation(standard), torch.ones_like(standard.moved))
 
 
 def test_maps_that_are_equal_cancel():
@@ -97,7 +101,7 @@ def test_maps_that_are_equal_cancel():
     lam = float(attn.lam())
     path = propagate(model, images(), images() + 0.01)
     assert_close(
-        path.cancellation, torch.full((2, 1), abs(1 - lam) / (1 + lam**2) ** 0.5).double(), rtol=1e-6, atol=0
+        cancellation(path), torch.full((2, 1), abs(1 - lam) / (1 + lam**2) ** 0.5).double(), rtol=1e-6, atol=0
     )
 
 

@@ -5,12 +5,10 @@ from antiphase.attacks.autoattack import autoattack
 from antiphase.attacks.carlini_wagner import carlini_wagner
 from antiphase.attacks.fab import fab
 from antiphase.attacks.fmn import fmn
-from antiphase.attacks.minimal_norm import asr_by_eps, eps_at
 from antiphase.attacks.noise import noise
 from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
-from antiphase.attacks.patch import patch_pgd
-from antiphase.attacks.pgd import fgsm, pgd
-from antiphase.attacks.result import AttackResult
+from antiphase.attacks.pgd import fgsm, patch_pgd, pgd
+from antiphase.attacks.result import AttackResult, eps_at
 from antiphase.attacks.square import square
 from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
@@ -19,7 +17,6 @@ __all__ = [
     "AttackResult",
     "Threat",
     "apgd",
-    "asr_by_eps",
     "autoattack",
     "carlini_wagner",
     "eps_at",

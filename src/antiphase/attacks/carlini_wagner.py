@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -46,20 +47,19 @@ def carlini_wagner(
 ) -> AttackResult:
     """Minimise ‖δ‖₂² + c·max(κ − margin(x + δ), 0) by Adam, for several c.
 
-    The margin is the largest other logit (with ``targets``, the target's logit) minus the label's logit. The search
-    seldom leaves the class of the second largest logit, which need not be the nearest: for minimal perturbations, try
-    several targets (the paper's best case). With m and h the centre and half the width of the bounds, w₀ = atanh(0.9·(x
-    − m)/h) and δ(w) = h·(tanh w − tanh w₀), clipped to the bounds; Adam starts at w₀, where δ = 0. c is found by
-    bisection over ``search_steps`` runs of Adam, multiplied by 10 until a run succeeds. The result is the nearest
-    iterate with a margin of at least κ, and the attack succeeds if it is within ε. Each target takes at most ``steps ·
-    search_steps`` forward and backward passes, and one forward pass to confirm.
+    The margin is the largest other logit (with ``targets``, the target's logit) minus the label's logit; for minimal
+    perturbations try several targets (the paper's best case). With m and h the centre and half the width of the bounds,
+    w₀ = atanh(0.9·(x − m)/h) and δ(w) = h·(tanh w − tanh w₀), clipped to the bounds; Adam starts at w₀, where δ = 0. c
+    is found by bisection over ``search_steps`` runs of Adam, multiplied by 10 until a run succeeds. The result is the
+    nearest iterate with a margin of at least κ, and the attack succeeds if it is within ε. Each target takes at most
+    ``steps · search_steps`` forward and backward passes, and one forward pass to confirm.
 
-    A run ends early if its lowest loss since the last check (ten per run) is not below 0.9999 times the lowest before,
-    since the current loss oscillates at the boundary. The search differs from the authors' code in that
+    A run ends early if its lowest loss since the last check (ten per run) is not below 0.9999 times the lowest before.
+    The search differs from the authors' code in that
 
     - 0.9 in w₀ (theirs: 0.999999) lets pixels at their bounds move;
-    - a run starts at the w of the nearest example so far, with a first step of at most a tenth of its distance (longer
-      steps lose examples that are very near), or at the end of the last run if there is none;
+    - a run starts at the w of the nearest example so far, with a first step of at most a tenth of its distance, or at
+      the end of the last run if there is none;
     - c counts as sufficient only if an adversarial iterate since the last check has a loss below that of the clean
       image: Adam's first steps cross a near boundary at any c.
 
@@ -90,11 +90,9 @@ def carlini_wagner(
 
 @dataclass
 class _CarliniWagner:
-    """Carlini and Wagner's attack.
+    """The state of a row: ``w``, Adam's moments and ``rate``, tanh w₀ (``origin``), the search for c (``const``, …).
 
-    State of a row: the iterate ``w``, Adam's two moments and learning ``rate``; tanh w₀ (``origin``) and the hinge of
-    the clean image; the search for c (``const``, ``lower``, ``upper``, ``trial``); the lowest loss since the last check
-    and before it (``previous``), and whether c was ``enough``; ``best_w``, the w of ``best``. ``loss`` is −distance.
+    Besides: the lowest loss since the last check and before it (``previous``), and whether c was ``enough``.
     """
 
     threat: Threat
@@ -130,7 +128,9 @@ class _CarliniWagner:
         """Record adversarial iterates, check the progress, and take a step."""
         clean, tanh = rows["clean"], _tanh(rows["w"])
         x = (clean + self.half * (tanh - rows["origin"])).clamp(*self.threat.bounds)
-        (value,), logits, (slope,) = oracle.gradients(rows, x, [lambda logits: self._margin(logits, rows)])
+        target = rows["target"] if self.targets else None
+        loss = partial(margin, labels=rows["label"], targets=target)
+        (value,), logits, (slope,) = oracle.gradients(rows, x, [loss])
         hinge = (self.confidence - value).clamp_min(0.0)
         rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
         over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target
@@ -145,9 +145,6 @@ class _CarliniWagner:
         self._move(rows, gradient * ~outward)
         self._search(rows, ended)
         rows["done"] = rows["trial"] == self.search_steps
-
-    def _margin(self, logits: Tensor, rows: Rows) -> Numbers:
-        return margin(logits, rows["label"], rows["target"] if self.targets else None)
 
     def _judge(self, rows: Rows, square: Numbers, hinge: Numbers, adversarial: Flags) -> Flags:
         """Record the loss and whether c is sufficient; return the rows whose run has ended."""

@@ -20,31 +20,22 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AttackSpec:
-    """An attack as ``antiphase.registry.ATTACKS`` lists it.
+    """An attack as ``antiphase.registry.ATTACKS`` lists it."""
 
-    Attributes:
-        attack: function with the signature of :func:`~antiphase.attacks.pgd`; its own keyword-only parameters
-            are the settings.
-        label: name in tables, figures and sentences.
-        defaults: settings that make it another attack than the function's own defaults do. They are stored with
-            its rows; the caller may override them.
-        nearest: whether it looks for the nearest adversarial example whatever ε is.
-        black_box: whether it uses no gradients.
-        control: attack whose result shows what this one adds to it; None for the control itself.
-        unset: from all settings to what those mean that are None, for people.
-        implied: from the settings given to those that follow from them and are stored with the rows.
-        stages: makes an ensemble of the settings given; None where the attack is one stage.
-    """
-
-    attack: AttackFunction
-    label: str
+    attack: AttackFunction  # with pgd's signature; its own keyword-only parameters are the settings
+    label: str  # in tables, figures and sentences
+    # settings that make it another attack than the function's own defaults do; they are stored with its rows
     defaults: Settings = field(default_factory=dict)
-    nearest: bool = False
-    black_box: bool = False
-    control: str | None = "noise"
+    nearest: bool = False  # whether it looks for the nearest adversarial example whatever ε is
+    black_box: bool = False  # whether it uses no gradients
+    control: str | None = "noise"  # attack whose result shows what this one adds; None for the control itself
+    # from all settings to what those mean that are None, for people
     unset: Callable[[Settings], Settings] = lambda settings: {}
+    # from the settings given to those that follow from them and are stored with the rows
     implied: Callable[[Settings], Settings] = lambda settings: {}
-    stages: Callable[..., Ensemble] | None = None
+    stages: Callable[..., Ensemble] | None = (
+        None  # makes an ensemble of the settings, if it has several stages
+    )
 
 
 def find_spec(name: str) -> AttackSpec:
@@ -54,9 +45,6 @@ def find_spec(name: str) -> AttackSpec:
 
 def find_attack(name: str, **settings: Any) -> Ensemble:
     """Return an attack as an ensemble, of one stage where it is a single attack; its settings are checked.
-
-    Raises:
-        UserError: for an unknown name, a setting that the attack does not have, or one that is out of range.
 
     >>> [stage.name for stage in find_attack("autoattack").stages]
     ['apgd-ce', 'apgd-t', 'fab-t', 'square']
@@ -75,13 +63,7 @@ def find_attack(name: str, **settings: Any) -> Ensemble:
 
 
 def add_attack(name: str, attack: AttackFunction) -> None:
-    """Register an attack of your own in this process; registering it again replaces it.
-
-    It has the signature of :func:`~antiphase.attacks.pgd`; its own settings are keyword-only arguments.
-
-    Raises:
-        UserError: The package has an attack of this name.
-    """
+    """Register an attack of your own in this process, with pgd's signature; registering it again replaces it."""
     if isinstance(ATTACKS.get(name), str):
         raise UserError(f"attack {name!r}: is one of the package's; give your own another name")
     ATTACKS[name] = AttackSpec(attack, name)
@@ -102,7 +84,10 @@ def settings_of(stage: Stage) -> dict[str, Any]:
     """
     settings = keywords(stage.attack) | stage.settings
     meant = find_spec(stage.name).unset(settings)
-    return {name: _plain(meant.get(name) if value is None else value) for name, value in settings.items()}
+    settings = {name: meant.get(name) if value is None else value for name, value in settings.items()}
+    plain = bool | int | float | str | None  # what JSON can hold
+    named = {name: getattr(value, "__name__", None) or str(value) for name, value in settings.items()}
+    return {name: value if isinstance(value, plain) else named[name] for name, value in settings.items()}
 
 
 def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
@@ -156,10 +141,3 @@ def _read(text: str, hint: Any) -> Any:
         return TypeAdapter(hint).validate_python(float(Fraction(text)) if "/" in text else text)
     except (ValueError, ZeroDivisionError):
         return text
-
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__name__", None) or str(value)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Unpack
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from antiphase.arguments import Count, Must, Probability, at_least, validated
-from antiphase.attacks.catalogue import AttackSpec, Settings
+from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
@@ -68,11 +69,10 @@ def fab(
 
     A final search moves it towards x₀, as far as it stays adversarial: four times, the margin along the segment is
     taken to be linear between the last points on either side of the boundary, and the next point lies behind its zero
-    by a tenth of what is left. It asks the unmodified model in float32.
+    by a tenth of what is left, all in float32.
 
     It takes at most ``steps + 1`` forward and backward passes (without targets, one backward pass per other class), six
-    forward passes for the final search, and one to confirm. The paper linearises again after pulling x back; on a
-    DiffViT, using the plane at the crossing gave distances as small.
+    forward passes for the final search, and one to confirm. (The paper linearises again after pulling x back.)
 
     Source: F. Croce, M. Hein, *Minimally Distorted Adversarial Examples with a Fast Adaptive Boundary
     Attack*, ICML 2020, Section 3; the defaults are AutoAttack's, whose FAB has no final search.
@@ -102,9 +102,8 @@ def step_onto_plane(x: Points, value: Values, gradient: Points, norm: Norm, boun
     """Return the shortest step d, in ``norm``, with value + ⟨gradient, d⟩ = 0 and x + d within the bounds.
 
     If no such step exists, every pixel goes to its bound. Otherwise pixel i moves against sign(value)·gᵢ by min(t·vᵢ,
-    rᵢ), where rᵢ is its distance to the bound and vᵢ is 1 for linf and |gᵢ| for l2 (the optimality conditions of the
-    projection). Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so Newton's iteration from 0 rises to the t at which it equals
-    |value|, and is exact as soon as no more pixels reach their bound. For l1, pixels go to their bound one by one, in
+    rᵢ), with rᵢ its distance to the bound and vᵢ = 1 for linf, |gᵢ| for l2. Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so
+    Newton's iteration from 0 rises to the t at which it equals |value|. For l1, pixels go to their bound one by one, in
     the order of |gᵢ|, the largest first.
     """
     direction = -gradient.sign() * per_row(value.sign(), x).to(x.dtype)
@@ -165,7 +164,12 @@ class _Fab:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Note the iterate where it has crossed the boundary, then step onto the boundary seen from it."""
-        self._turn(rows)
+        turns = rows["exact"] & (rows["t"] == self.exact_from) & rows["loss"].isfinite()
+        if turns.any():  # rows whose steps in float32 begin look at their nearest example again
+            rows.put("x", turns, rows["best"])
+            rows.put("best", turns, rows["clean"])
+            rows["loss"] = rows["loss"].masked_fill(turns, -torch.inf)
+            rows["found"] = rows["found"] & ~turns
         x, clean = rows["x"], rows["clean"]
         values, logits, gradients = oracle.gradients(rows, x, self._differences(rows, oracle))
         adversarial = logits.argmax(1) != rows["label"]
@@ -193,32 +197,20 @@ class _Fab:
 
         inside, outside = margin_at(clean), margin_at(some["best"])
         crossed = outside > 0  # else it is adversarial in the precision of the search only
-        low, high = (
-            torch.zeros_like(inside),
-            torch.ones_like(inside),
-        )  # on the segment, where the margins are these
+        low, high = torch.zeros_like(inside), torch.ones_like(inside)  # where the margins are these
         for _ in range(_FINAL_STEPS):
             zero = (inside / (inside - outside)).nan_to_num(1.0).clamp(0.0, 1.0)
             place = low + (zero + _BEYOND * (1.0 - zero)) * (high - low)
             x = (clean + per_row(place, clean) * change).clamp(*self.threat.bounds)
             value = margin_at(x)
             some.keep_nearest(x, crossed & (value > 0), self.threat)
-            low, inside = (torch.where(value > 0, old, new) for old, new in ((low, place), (inside, value)))
-            high, outside = (
-                torch.where(value > 0, new, old) for old, new in ((high, place), (outside, value))
-            )
+            ends = (low, inside, high, outside)
+            moved = (place, value, place, value)
+            keep = (value > 0, value > 0, value <= 0, value <= 0)
+            low, inside, high, outside = map(torch.where, keep, ends, moved)
         some["forwards"] = some["forwards"] + (_FINAL_STEPS + 2) * oracle.passes
         for name in ("best", "loss", "found", "forwards"):
             rows[name] = rows[name].index_copy(0, at, some[name])
-
-    def _turn(self, rows: Rows) -> None:
-        """Let the rows whose steps in float32 begin look at their nearest example again."""
-        turns = rows["exact"] & (rows["t"] == self.exact_from) & rows["loss"].isfinite()
-        if turns.any():
-            rows.put("x", turns, rows["best"])
-            rows.put("best", turns, rows["clean"])
-            rows["loss"] = rows["loss"].masked_fill(turns, -torch.inf)
-            rows["found"] = rows["found"] & ~turns
 
     def _towards(self, rows: Rows, value: Values, gradient: Points) -> Points:
         """Step onto the linearised boundary and beyond, from x and from the clean image, and mix the two."""
@@ -235,7 +227,7 @@ class _Fab:
     def _differences(self, rows: Rows, oracle: Oracle) -> list[Loss]:
         """Return, as functions of the logits, the target's logit less the label's, or each other class's."""
         if self.targets:
-            return [lambda logits: margin(logits, rows["label"], rows["target"])]
+            return [partial(margin, labels=rows["label"], targets=rows["target"])]
         first = rows.take(slice(1))
         self.classes = self.classes or oracle.logits(first["x"], first.get("context")).shape[1]
         classes = self.classes
@@ -243,10 +235,8 @@ class _Fab:
             needs = f"untargeted FAB on {classes} classes would need {classes - 1} backward passes a step"
             raise UserError(f"{needs}: use FAB-T, targets=9")
 
-        def other(index: int) -> Loss:
-            return lambda logits: margin(logits, rows["label"], index + (rows["label"] <= index))
-
-        return [other(index) for index in range(classes - 1)]
+        others = [index + (rows["label"] <= index) for index in range(classes - 1)]
+        return [partial(margin, labels=rows["label"], targets=other) for other in others]
 
 
 def _nearest(
@@ -254,7 +244,10 @@ def _nearest(
 ) -> tuple[Values, Points]:
     """Return each row's nearest plane as seen after a shift: its value there and its gradient."""
     moved = [value.double() + _inner(slope, shift) for value, slope in zip(values, gradients, strict=True)]
-    chosen = torch.stack([_reach(*plane, norm) for plane in zip(moved, gradients, strict=True)], 1).argmin(1)
+    lengths = [row_norm(slope.double().flatten(1), DUAL[norm]).clamp_min(1e-12) for slope in gradients]
+    # the distance to each plane, bounds aside
+    away = [value.abs() / length for value, length in zip(moved, lengths, strict=True)]
+    chosen = torch.stack(away, 1).argmin(1)
     value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
     gradient = gradients[0]
     for index, slope in enumerate(gradients[1:], start=1):
@@ -262,20 +255,14 @@ def _nearest(
     return value, gradient
 
 
-def _reach(value: Values, gradient: Points, norm: Norm) -> Values:
-    """Return the distance from a point to the plane through ``value`` and ``gradient``, bounds aside."""
-    flat = gradient.double().flatten(1)
-    return value.abs() / row_norm(flat, DUAL[norm]).clamp_min(1e-12)
-
-
 def _inner(a: Points, b: Points) -> Values:
     return (a.double() * b.double()).flatten(1).sum(1)
 
 
-def _implied(settings: Settings) -> Settings:
-    """Store with the rows that there is a final search: rows made before there was one have other settings."""
-    return {"final_search": settings.get("final_search", True)}
-
-
-FAB = AttackSpec(fab, "FAB", nearest=True, implied=_implied)
-FAB_T = AttackSpec(fab, "FAB-T", {"targets": 9}, nearest=True, implied=_implied)
+# rows made before there was a final search have other settings
+FAB, FAB_T = (
+    AttackSpec(
+        fab, label, own, nearest=True, implied=lambda given: {"final_search": given.get("final_search", True)}
+    )
+    for label, own in (("FAB", {}), ("FAB-T", {"targets": 9}))
+)

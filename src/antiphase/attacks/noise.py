@@ -1,9 +1,7 @@
 """Random noise within ε: the baseline for an attack."""
 
 from dataclasses import dataclass
-from typing import Literal, Unpack
-
-from torch import Tensor
+from typing import Unpack
 
 from antiphase.arguments import Count, validated
 from antiphase.attacks.catalogue import AttackSpec
@@ -12,10 +10,8 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import Threat, per_row, project, random_point
-from antiphase.streams import normal, sample_keys, uniform
-
-NoiseKind = Literal["uniform", "gaussian", "sign"]
+from antiphase.attacks.threat import Threat, random_point
+from antiphase.streams import sample_keys
 
 
 @validated
@@ -25,25 +21,17 @@ def noise(
     labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    kind: NoiseKind = "uniform",
     draws: Count = 1,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Perturb images with random noise, and report the result like that of an attack.
-
-    With Π the projection onto the ε-ball and the bounds, and z one number per pixel:
-
-    - ``"uniform"``: a point drawn uniformly from the ε-ball;
-    - ``"gaussian"``: Π(x + ε·z), z standard normal (for l2 nearly always of length ε before clipping);
-    - ``"sign"``: Π(x + ε·z), z = ±1, a random corner of the linf ball (for l2 of length ε).
+    """Draw points uniformly from the ε-ball, clipped to the bounds, and report the result like that of an attack.
 
     Args:
-        kind: kind of noise.
         draws: draws per sample, at least 1; stops at the first that changes the prediction.
     """
     threat.require("noise", "linf", "l2")
     threat.refuse_infinite("noise", "")
-    return run_search(model, images, labels, threat, _Noise(threat, kind, draws), run)
+    return run_search(model, images, labels, threat, _Noise(threat, draws), run)
 
 
 @dataclass
@@ -51,19 +39,15 @@ class _Noise:
     """Noise; a step is a draw."""
 
     threat: Threat
-    kind: NoiseKind
     draws: int
-    targets, restarts = None, 1
-
-    @property
-    def name(self) -> str:
-        return f"noise-{self.kind}"
+    name, targets, restarts = "noise-uniform", None, 1
 
     def start(self, rows: Rows) -> None:
         """Need no other state."""
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        x = self._draw(rows)
+        keys = sample_keys(rows["key"], rows["t"])
+        x = random_point(rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds, keys)
         logits = oracle.forward(rows, x)
         loss = margin(logits, rows["label"])
         better = loss > rows["loss"]
@@ -72,16 +56,6 @@ class _Noise:
         rows["found"] = rows["found"] | (better & (logits.argmax(1) != rows["label"]))
         rows["t"] = rows["t"] + 1
         rows["done"] = rows["t"] == self.draws
-
-    def _draw(self, rows: Rows) -> Tensor:
-        clean, eps, threat = rows["clean"], rows["eps"], self.threat
-        keys = sample_keys(rows["key"], rows["t"])
-        if self.kind == "uniform":
-            return random_point(clean, eps, threat.norm, threat.bounds, keys)
-        size = clean[0].numel()
-        z = normal(keys, size) if self.kind == "gaussian" else 1 - 2 * (uniform(keys, size) < 0.5).float()
-        x = clean + per_row(eps, clean) * z.to(clean.dtype).view_as(clean)
-        return project(x, clean, eps, threat.norm, threat.bounds)
 
 
 NOISE = AttackSpec(noise, "Noise", black_box=True, control=None)

@@ -72,8 +72,7 @@ def own_prompt(logits: Logits, labels: Classes) -> Values:
     return -_pick(logits, labels)
 
 
-_TARGETED: dict[str, Any] = {"cross_entropy": cross_entropy, "margin": margin, "dlr": dlr}
-_TARGETED["probability_margin"] = probability_margin
+_TARGETED: dict[str, Any] = {one.__name__: one for one in (cross_entropy, margin, dlr, probability_margin)}
 
 
 def resolve(objective: Any, targets: Any = None) -> TargetedObjective:

@@ -52,15 +52,10 @@ def run_foreign(
     """Run a function that perturbs images as an attack.
 
     The function is called once per batch, with the samples whose clean prediction is the attacked label. Success is
-    judged as for the other attacks, in float32. Images that leave the bounds are clipped first, and a warning says so.
-    An image with a NaN or infinite pixel counts as failed and is replaced by the clean image.
-
-    Passes are counted on the model that the function receives: each sample gets the mean of its batch, rounded up. A
-    backward pass is counted for every row of a call through whose logits a gradient flows.
-
-    The global generators of Python, numpy and torch are seeded before each batch (from ``seed``, the name and the first
-    id of the batch) and restored after it. Unlike for other attacks, results may depend on the batch size and on the
-    order of the samples.
+    judged in float32, of images clipped to the bounds; one with a NaN or infinite pixel counts as failed. Passes are
+    counted on the model that the function receives: each sample gets the mean of its batch, rounded up. The global
+    generators of Python, numpy and torch are seeded before each batch (from ``seed``, the name and the first id of the
+    batch) and restored after it. Unlike for other attacks, results may depend on batch size and order of the samples.
 
     Args:
         attack: function from (model, images, labels) to adversarial images of the same shape.
@@ -70,10 +65,8 @@ def run_foreign(
     name, settings = run.pop("name", "") or _name(attack), run.pop("settings", {})
     if odd := [option for option in run if option not in _KNOWN]:
         raise UserError(f"option {odd[0]!r}: expected one of name, settings, {', '.join(_KNOWN)}")
-    if (precision := run.get("precision", "float32")) == "bf16":
-        raise UserError(
-            f"precision {precision!r}: expected 'float32' or 'auto' for attacks of other libraries"
-        )
+    if run.get("precision") == "bf16":
+        raise UserError("precision 'bf16': expected 'float32' or 'auto' for attacks of other libraries")
     search = _Foreign(attack, name, threat)
     result = run_search(model, images, labels, threat, search, run, settings=settings)
     beyond = result.distance > threat.eps + threat.slack(result.adversarial)
@@ -123,8 +116,7 @@ def run_foolbox(
         wrapped = foolbox.PyTorchModel(asked, bounds=threat.bounds, device=clean.device)
         return attack(wrapped, clean, foolbox.criteria.Misclassification(label), epsilons=eps)[1]
 
-    own: ForeignOptions = {"name": f"foolbox-{_name(attack)}", "settings": _scalars(attack)}
-    return run_foreign(perturb, model, images, labels, threat, **(own | options))
+    return run_foreign(perturb, model, images, labels, threat, **(_about("foolbox", attack) | options))
 
 
 @validated
@@ -147,18 +139,14 @@ def run_torchattacks(
             ε and norm must be the threat's.
     """
     if tuple(threat.bounds) != (0.0, 1.0):
-        wanted = "expected (0, 1) for torchattacks; scale the images inside the model"
-        raise UserError(f"bounds {threat.bounds}: {wanted}")
+        fix = "expected (0, 1) for torchattacks; scale the images inside the model"
+        raise UserError(f"bounds {threat.bounds}: {fix}")
     if hasattr(make, "set_model") and not isinstance(make, type):
         raise UserError(
             "make is an attack: expected a function such as lambda model: torchattacks.PGD(model)"
         )
-    sample = make(model)
-    own: ForeignOptions = {"name": f"torchattacks-{_name(sample)}", "settings": _scalars(sample)}
-
-    return run_foreign(
-        lambda asked, *batch: make(asked)(*batch), model, images, labels, threat, **(own | options)
-    )
+    own = _about("torchattacks", make(model)) | options
+    return run_foreign(lambda asked, *batch: make(asked)(*batch), model, images, labels, threat, **own)
 
 
 @dataclass
@@ -221,11 +209,8 @@ class _Counter(nn.Module):
             logits = two_classes(self.model(*inputs))
         self.forwards += len(x)
         if logits.requires_grad:
-            logits.register_hook(self._count)
+            logits.register_hook(lambda gradient: setattr(self, "backwards", self.backwards + len(gradient)))
         return logits
-
-    def _count(self, gradient: Tensor) -> None:
-        self.backwards += len(gradient)
 
 
 @contextlib.contextmanager
@@ -247,10 +232,8 @@ def _name(attack: Any) -> str:
     return getattr(attack, "attack", None) or getattr(attack, "__name__", type(attack).__name__)
 
 
-def _scalars(attack: Any) -> dict[str, Any]:
-    """Return the parameters of an attack that are plain values."""
-    return {
-        name: value
-        for name, value in vars(attack).items()
-        if isinstance(value, bool | int | float | str | None) and name[:1] != "_" and name != "attack"
-    }
+def _about(library: str, attack: Any) -> ForeignOptions:
+    """Return the name of an attack, and those of its parameters that are plain values."""
+    plain = {name: x for name, x in vars(attack).items() if isinstance(x, bool | int | float | str | None)}
+    settings = {name: x for name, x in plain.items() if name[:1] != "_" and name != "attack"}
+    return {"name": f"{library}-{_name(attack)}", "settings": settings}

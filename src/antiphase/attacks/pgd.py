@@ -1,11 +1,13 @@
-"""Projected gradient descent, and its special case of one step, the fast gradient sign method."""
+"""Projected gradient descent, its special case of one step (FGSM), and PGD within a square of the image."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from functools import partial
+from typing import Any, Literal, Unpack
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
@@ -18,6 +20,7 @@ from antiphase.attacks.objectives import Objective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, per_row, project, random_point, row_norm, steepest
 from antiphase.errors import UserError
+from antiphase.streams import sample_keys, uniform
 
 StepSchedule = Literal["constant", "linear", "cosine"]
 _SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -92,12 +95,12 @@ def fgsm(
 ) -> AttackResult:
     """Take one step of length ε from the clean image: x + ε·sign(∇loss) in linf, x + ε·∇loss/‖∇loss‖ in l2.
 
-    This is :func:`~antiphase.attacks.pgd.pgd` with one step and no random start.
+    This is :func:`pgd` with one step and no random start.
 
     Source: I. Goodfellow, J. Shlens, C. Szegedy, *Explaining and Harnessing Adversarial Examples*, ICLR 2015.
 
     Args:
-        objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
+        objective: loss to maximise, as in :func:`pgd`.
     """
     threat.require("FGSM", "linf", "l2")
     search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
@@ -157,5 +160,60 @@ class PgdSearch:
         rows["t"] = t + 1
 
 
+@validated
+def patch_pgd(
+    model: Classifier,
+    images: Float[Tensor, "samples channels height width"],
+    labels: Labels,
+    threat: Threat = Threat("linf", 1.0),  # noqa: B008 (frozen)
+    *,
+    width: int = 8,
+    steps: Count = 20,
+    step_size: Positive | None = None,
+    restarts: Count = 1,
+    objective: str | Objective = "cross_entropy",
+    **run: Unpack[RunOptions],
+) -> AttackResult:
+    """Perturb one square of each image by PGD with a random start.
+
+    With m the indicator of a ``width`` × ``width`` square, drawn uniformly within the image for each sample and
+    restart: x_{t+1} = Π(x_t + α·sign(m ⊙ ∇loss)), x₀ uniform in the square.
+
+    Source: robustness paper, Appendix C.2.1, which sets ε = 1 (any pixel value) and varies the width; α and
+    the number of steps are those of :func:`pgd`.
+
+    Args:
+        threat: norm linf, finite ε and bounds.
+        width: side of the square in pixels, from 1 to the shorter side of the image.
+        steps: gradient steps, at least 1.
+        step_size: α; ε/4 by default.
+        restarts: random restarts per sample, each with another square, at least 1.
+        objective: loss to maximise, as in :func:`pgd`.
+    """
+    if not 1 <= width <= min(images.shape[2:]):
+        wanted = f"expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"
+        raise UserError(f"patch width {width}: {wanted}")
+    if threat.norm != "linf" or threat.eps == float("inf"):
+        raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
+    alpha = threat.eps / 4 if step_size is None else step_size
+    settings: Any = dict(steps=steps, step_size=alpha, restarts=restarts, objective=objective)
+    search = PgdSearch(threat, **settings, name=f"patch-{width}", mask=partial(squares, width))
+    return run_search(model, images, labels, threat, search, run, settings={"width": width} | settings)
+
+
+def squares(width: int, rows: Rows) -> Bool[Tensor, "batch 1 height width"]:
+    """Return the indicator of one square per row, drawn uniformly within the image."""
+    (height, breadth), keys = rows["clean"].shape[2:], rows["key"]
+    # a separate stream: the random start draws from that of the row
+    draw = uniform(sample_keys(keys, torch.full_like(keys, width)), 2).double()
+    room = torch.tensor([height - width + 1, breadth - width + 1], device=keys.device)
+    top, left = (draw * room).long().unbind(1)
+    down = torch.arange(height, device=keys.device)[None] - top[:, None]
+    across = torch.arange(breadth, device=keys.device)[None] - left[:, None]
+    inside_down, inside_across = ((far >= 0) & (far < width) for far in (down, across))
+    return (inside_down[:, :, None] & inside_across[:, None, :])[:, None]
+
+
 PGD = AttackSpec(pgd, "PGD", unset=lambda settings: {"step_size": "ε/4"})
 FGSM = AttackSpec(fgsm, "FGSM")
+PATCH = AttackSpec(patch_pgd, "Patch PGD", unset=lambda settings: {"step_size": "ε/4"})

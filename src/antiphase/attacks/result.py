@@ -1,12 +1,18 @@
-"""The result of an attack: one entry per sample, every success confirmed in float32."""
+"""The result of an attack: one entry per sample, every success confirmed in float32; and ε at which ASR is a level."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from jaxtyping import Bool, Float, Int64
+from scipy import stats
 from torch import Tensor
 
+from antiphase.arguments import Probability, Share, validated
 from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
 from antiphase.terminal import eps_label
 
 if TYPE_CHECKING:
@@ -19,39 +25,25 @@ _COLUMNS = ("label", "clean_prediction", "prediction", "success", "distance", "f
 class AttackResult:
     """The result of one attack under one threat model.
 
-    Attributes:
-        attack: name of the attack.
-        threat: norm, ε and bounds.
-        settings: parameters of the attack, including defaults.
-        ids: ids of the samples, which key their random streams.
-        label: the attacked class: the given label, or the clean prediction.
-        clean_prediction: predicted class of the clean image.
-        prediction: predicted class of the adversarial image.
-        success: whether the prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.slack`` and every
-            pixel within bounds; confirmed in float32 after the search.
-        adversarial: adversarial image, or the iterate of highest loss if the attack failed.
-        distance: ‖δ‖ in the threat's norm.
-        forwards, backwards: number of passes per sample, including the one on the clean image.
-        warnings: reasons to doubt the result, each with what to do about it.
-        stages: for an ensemble, the result of each attack on the samples it was given.
-        seconds: wall-clock time of the call.
+    A sample's ``success``: its prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.slack`` and every
+    pixel within bounds, confirmed in float32 after the search.
     """
 
-    attack: str
+    attack: str  # its name
     threat: Threat
-    settings: dict[str, Any]
-    ids: Int64[Tensor, " samples"]
-    label: Int64[Tensor, " samples"]
+    settings: dict[str, Any]  # parameters of the attack, including defaults
+    ids: Int64[Tensor, " samples"]  # which key the random streams
+    label: Int64[Tensor, " samples"]  # the attacked class: the given label, or the clean prediction
     clean_prediction: Int64[Tensor, " samples"]
-    prediction: Int64[Tensor, " samples"]
+    prediction: Int64[Tensor, " samples"]  # of the adversarial image
     success: Bool[Tensor, " samples"]
-    adversarial: Float[Tensor, " samples *shape"]
-    distance: Float[Tensor, " samples"]
-    forwards: Int64[Tensor, " samples"]
+    adversarial: Float[Tensor, " samples *shape"]  # or the iterate of highest loss if the attack failed
+    distance: Float[Tensor, " samples"]  # ‖δ‖ in the threat's norm
+    forwards: Int64[Tensor, " samples"]  # passes, including the one on the clean image
     backwards: Int64[Tensor, " samples"]
-    warnings: tuple[str, ...] = ()
-    stages: tuple["AttackResult", ...] = ()
-    seconds: float = field(default=0.0, compare=False)
+    warnings: tuple[str, ...] = ()  # reasons to doubt the result, each with what to do about it
+    stages: tuple["AttackResult", ...] = ()  # of an ensemble, each attack on the samples it was given
+    seconds: float = field(default=0.0, compare=False)  # wall-clock time of the call
 
     def __len__(self) -> int:
         return len(self.success)
@@ -84,3 +76,56 @@ class AttackResult:
 
         columns = {name: getattr(self, name).cpu().numpy() for name in _COLUMNS}
         return pl.DataFrame({"sample": self.ids.cpu().numpy(), **columns})
+
+
+Distances = Float[np.ndarray, " samples"]  # minimal adversarial distances, in units of the norm
+Successes = Bool[np.ndarray, " samples"]
+
+
+@dataclass(frozen=True)
+class NormAt:
+    """The smallest ε at which the ASR of ``n`` samples reaches a level, with its bootstrap interval from low to high.
+
+    It is infinite if too few samples were broken.
+    """
+
+    level: float
+    eps: float
+    low: float
+    high: float
+    n: int
+
+
+@validated
+def eps_at(
+    distance: Distances,
+    success: Successes,
+    levels: Sequence[Share] = (0.5, 0.95, 1.0),
+    confidence: Probability = 0.95,
+) -> list[NormAt]:
+    """Return the ε at which the ASR reaches each level.
+
+    It is the k-th smallest distance, k = ⌈level·n⌉. In a bootstrap resample the k-th smallest is at most the j-th of
+    the original with probability I_{j/n}(k, n − k + 1) (the regularised incomplete beta function), so the percentile
+    interval is computed exactly, without resampling. At level 1 the interval cannot exceed the largest distance
+    observed, so it says little about other images.
+
+    Source: B. Efron, *Bootstrap Methods: Another Look at the Jackknife*, 1979, Section 3 (the median).
+
+    >>> broken = np.array([True] * 9 + [False])
+    >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), broken, levels=(0.5, 0.9, 1.0))]
+    [5.0, 9.0, inf]
+    """
+    if distance.shape != success.shape or not distance.size:
+        shapes = f"distances of shape {distance.shape} and successes of {success.shape}"
+        raise UserError(f"{shapes}: expected one per sample")
+    if not (distance[success] >= 0).all():
+        raise UserError("negative or NaN distance of a broken sample: expected numbers of at least 0")
+    ordered, n, rows = np.sort(np.where(success, distance, np.inf)), len(distance), []
+    for level in levels:
+        k = math.ceil(level * n - 1e-9)  # 0.07 · 100 is just above 7
+        tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+        ranks = np.ceil(n * stats.beta.ppf(tails, k, n - k + 1)).astype(int)
+        eps, low, high = (float(ordered[min(max(rank, 1), n) - 1]) for rank in (k, *ranks))
+        rows.append(NormAt(level, eps, low, high, n))
+    return rows

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -33,7 +33,6 @@ _LEAST_UNIT = 1e-6  # a smaller ε is below the rounding error of a pixel
 Images = Float[Tensor, "batch channels height width"]
 Proposals = Float[Tensor, "batch ahead channels height width"]
 Queries = Int64[Tensor, "batch ahead"]  # numbers of queries
-Losses = Float[Tensor, "batch ahead"]
 Flags = Bool[Tensor, "batch ahead"]  # of queries
 Counts = Int64[Tensor, " batch"]
 
@@ -67,16 +66,14 @@ def square(
       another, adds a bump there, and has length ε before clipping.
 
     Windows are squares that cover a share p of the image: p_init at first, halved after iterations 10, 50,
-    200, 500, 1000, 2000, 4000, 6000 and 8000, with an odd side of at least 3 pixels for l2. If the image is too narrow
-    for the square, the window is a rectangle of the same area. The search stops at the first query that changes the
-    prediction, otherwise the image of highest loss is kept. It takes at most ``queries`` forward passes, and one more
-    to confirm a success. It does not use gradients. It searches in float32 whatever the precision: a loss that is kept
-    for being high also has a rounding error that is high (dev/low-precision.md).
+    200, 500, 1000, 2000, 4000, 6000 and 8000, with an odd side of at least 3 pixels for l2; in an image too narrow for
+    the square, rectangles of the same area. The search stops at the first query that changes the prediction, otherwise
+    the image of highest loss is kept. It takes at most ``queries`` forward passes and one to confirm, no gradients, and
+    searches in float32 whatever the precision (dev/low-precision.md).
 
     Source: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, *Square Attack: a Query-Efficient Black-Box
-    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Windows
-    are drawn per sample among all positions, and l2 divides ε among the channels as in Algorithm 3; AutoAttack's code
-    draws once per batch, omits the last position, and pools the channels.
+    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's, whose code draws
+    windows once per batch, omits the last position, and in l2 pools the channels.
 
     Args:
         queries: largest number of queries, at least 1.
@@ -85,9 +82,8 @@ def square(
         targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
         objective: loss to maximise: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
             (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number per sample.
-        rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``. None does so for fewer than
-            5,000 queries (AutoAttack's default number): otherwise a search of 1,000 queries ends before its windows are
-            small, and breaks fewer samples. :func:`autoattack` never does so.
+        rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``, so that windows become small.
+            None does so for fewer than 5,000 queries, AutoAttack's number. :func:`autoattack` never does so.
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
         budgets: one ε per sample, at most the threat's.
     """
@@ -102,10 +98,7 @@ def square(
 
 @dataclass
 class _Square:
-    """Square.
-
-    State of a row: the current image is ``best``; for linf the ``low``est and ``high``est image allowed.
-    """
+    """Square; the current image of a row is ``best``; for linf it has the ``low``est and ``high``est image allowed."""
 
     threat: Threat
     queries: int
@@ -125,26 +118,35 @@ class _Square:
         if self.windows is None:
             self.windows = windows(self.p_init, self.queries, self.rescale_schedule, self.threat.norm, clean)
         if self.threat.norm == "linf":
-            radius = per_row(eps, clean)
+            radius, (channels, _, width) = per_row(eps, clean), clean.shape[1:]
             rows["low"], rows["high"] = (clean - radius).clamp(*bounds), (clean + radius).clamp(*bounds)
-            rows["best"] = first_linf(rows["low"], rows["high"], rows["key"])
+            up = _coins(rows["key"], channels * width).view(-1, channels, 1, width)  # stripes one pixel wide
+            rows["best"] = torch.where(up, rows["high"], rows["low"])
         else:
             rows["best"] = first_bumps(clean, eps, rows["key"], self.threat)
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Evaluate several queries of each row at once if few rows are left, and accept the first improvement.
 
-        Each query assumes that those before it are rejected, as most are. Queries after an accepted one are discarded,
-        not counted, and drawn again from the new image: the result equals that of one query at a time. A proposal that
-        changes no pixel is counted without a pass.
+        Queries after an accepted one are discarded and drawn again from the new image: the result is that of one query
+        at a time. A proposal that changes no pixel is counted without a pass.
         """
-        ahead = self._ahead(len(rows), rows["clean"][0].numel(), oracle)
+        fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
+        fill = min(fill, max(QUANTUM, PIXELS // rows["clean"][0].numel()))
+        ahead = max(1, min(-(-fill // max(1, len(rows))), _MOST_AHEAD, self.queries))
         t = rows["t"][:, None] + torch.arange(ahead, device=rows["t"].device)
         x = self._propose(rows, t)
         changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
         until = (self.queries - rows["t"]).clamp(max=ahead)
         asked, until = _full_batches(changes & (t < self.queries), rows["t"], until)
-        loss, adversarial = self._answers(rows, x, asked, oracle)
+        # −∞ and False for queries that are not evaluated
+        loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
+        adversarial = torch.zeros_like(asked)
+        if len(row := asked.nonzero()[:, 0]):
+            context = (rows["context"][row],) if "context" in rows else ()
+            label, logits = rows["label"][row], oracle.logits(x[asked], *context)
+            loss[asked] = objectives.one_each(self.loss(logits, label, rows["target"][row]), logits)
+            adversarial[asked] = logits.argmax(1) != label
         # prefer adversarial images, then the higher loss
         found = rows["found"][:, None]
         better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
@@ -159,42 +161,19 @@ class _Square:
         rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
 
-    def _answers(self, rows: Rows, x: Proposals, asked: Flags, oracle: Oracle) -> tuple[Losses, Flags]:
-        """Return the losses and whether the prediction changes; −∞ and False for queries that were not evaluated."""
-        loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
-        adversarial = torch.zeros_like(asked)
-        row = asked.nonzero()[:, 0]
-        if len(row):
-            context = (rows["context"][row],) if "context" in rows else ()
-            label, logits = rows["label"][row], oracle.logits(x[asked], *context)
-            loss[asked] = objectives.one_each(self.loss(logits, label, rows["target"][row]), logits)
-            adversarial[asked] = logits.argmax(1) != label
-        return loss, adversarial
-
-    def _ahead(self, count: int, pixels: int, oracle: Oracle) -> int:
-        """Return the number of queries of each row that are evaluated at once."""
-        fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
-        fill = min(fill, max(QUANTUM, PIXELS // pixels))
-        return max(1, min(-(-fill // max(1, count)), _MOST_AHEAD, self.queries))
-
     def _propose(self, rows: Rows, t: Queries) -> Proposals:
-        """Return the image of each query."""
         assert self.windows is not None
-        best, key, threat = rows["best"], rows["key"], self.threat
-        if threat.norm == "linf":
-            x = propose_linf(best, rows["low"], rows["high"], key, t, self.windows)
+        if self.threat.norm == "linf":
+            x = propose_linf(rows, t, self.windows)
         else:
-            x = propose_bumps(best, rows["clean"], rows["eps"], key, t, self.windows, threat)
+            x = propose_bumps(rows, t, self.windows, self.threat)
         fresh = (t[:, 0] == 0).nonzero().flatten()
-        x[fresh, 0] = best[fresh]  # query 0 is the first image itself
+        x[fresh, 0] = rows["best"][fresh]  # query 0 is the first image itself
         return x
 
 
 def _full_batches(asked: Flags, t: Counts, until: Counts) -> tuple[Flags, Counts]:
-    """Defer queries that would start another quantum, those of the most advanced rows first.
-
-    Return the remaining ones, and how many queries of each row they decide.
-    """
+    """Return the queries that fill whole quanta, the least advanced rows first, and how many of a row they decide."""
     order = t.argsort(stable=True)
     rank = torch.empty_like(asked, dtype=torch.int64)
     rank[order] = asked[order].flatten().cumsum(0).view_as(rank)
@@ -205,10 +184,9 @@ def _full_batches(asked: Flags, t: Counts, until: Counts) -> tuple[Flags, Counts
 
 def _implied(settings: Settings) -> Settings:
     """Store with the rows that the schedule is rescaled: rows made before it was have other settings."""
-    rescaled, queries = settings.get("rescale_schedule"), settings.get("queries", AUTOATTACK_QUERIES)
-    return (
-        {"rescale_schedule": True} if rescaled or (rescaled is None and queries < AUTOATTACK_QUERIES) else {}
-    )
+    few = settings.get("queries", AUTOATTACK_QUERIES) < AUTOATTACK_QUERIES
+    rescaled = settings.get("rescale_schedule")
+    return {"rescale_schedule": True} if rescaled or (rescaled is None and few) else {}
 
 
 SQUARE = AttackSpec(
@@ -216,16 +194,14 @@ SQUARE = AttackSpec(
 )
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """The windows of each level l, which cover a share p_init / 2^l of the image."""
 
     height: Int64[Tensor, " levels"]
     width: Int64[Tensor, " levels"]
     after: Int64[Tensor, " halvings"]  # last iteration of each level except the final one
-    bumps: Float[
-        Tensor, "levels 2 tallest widest"
-    ]  # the change in l2 or l1, split along rows and columns, zeros around
+    # the change in l2 or l1, split along rows and columns, zeros around
+    bumps: Float[Tensor, "levels 2 tallest widest"]
 
 
 def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Images) -> Windows:
@@ -246,16 +222,13 @@ def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Image
 
 
 def window_size(share: float, height: int, width: int, least: int) -> tuple[int, int]:
-    """Return height and width of the window that covers a share of the image: a square if it fits.
-
-    Otherwise it is a rectangle as wide as the shorter side of the image. Sides are odd if ``least`` is at least 3.
+    """Return height and width of the window that covers a share of the image; sides are odd if ``least`` is 3.
 
     >>> window_size(0.8, 28, 28, 1), window_size(0.8, 28, 28, 3), window_size(0.8, 40, 10, 1)
     ((25, 25), (25, 25), (32, 10))
     """
     side = max(round(math.sqrt(share * height * width)), least)
-    if least > 1 and side % 2 == 0:
-        side += 1
+    side += least > 1 and side % 2 == 0
     short = min(height, width)
     if side > short:
         side = max(side, round(share * height * width / short))
@@ -282,13 +255,6 @@ def _pyramid(height: int, width: int, norm: Norm) -> Float64[Tensor, "height wid
     return values / (values.square().sum().sqrt() if norm == "l2" else values.sum()).clamp_min(1e-12)
 
 
-def first_linf(low: Images, high: Images, keys: Keys) -> Images:
-    """Return vertical stripes one pixel wide: each column of each channel at its lowest or highest allowed values."""
-    channels, _, width = low.shape[1:]
-    up = _coins(keys, channels * width).view(-1, channels, 1, width)
-    return torch.where(up, high, low)
-
-
 def first_bumps(clean: Images, eps: Numbers, keys: Keys, threat: Threat) -> Images:
     """Return a grid of 5 × 5 bumps of random direction and of random sign in each channel, of total length ε."""
     batch, channels, height, width = clean.shape
@@ -297,16 +263,11 @@ def first_bumps(clean: Images, eps: Numbers, keys: Keys, threat: Threat) -> Imag
     draws = _coins(keys, (1 + channels) * tiles).view(batch, 1 + channels, rows, columns)
     across, up = draws[:, :1], draws[:, 1:]
     covered = (slice(None), slice(None), slice(top, top + rows * tall), slice(left, left + columns * wide))
-
-    def pixels(of_tile: Tensor) -> Tensor:
-        return of_tile.repeat_interleave(tall, 2).repeat_interleave(wide, 3)
-
-    split_rows, split_columns = (
-        shape.to(clean).repeat(rows, columns)
-        for shape in (bump(tall, wide, threat.norm), bump(wide, tall, threat.norm).T)
-    )
-    change = torch.where(pixels(across), split_columns, split_rows)
-    change = torch.where(pixels(up), change, -change)  # a bump has length 1
+    across, up = (one.repeat_interleave(tall, 2).repeat_interleave(wide, 3) for one in (across, up))
+    shapes = bump(tall, wide, threat.norm), bump(wide, tall, threat.norm).T
+    split_rows, split_columns = (shape.to(clean).repeat(rows, columns) for shape in shapes)
+    change = torch.where(across, split_columns, split_rows)
+    change = torch.where(up, change, -change)  # a bump has length 1
     x = clean.clone()
     if threat.norm == "l1":
         x[covered] += change
@@ -316,36 +277,42 @@ def first_bumps(clean: Images, eps: Numbers, keys: Keys, threat: Threat) -> Imag
     return x
 
 
-def propose_linf(x: Images, low: Images, high: Images, keys: Keys, t: Queries, at: Windows) -> Proposals:
-    """Return ``x`` with one window of each channel at its lowest or highest allowed values, for each query ``t``."""
-    channels, height, width = x.shape[1:]
-    _, tall, wide, draws = _draw(keys, t, 2 + channels, at)
+def propose_linf(rows: Rows, t: Queries, at: Windows) -> Proposals:
+    """Return images with one window of each channel at its lowest or highest allowed values, for each query ``t``."""
+    x, low, high = (rows[name][:, None] for name in ("best", "low", "high"))
+    channels, height, width = x.shape[2:]
+    _, tall, wide, draws = _draw(rows["key"], t, 2 + channels, at)
     top, left = _place(draws[..., 0], height, tall), _place(draws[..., 1], width, wide)
-    mask = _span(height, top, tall)[..., None] & _span(width, left, wide)[..., None, :]
+    inside = []
+    for length, first, size in ((height, top, tall), (width, left, wide)):
+        pixel = torch.arange(length, device=first.device)
+        inside.append((pixel >= first[..., None]) & (pixel < (first + size)[..., None]))
+    mask = inside[0][..., None] & inside[1][..., None, :]
     up = (draws[..., 2:] < 0.5)[..., None, None]
-    return torch.where(mask[:, :, None], torch.where(up, high[:, None], low[:, None]), x[:, None])
+    return torch.where(mask[:, :, None], torch.where(up, high, low), x)
 
 
-def propose_bumps(
-    x: Images, clean: Images, eps: Numbers, keys: Keys, t: Queries, at: Windows, threat: Threat
-) -> Proposals:
-    """Return ``x`` with the change of window V moved to window W, for each query ``t``.
+def propose_bumps(rows: Rows, t: Queries, at: Windows, threat: Threat) -> Proposals:
+    """Return the images x with the change of window V moved to window W, for each query ``t``.
 
     With ν = x − clean, in each channel: ν_W ← a·d/‖d‖ with d = ν_W/‖ν_W‖ ± bump, and ν_V ← 0 elsewhere. The
     length a keeps the norm of both windows and adds an equal share of the unused budget:
     a² = ‖ν_{V∪W}‖² + (ε² − ‖ν‖²)/channels. In l1, a = channels·‖ν_{V∪W}‖₁ + ε − ‖ν‖₁ before the projection.
     """
-    norm = threat.norm
-    batch, channels, height, width = x.shape
-    ahead = t.shape[1]
-    level, tall, wide, draws = _draw(keys, t, 5 + channels, at)
+    x, clean, eps, norm = rows["best"], rows["clean"], rows["eps"], threat.norm
+    (batch, channels, height, width), ahead = x.shape, t.shape[1]
+    level, tall, wide, draws = _draw(rows["key"], t, 5 + channels, at)
     top, left = _place(draws[..., 0], height, tall), _place(draws[..., 1], width, wide)
     top_v, left_v = _place(draws[..., 2], height, tall), _place(draws[..., 3], width, wide)
     across, up = (draws[..., 4] < 0.5).long(), (draws[..., 5:] < 0.5)[..., None]
 
     # Windows are read and written as lists of pixels of equal length: smaller ones repeat
     # their last row and column, which writes a pixel twice with the same value, and must not count twice.
-    row, column, once = _inside(tall, wide)
+    tallest, widest = torch.stack([tall.amax(), wide.amax()]).tolist()
+    pixel = torch.arange(tallest * widest, device=tall.device)
+    row, column = pixel // widest, pixel % widest
+    once = (row < tall[..., None]) & (column < wide[..., None])
+    row, column = torch.minimum(row, tall[..., None] - 1), torch.minimum(column, wide[..., None] - 1)
     i, j = top[..., None] + row, left[..., None] + column
     i_v, j_v = top_v[..., None] + row, left_v[..., None] + column
     in_w, in_v = ((a * width + b)[:, :, None].expand(-1, -1, channels, -1) for a, b in ((i, j), (i_v, j_v)))
@@ -391,21 +358,6 @@ def _draw(keys: Keys, t: Queries, count: int, at: Windows) -> tuple[Queries, Que
 def _place(draw: Tensor, length: int, size: Tensor) -> Tensor:
     """Return the first pixel of a window, uniform over all positions at which it fits."""
     return (draw * (length - size + 1)).long()
-
-
-def _span(length: int, first: Tensor, size: Tensor) -> Tensor:
-    """Return whether each pixel along an axis lies in a window."""
-    pixel = torch.arange(length, device=first.device)
-    return (pixel >= first[..., None]) & (pixel < (first + size)[..., None])
-
-
-def _inside(tall: Queries, wide: Queries) -> tuple[Tensor, Tensor, Tensor]:
-    """List the pixels of each window by row and column from its corner, and whether each occurs for the first time."""
-    tallest, widest = torch.stack([tall.amax(), wide.amax()]).tolist()
-    pixel = torch.arange(tallest * widest, device=tall.device)
-    row, column = pixel // widest, pixel % widest
-    once = (row < tall[..., None]) & (column < wide[..., None])
-    return torch.minimum(row, tall[..., None] - 1), torch.minimum(column, wide[..., None] - 1), once
 
 
 def _length(energy: Tensor, norm: Norm) -> Tensor:

@@ -27,21 +27,13 @@ _PASSES = ("forwards", "backwards")
 
 @dataclass(frozen=True)
 class Stage:
-    """One attack of an ensemble.
+    """One attack of an ensemble."""
 
-    Attributes:
-        name: of the attack.
-        attack: function of (model, images, labels, threat) and keyword arguments.
-        settings: its keyword arguments.
-        nearest: whether it looks for the nearest adversarial example whatever ε is: one search serves every ε.
-        black_box: whether it uses no gradients.
-    """
-
-    name: str
-    attack: AttackFunction
-    settings: dict[str, Any] = field(default_factory=dict)
-    nearest: bool = False
-    black_box: bool = False
+    name: str  # of the attack
+    attack: AttackFunction  # of (model, images, labels, threat) and keyword arguments
+    settings: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
+    nearest: bool = False  # whether it looks for the nearest adversarial example: one search serves every ε
+    black_box: bool = False  # whether it uses no gradients
 
 
 @dataclass(frozen=True)
@@ -94,13 +86,10 @@ def sweep(
 
     - ``nested="up"``: a sample broken at one ε counts as broken at every larger one, by the same image and at no
       further cost; only robust samples are attacked at the next ε, and an attack that looks for the nearest adversarial
-      example runs once for all ε. Every success that is counted is proven.
-    - ``nested="down"``: starts at the largest ε and retries only the broken samples at the next smaller one. If most
-      samples are robust, this is faster; but if a search fails at ε and would succeed in the smaller ball, that success
-      is missed. An attack that only looks for the nearest adversarial example runs once, as for ``"up"``.
-    - ``nested="off"``: independent runs at each ε. The robustness paper does not say how it attacks at several
-      ε, and its text suggests this. Our studies of it use ``"up"``: with PGD-20, 1,000 images and five ε, every verdict
-      on both specimens was the same (``dev/attack-engine.md``).
+      example runs once for all ε.
+    - ``nested="down"``: starts at the largest ε and retries only the broken samples at the next smaller one: faster if
+      most samples are robust, but a success that only a search in the smaller ball would find is missed.
+    - ``nested="off"``: independent runs at each ε (``dev/attack-engine.md`` compares the three).
 
     A result's ``forwards``, ``backwards`` and ``seconds`` are those spent at its own ε. ``threat`` gives norm and
     bounds, ``settings`` the keyword arguments of an attack function.
@@ -122,15 +111,18 @@ def sweep(
         raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
     ensemble.check(model, images, options.context)
     ids = torch.arange(len(images)) if options.ids is None else options.ids.cpu()
-    samples = _Samples(images, labels, ids, run)
     carries = nested != "off" and not down
     before: AttackResult | None = None  # at the ε before, in the order in which they are attacked
     results: list[AttackResult] = []
     below: dict[int, Piece] = {}  # by stage, at the ε before
     for budget in reversed(budgets) if down else budgets:
         here, whole, left = replace(threat, eps=budget), None, torch.arange(len(images))
-        if before is not None and down:
-            whole, left = _unbroken(before, here, images), before.success.nonzero().flatten()
+        if before is not None and down:  # samples that are robust need no attack at a smaller ε
+            clean = dict(
+                prediction=before.clean_prediction.clone(), adversarial=images.detach().cpu().clone()
+            )
+            zeros = {name: torch.zeros_like(getattr(before, name)) for name in ("success", "distance")}
+            whole, left = _carried(before, here, **clean, **zeros), before.success.nonzero().flatten()
         elif before is not None and carries:
             whole, left = _carried(before, here), (~before.success).nonzero().flatten()
         pieces: dict[int, Piece] = {}
@@ -142,14 +134,18 @@ def sweep(
                 positions, part = below[number]
                 part = _within(_carried(part.take(torch.searchsorted(positions, left)), here))
             else:
-                endless = (
-                    carries and ensemble.minimal
-                )  # one search at infinite ε, of which each ε counts its share
+                # one search at infinite ε, of which each ε counts its share
+                endless = carries and ensemble.minimal
                 own = replace(threat, eps=math.inf) if endless else here
-                asked, known, how = samples.of(stage, left)
-                part = stage.attack(model, asked, known, own, **stage.settings, **how)
-                if samples.labels is None:
-                    samples.labels = part.label  # the first call is given all samples
+                how: dict[str, Any] = {**run, "ids": ids[left]}
+                how.pop("on_finished", None)
+                if how.get("progress") is True and stage.name:
+                    how["progress"] = stage.name
+                if how.get("context") is not None:
+                    how["context"] = how["context"][left]
+                known = None if labels is None else labels[left]
+                part = stage.attack(model, images[left], known, own, **stage.settings, **how)
+                labels = part.label if labels is None else labels  # the first call is given all samples
                 part = _within(replace(part, threat=here)) if endless else part
             pieces[number] = left, part
             whole = _merged(whole, part, left, here)
@@ -167,27 +163,6 @@ def sweep(
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]
 
 
-@dataclass
-class _Samples:
-    """The samples of a sweep and the options of its attacks; the labels, if there are none, of the first result."""
-
-    images: Tensor
-    labels: Tensor | None
-    ids: Tensor
-    run: RunOptions
-
-    def of(self, stage: Stage, positions: Positions) -> tuple[Images, Labels, dict[str, Any]]:
-        """Return the samples at some positions, their labels if known, and the options of an attack on them."""
-        options: dict[str, Any] = {**self.run, "ids": self.ids[positions]}
-        options.pop("on_finished", None)
-        if options.get("progress") is True and stage.name:
-            options["progress"] = stage.name
-        if options.get("context") is not None:
-            options["context"] = options["context"][positions]
-        labels = None if self.labels is None else self.labels[positions]
-        return self.images[positions], labels, options
-
-
 def _concluded(
     ensemble: Ensemble,
     whole: AttackResult | None,
@@ -195,10 +170,7 @@ def _concluded(
     count: int,
     before: AttackResult | None = None,
 ) -> AttackResult:
-    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful.
-
-    ``before`` is the result at a smaller ε that ``whole`` continues; what its stages broke still counts as theirs.
-    """
+    """Say which stages the verdicts on ``count`` samples come from; what those of ``before`` broke counts as theirs."""
     assert whole is not None
     parts = [
         replace(part, threat=whole.threat, attack=ensemble.stages[number].name or part.attack)
@@ -225,18 +197,6 @@ def _carried(result: AttackResult, threat: Threat, **changes: Any) -> AttackResu
     """Return what is known at another ε at no cost."""
     none: dict[str, Any] = dict.fromkeys(_PASSES, torch.zeros_like(result.forwards))
     return replace(result, threat=threat, warnings=(), seconds=0.0, **none, **changes)
-
-
-def _unbroken(result: AttackResult, threat: Threat, images: Tensor) -> AttackResult:
-    """Return the result of no attack at a smaller ε, at which samples that are robust need none."""
-    return _carried(
-        result,
-        threat,
-        success=torch.zeros_like(result.success),
-        prediction=result.clean_prediction.clone(),
-        adversarial=images.detach().cpu().clone(),
-        distance=torch.zeros_like(result.distance),
-    )
 
 
 def _merged(

@@ -57,13 +57,10 @@ class Threat:
             example = f"; for {self.eps:g} of 255 levels, pass {self.eps:g}/255" if levels else ""
             raise UserError(f"eps {self.eps:g}: expected at most {whole:g}, the pixel range{example}")
         if self.norm == "l0" and 0 < self.eps < 1:
-            raise UserError(
-                f"eps {self.eps:g}: allows no change in norm 'l0'; expected a number of values, at least 1"
-            )
-        longest = {"l2": _LONGEST * whole, "l1": _LONGEST**2 * whole, "l0": _LONGEST**2}.get(
-            self.norm, math.inf
-        )
-        if longest < self.eps < math.inf:
+            fix = "expected a number of values, at least 1"
+            raise UserError(f"eps {self.eps:g}: allows no change in norm 'l0'; {fix}")
+        most = {"l2": _LONGEST * whole, "l1": _LONGEST**2 * whole, "l0": _LONGEST**2}
+        if (longest := most.get(self.norm, math.inf)) < self.eps < math.inf:
             raise UserError(f"eps {self.eps:g}: expected at most {longest:g} in norm {self.norm!r}")
 
     def require(self, who: str, *norms: str) -> None:

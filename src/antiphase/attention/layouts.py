@@ -4,8 +4,10 @@ A layout is data: the names of the parameters, and which head of theirs each hea
 theirs at some rows; if several heads of ours are one of theirs, writing checks that they are equal.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,11 +17,7 @@ from antiphase.attention.modules import DifferentialAttention
 from antiphase.errors import UserError
 
 State = dict[str, Tensor]
-Heads = tuple[
-    Sequence[int], Sequence[int], Sequence[int]
-]  # of theirs, for each of ours: queries, keys, values
-
-_VECTORS = {f"lam.{name}": f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")}
+Heads = tuple[Sequence[int], Sequence[int], Sequence[int]]  # queries, keys, values: theirs for each of ours
 
 
 @dataclass(frozen=True)
@@ -28,11 +26,12 @@ class WeightLayout:
 
     source: str
     names: Mapping[str, str]  # ours: theirs
-    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one, of all three
-    constant: tuple[str, ...] = ()  # parameters of ours that it does not have, which are 1
-    numbers: tuple[str, ...] = ()  # of theirs that are one for all heads
-    # from numbers of their query and key heads; None: as ours
-    heads: Callable[[int, int], Heads] | None = None
+    projections: Sequence[str] = ("q_proj", "k_proj", "v_proj")  # or one, of all three
+    constant: Sequence[str] = ()  # parameters of ours that it does not have, which are 1
+    numbers: Sequence[str] = ()  # of theirs that are one for all heads
+    halves: bool = (
+        False  # whether their branches are halves of the heads, which share keys and values; else as ours
+    )
 
 
 def _halves(queries: int, keys: int) -> Heads:
@@ -43,35 +42,9 @@ def _halves(queries: int, keys: int) -> Heads:
 
 
 LAYOUTS = {
-    "microsoft-v2": WeightLayout(
-        "microsoft/unilm, Diff-Transformer-V2/multihead_flashdiffv2.py",
-        {"proj": "o_proj", "lam.gate.weight": "lambda_proj.weight"},
-    ),
-    "microsoft": WeightLayout(
-        "microsoft/unilm, Diff-Transformer/multihead_diffattn.py",
-        {"proj": "out_proj", "norm.weight": "subln.weight", **_VECTORS},
-    ),
-    "diffllama": WeightLayout(
-        "transformers, DiffLlamaAttention",
-        {"proj": "o_proj", **_VECTORS},
-        constant=("norm.weight",),
-        heads=_halves,
-    ),
-    "timm": WeightLayout(
-        "timm, DiffAttention",
-        {
-            "proj": "proj",
-            "norm.weight": "sub_norm.weight",
-            "lam.a": "lambda_a",
-            "lam.b": "lambda_b",
-            **_VECTORS,
-        },
-        projections=("qkv",),
-        numbers=("lambda_a", "lambda_b"),
-    ),
+    name: WeightLayout(**fields)
+    for name, fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
-
-
 Place = tuple[str, slice, str, Tensor | None]
 
 
@@ -79,7 +52,7 @@ def _places(layout: str, module: DifferentialAttention, kv_heads: int) -> Iterat
     if layout not in LAYOUTS:
         raise UserError(f"layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     form, width, sizes = LAYOUTS[layout], module.layout.width, module.layout.rows
-    heads = None if form.heads is None else form.heads(sizes[0] // width, kv_heads)
+    heads = _halves(sizes[0] // width, kv_heads) if form.halves else None
     for name in (name for name in module.state_dict() if name not in form.constant):
         of, _, kind = name.rpartition(".")
         if of != "qkv" or len(form.projections) == 1:

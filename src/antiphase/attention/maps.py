@@ -85,8 +85,7 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
 def mean_over_queries(x: Float[Tensor, "*batch queries _"], mask: Tensor | None = None) -> Tensor:
     """Average rows of maps, or of their products with values, over the queries, as DINT does.
 
-    With a mask the mean for a query is over the queries that attend to no key that it may not: for a causal mask, over
-    those up to itself, so that nothing later is seen.
+    With a mask the mean for a query is over the queries that attend to no key that it may not.
     """
     if mask is None or mask.ndim < 2 or mask.shape[-2] == 1:
         return x.mean(-2, keepdim=True)
@@ -100,6 +99,4 @@ def mean_over_queries(x: Float[Tensor, "*batch queries _"], mask: Tensor | None 
 
 def per_head(lam: Tensor) -> Tensor:
     """Shape λ so that it broadcasts over ``(batch, heads, queries, keys)``."""
-    if lam.ndim == 0:
-        return lam
-    return lam[:, None, None] if lam.ndim == 1 else lam[..., None]
+    return lam if lam.ndim == 0 else lam[:, None, None] if lam.ndim == 1 else lam[..., None]

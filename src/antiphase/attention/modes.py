@@ -15,25 +15,24 @@ _only_outputs = False  # _callers > 0; a bool, so that torch.compile guards on n
 
 @contextmanager
 def outputs_only() -> Iterator[None]:
-    """Let models skip computations that do not affect their output.
+    """Let models skip computations that do not affect their output, in all threads.
 
     The last block of a vision transformer, if it has no hooks or patched modules, computes only the class token, and
-    the keys and values it attends to. Logits and gradients are equal up to rounding. The attacks search within this
-    context, but verify outside. It applies to all threads, and the backward pass of a checkpointed model must run
-    within it too.
+    the keys and values it attends to. Logits and gradients are equal up to rounding. The backward pass of a
+    checkpointed model must run within it too.
     """
-    _enter(1)
+
+    def enter(count: int) -> None:
+        global _callers, _only_outputs
+        with _lock:
+            _callers += count
+            _only_outputs = _callers > 0
+
+    enter(1)
     try:
         yield
     finally:
-        _enter(-1)
-
-
-def _enter(count: int) -> None:
-    global _callers, _only_outputs
-    with _lock:
-        _callers += count
-        _only_outputs = _callers > 0
+        enter(-1)
 
 
 def is_outputs_only() -> bool:

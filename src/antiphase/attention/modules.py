@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend, attend_grouped
-from antiphase.attention.backends.contract import Parts
+from antiphase.attention.backends.compiled import Parts
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
 from antiphase.attention.maps import combine, mean_over_queries, plain_combine, softmax_maps
@@ -211,11 +211,10 @@ class DifferentialAttention(_SelfAttention):
     """Multi-head differential self-attention: (A1 − λ·A2)·V in each head, in one of the registered variants.
 
     The head count is the standard twin's. In V1 ``num_heads`` heads of width d become ``num_heads // 2`` differential
-    heads with queries and keys of width d in each branch and values of width 2d, so both modules have projections of
-    the same size (DiffCLIP's convention). The released DiffCLIP follows the product by an RMSNorm over each head's 2d
-    values and a factor 1 − λ_init; the papers' formula has neither. The other variants keep ``num_heads`` heads of
-    width d, each with a second map; docs/variants.md has their equations. ``self.norm`` only stores the weight; its
-    ``forward`` is never called. To read the normed heads, hook the input of ``proj``.
+    heads with queries and keys of width d in each branch and values of width 2d (DiffCLIP's convention). The released
+    DiffCLIP follows the product by an RMSNorm over each head's 2d values and a factor 1 − λ_init; the papers' formula
+    has neither. The other variants keep ``num_heads`` heads of width d, each with a second map; docs/variants.md has
+    their equations. ``self.norm`` only stores the weight: to read the normed heads, hook the input of ``proj``.
 
     Args:
         dim: width of the tokens.

@@ -21,9 +21,8 @@ class Variant:
     # "shared": h heads, whose two maps read the same keys; "grouped": h heads, of which ``ratio`` share one A2
     heads: Literal["halved", "shared", "grouped"]
     parameterisation: str  # of λ, a name in registry.LAMBDAS
-    combined: Literal["difference", "integral"] = (
-        "difference"  # A1 − λ·A2; A1 − λ·A2 + λ·(mean of A1 over queries)
-    )
+    # A1 − λ·A2; A1 − λ·A2 + λ·(mean of A1 over queries)
+    combined: Literal["difference", "integral"] = "difference"
     head_norm: bool = True  # whether an RMSNorm follows each head
     rescale: bool = True  # whether a factor 1 − λ_init follows it
     bias: bool = True  # whether the projections have biases

@@ -1,9 +1,11 @@
 """Metadata of a loaded model, and what follows from them for the images that several models get."""
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,34 +24,13 @@ AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
 _LIBRARIES = {"antiphase", "open_clip", "timm", "torch", "torchvision", "transformers"}
 # by full name, so that these libraries need not be imported
-_KNOWN: dict[str, AttentionKind] = {
-    "timm.layers.diff_attention.DiffAttention": "differential",
-    "timm.models.vision_transformer.DiffParallelScalingBlock": "differential",
-    "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": "differential",
-    "antiphase.attention.modules._SelfAttention": "softmax",
-    "timm.layers.attention.Attention": "softmax",
-    "timm.layers.attention.AttentionRope": "softmax",
-    "timm.layers.attention_pool.AttentionPoolLatent": "softmax",
-    "timm.models.eva.EvaAttention": "softmax",
-    "timm.models.swin_transformer.WindowAttention": "softmax",
-    "timm.models.vision_transformer.ParallelScalingBlock": "softmax",
-    "torch.nn.modules.activation.MultiheadAttention": "softmax",
-    "open_clip.modified_resnet.AttentionPool2d": "softmax",
-}
-_RECIPE = [
-    "data",
-    "epochs",
-    "batch_size",
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "schedule",
-    "warmup_epochs",
-    "augment",
-    "adversarial",
-    "defences",
-    *("loss", "crop", "captions", "patch_dropout"),  # of a CLIP
-]
+_KNOWN: dict[str, AttentionKind] = {"antiphase.attention.modules._SelfAttention": "softmax"}
+for _kind, _names in tomllib.loads(
+    Path(__file__).with_name("known.toml").read_text(encoding="utf-8")
+).items():
+    _KNOWN |= dict.fromkeys(_names, _kind)
+_RECIPE = """data epochs batch_size optimizer learning_rate weight_decay schedule warmup_epochs augment adversarial
+defences loss crop captions patch_dropout"""
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
@@ -58,9 +39,8 @@ _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_l
 def attention_kind(model: nn.Module) -> AttentionKind:
     """Return the kind of attention of a model, as far as its modules' classes tell.
 
-    ``"differential"`` if any module is known as such; otherwise ``"unknown"`` if any module looks like attention, but
-    is not known or has a ``forward`` of the user's; otherwise ``"softmax"`` if any module is known as such; otherwise
-    ``"none"``. A module looks like attention by the names of its class, submodules or parameters.
+    A module that looks like attention by the names of its class, submodules or parameters, but is not known or has a
+    ``forward`` of the user's, is ``"unknown"``.
 
     >>> attention_kind(nn.MultiheadAttention(4, 2)), attention_kind(nn.Linear(2, 2))
     ('softmax', 'none')
@@ -132,7 +112,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
         readers = [module for module in model.modules() if inputs and reads_tokens(module)]
         for module in readers:
             hook = module.register_forward_hook(lambda module, args, lam: by_module.__setitem__(module, lam))
-            hooks.callback(hook.remove)
+            hooks.enter_context(hook)
         if readers:
             model(*inputs)
         for module in model.modules():
@@ -240,15 +220,12 @@ def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
     pairs.append(("preprocessing", one.preprocessing, other.preprocessing))
     recipes = [card.recipe or {} for card in (one, other)]
     if all("epochs" in recipe for recipe in recipes):
-        unequal = [name for name in _RECIPE if len({str(recipe.get(name)) for recipe in recipes}) > 1]
+        unequal = [one for one in _RECIPE.split() if len({str(recipe.get(one)) for recipe in recipes}) > 1]
         words = (", ".join(f"{name} {_in_words(recipe.get(name))}" for name in unequal) for recipe in recipes)
         pairs.append(("recipes", *words))
     told = f"{one.spec} and its twin {other.spec} differ in more than their attention"
-    return [
-        f"{told}: {what} {mine} and {theirs}"
-        for what, mine, theirs in pairs
-        if mine and theirs and mine != theirs
-    ]
+    unequal = [(what, *both) for what, *both in pairs if all(both) and both[0] != both[1]]
+    return [f"{told}: {what} {mine} and {theirs}" for what, mine, theirs in unequal]
 
 
 def _in_words(value: Any) -> str:

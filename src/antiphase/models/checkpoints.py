@@ -163,14 +163,15 @@ def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: 
     misfit = "; the architecture does not match"
     for name in sorted(own.keys() | tensors.keys()):
         want, have = own.get(name), tensors.get(name)
+        wrong = ""
         if want is None or have is None:
-            what = "is missing" if have is None else "is not in the model"
-            raise UserError(f"{source}: parameter {name!r} {what}{misfit}")
-        if want.shape != have.shape:
-            shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
-            raise UserError(f"{source}: {name!r} has shape {shapes}{misfit}")
-        if want.is_floating_point() != have.is_floating_point():
-            raise UserError(f"{source}: {name!r} has type {have.dtype}; expected {want.dtype}")
+            wrong = f"parameter {name!r} is {'missing' if have is None else 'not in the model'}{misfit}"
+        elif want.shape != have.shape:
+            wrong = f"{name!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}{misfit}"
+        elif want.is_floating_point() != have.is_floating_point():
+            wrong = f"{name!r} has type {have.dtype}; expected {want.dtype}"
+        if wrong:
+            raise UserError(f"{source}: {wrong}")
     check_finite(tensors, source)
 
 
@@ -185,11 +186,11 @@ def as_config(kind: type[Config], values: Any, source: str = "", place: tuple[st
 def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:
     """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
 
-    Reads safetensors, dictionaries of ``torch.save`` (with ``weights_only``: no code is run) and the index of a
-    checkpoint in several files. The weights may be in a dictionary within the file, such as ``state_dict``, and have a
-    prefix, such as ``module.``. Of weights and their moving average (``ema``, ``swa``) the average is taken, as timm
-    does; a warning names what is ignored. ``name`` is FILE or ``FILE#SET``, SET the dictionary or prefix of one of
-    several sets. ``own`` are the model's tensors by name, whose shapes count if ``sized``.
+    Reads safetensors, dictionaries of ``torch.save`` (no code is run) and the index of a checkpoint in several files.
+    The weights may be in a dictionary within the file, such as ``state_dict``, and have a prefix, such as ``module.``.
+    Of weights and their moving average (``ema``, ``swa``) the average is taken; a warning names what is ignored.
+    ``name`` is FILE or ``FILE#SET``, SET the dictionary or prefix of one of several sets. ``own`` are the model's
+    tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
     held = _tensors(path)

@@ -27,7 +27,15 @@ from antiphase.models.transformer import (
     attention_slot,
     check_memory,
 )
-from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
+from antiphase.models.vit import (
+    PRESETS_OF,
+    Kept,
+    VisionTransformer,
+    VitConfig,
+    build_vision,
+    draw_own,
+    draw_uniform,
+)
 from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
@@ -77,11 +85,10 @@ class ClipConfig(Fields):
 class CLIP(nn.Module):
     """Embed images in [0, 1] and texts in one space, where matching pairs have a high cosine (vectors not normalised).
 
-    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021;
-    H. Hammoud, B. Ghanem, *DiffCLIP: Differential Attention Meets CLIP*, TMLR 2025, Section 3.
-
     ``widths`` are the feature widths of the towers, ``logit_scale`` is the natural logarithm of the factor on the
-    cosines, and ``logit_bias`` is added to the logits by the sigmoid loss.
+    cosines, and ``logit_bias`` is added to the logits by the sigmoid loss. Sources: A. Radford et al., *Learning
+    Transferable Visual Models From Natural Language Supervision*, 2021; H. Hammoud, B. Ghanem, *DiffCLIP: Differential
+    Attention Meets CLIP*, TMLR 2025, Section 3.
     """
 
     @validated
@@ -193,19 +200,7 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
-PRESETS: dict[str, dict[str, Any]] = {
-    "b16": {
-        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
-        "text": {"dim": 512, "depth": 12, "num_heads": 8, "context_length": 77},
-        "embed_dim": 512,
-    },
-    "small": {
-        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
-        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
-        "embed_dim": 192,
-    },
-}
+PRESETS: dict[str, dict[str, Any]] = PRESETS_OF["clip"]
 
 
 @dataclass(frozen=True)
@@ -260,18 +255,9 @@ def clip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
 
 
 @validated
-def diffclip_vit_b16(
-    lambda_init: float = 0.8,
-    schedule: ScheduleName = "constant",
-    towers: Towers = "both",
-    init: Init = "matched",
-    *,
-    seed: Seed = 0,
-    **fields: Any,
-) -> CLIP:
-    """Build the paper's DiffCLIP at ViT-B/16 (Section 4), its initial weights the baseline's or the released."""
-    fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
-    return clip("b16", seed=seed, **fields)
+def diffclip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
+    """Build the paper's DiffCLIP at ViT-B/16 (Section 4); arguments as for :func:`diffclip`."""
+    return diffclip("b16", seed=seed, **fields)
 
 
 def clip_sizes(
@@ -309,13 +295,13 @@ def configure_clip(
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
     sizes, attention = PRESETS[preset], attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
-    standard = {"attention": "softmax"}
-    in_vision, in_text = (lam if towers in ("both", tower) else standard for tower in ("vision", "text"))
+    in_vision, in_text = (
+        lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text")
+    )
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
     eps = 1e-5 if init == "released" and in_vision is lam else 1e-6
     fixed = {"in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps}
-    both = {
-        "vision": fixed | sizes["vision"] | in_vision | (vision or {}),
-        "text": sizes["text"] | in_text | (text or {}),
-    }
-    return as_config(ClipConfig, {"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})
+    vision = fixed | sizes["vision"] | in_vision | (vision or {})
+    text = sizes["text"] | in_text | (text or {})
+    both = {"embed_dim": sizes["embed_dim"], "init": init, "vision": vision, "text": text}
+    return as_config(ClipConfig, both | fields)

@@ -1,6 +1,7 @@
 """Image features of a CLIP or a classifier, for linear probes, few-shot learning and retrieval."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,31 +44,24 @@ def image_tower(model: nn.Module) -> ImageTower:
     if is_dual_encoder(model):  # that cannot be split before its projection
         dual = as_dual_encoder(model)
         return ImageTower(dual.encode_image, lambda x: x, dual.square, channels, raw=False)
+    square, net = square_of(model), cast(Any, model)
     if isinstance(model, VisionTransformer):
-        features: Callable[[Images], Features] = model.features  # pyright: ignore[reportRedeclaration]
-    elif isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
-        timm: Any = model.model
+        return ImageTower(model.features, None, square, channels)
+    if isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
+        timm = net.model
 
-        def features(images: Images) -> Features:
-            return timm.forward_head(timm.forward_features(model.normalize(images)), pre_logits=True)
+        def before_head(x: Images) -> Features:
+            return timm.forward_head(timm.forward_features(net.normalize(x)), pre_logits=True)
 
-    else:
-        features = _before_last_layer(model)  # pyright: ignore[reportAssignmentType]
-    return ImageTower(features, None, square_of(model), channels)
-
-
-def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
-    card = card_of(model)
-    try:
-        with torch.no_grad():
-            grey = torch.full((1, *card.image_shape), 0.5, device=device_of(model))
-            fits = last_linear(model, grey) is not None
-    except (RuntimeError, ValueError, TypeError):
-        fits = False
+        return ImageTower(before_head, None, square, channels)
+    fits = False
+    with suppress(RuntimeError, ValueError, TypeError), torch.no_grad():
+        grey = torch.full((1, *card_of(model).image_shape), 0.5, device=device_of(model))
+        fits = last_linear(model, grey) is not None
     if not fits:
         known = "a CLIP, a vision transformer, a timm model or a classifier whose last layer is linear"
-        raise UserError(f"{card.spec}: cannot extract features; expected {known}")
-    return lambda images: cast(Any, last_linear(model, images))[1]
+        raise UserError(f"{card_of(model).spec}: cannot extract features; expected {known}")
+    return ImageTower(lambda x: cast(Any, last_linear(model, x))[1], None, square, channels)
 
 
 def _open_clip(model: OpenClip) -> tuple[Any, Any] | None:

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, cast, get_args
@@ -207,7 +207,11 @@ def _checked(
     try:
         normalize = ours.normalize()
         units = normalize.std.flip(0) if ours.bgr else normalize.std
-        for picture in _pictures(ours.square.size, len(ours.mean)):
+        size, channels, rng = ours.square.size, len(ours.mean), np.random.default_rng(0)
+        shapes = (size * 5 // 4 + 3, size * 3 // 2 + 1), (size // 2 + 2, size // 3 + 1), (size, size)
+        for shape in shapes if channels in (1, 3) else ():
+            noise = Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
+            picture = noise.convert("RGB" if channels == 3 else "L")
             expected, pixels = theirs(picture), normalize(ours.square.apply(picture).float() / 255)
             if expected.shape != pixels.shape:
                 _refuse(spec, f"gives {tuple(expected.shape)} for a picture, not {tuple(pixels.shape)}")
@@ -219,14 +223,6 @@ def _checked(
     except Exception as error:
         _refuse(spec, f"fails on a picture ({type(error).__name__}: {first_line(error)})")
     return ours
-
-
-def _pictures(size: int, channels: int) -> Iterator[Image.Image]:
-    rng = np.random.default_rng(0)
-    for shape in ((size * 5 // 4 + 3, size * 3 // 2 + 1), (size // 2 + 2, size // 3 + 1), (size, size)):
-        pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
-        if channels in (1, 3):
-            yield Image.fromarray(pixels).convert("RGB" if channels == 3 else "L")
 
 
 def _refuse(spec: str, reason: str) -> NoReturn:

@@ -64,8 +64,7 @@ def rebuilt(
 ) -> nn.Module:
     """Build the model of a run from its specification again, and load the trained weights into it, or into ``module``.
 
-    Relative paths are of the folder in which it was trained, or else of the working directory. A UserError says if the
-    code or folder that the specification names has moved, or the weights do not fit.
+    Relative paths are of the folder in which it was trained, or else of the working directory.
     """
     source = directory / checkpoints.RECIPE_FILE
     start = checkpoints.as_config(StartingModel, recipe["model"], f"{source}: ", ("model",))

@@ -125,9 +125,9 @@ _WRITTEN = {kind: kind.forward for kind in (*_BY_TOKEN, Block, SoftmaxAttention,
 
 def _registered(table: Mapping[str, Any]) -> AfterValidator:
     def check(name: str) -> str:
-        if name not in table:
-            raise PydanticCustomError("registered", f"expected one of {', '.join(table)}")  # type: ignore[arg-type]
-        return name
+        if name in table:
+            return name
+        raise PydanticCustomError("registered", f"expected one of {', '.join(table)}")  # type: ignore[arg-type]
 
     return AfterValidator(check)
 
@@ -175,22 +175,16 @@ class TowerConfig(Fields):
                 raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
         given = self.lambda_init != 0.8 or self.lambda_schedule != "constant"
         if self.parameterisation == "gate" and given and not self.rescale:
-            words = (
-                "expected none, as λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
-            )
-            raise UserError(f"lambda_init {self.lambda_init:g}, schedule {self.lambda_schedule}: {words}")
+            fix = "expected none, as λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
+            raise UserError(f"lambda_init {self.lambda_init:g}, schedule {self.lambda_schedule}: {fix}")
         return self
 
     @model_serializer(mode="wrap")
     def _leave_out_later_fields(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         # keeps the identity of recipes written before these fields existed
-        kinds = {name: kind for name, kind in type(self).model_fields.items() if name in _LATER}
         own = find(VARIANTS, self.attention, "variant").defaults if self.attention in VARIANTS else {}
-        usual = {
-            name
-            for name, kind in kinds.items()
-            if getattr(self, name) == kind.default == own.get(name, kind.default)
-        }
+        later = {name: kind.default for name, kind in type(self).model_fields.items() if name in _LATER}
+        usual = {name for name, one in later.items() if getattr(self, name) == one == own.get(name, one)}
         return {name: value for name, value in dump(self).items() if name not in usual}
 
 
@@ -222,13 +216,15 @@ def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Mo
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 
-def _normed(config: TowerConfig, layer: int) -> nn.Module:
-    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
-
-
 SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
 DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
-NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
+NORMED = AttentionSpec(
+    "ViT with norm and factor",
+    False,
+    lambda config, layer: NormedAttention(
+        config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer)
+    ),
+)
 
 
 def attention_spec(name: str) -> AttentionSpec:

@@ -1,6 +1,8 @@
 """One vision transformer with attention as a slot: ViT and DiffViT of any size, and how their weights start."""
 
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -144,20 +146,11 @@ class VitConfig(TowerConfig):
     pre_norm: bool = False
 
 
-# 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
-# The robustness paper takes timm's architecture at depths 1 to 12 and names no width (Appendix C.1):
-# 32 pixels get ViT-Tiny's, with patches of 4.
 _SIZES = ("patch_size", "in_channels", "dim", "depth", "num_heads", "num_classes")
-_ROWS = {
-    8: (2, 1, 64, 1, 4, 10),
-    28: (4, 1, 192, 1, 6, 10),
-    32: (4, 3, 192, 1, 6, 10),
-    64: (8, 3, 192, 4, 6, 200),
-    224: (16, 3, 768, 12, 12, 1000),
-}
-PRESETS: dict[int, dict[str, int]] = {
-    side: dict(zip(_SIZES, row, strict=True)) for side, row in _ROWS.items()
-}
+PRESETS_OF: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
+PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in PRESETS_OF["vit"].items()}
 
 
 @validated
@@ -224,9 +217,8 @@ def build_vision(config: VitConfig) -> VisionTransformer:
 def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") -> None:
     """Draw a vision transformer's weights anew, each parameter from a stream of its own, so that twins start alike.
 
-    Matrices of the blocks and patches are uniform within ±1/√fan_in (PyTorch's default; blocks N(0, 0.02) cut at two
-    standard deviations if ``scheme="normal"``), positions and head N(0, 0.02) cut so, biases 0, norms 1; see
-    dev/models.md.
+    Matrices of the blocks and patches are uniform within ±1/√fan_in (blocks N(0, 0.02) cut at two standard deviations
+    if ``scheme="normal"``), positions and head N(0, 0.02) cut so, biases 0, norms 1; see dev/models.md.
     """
 
     def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:

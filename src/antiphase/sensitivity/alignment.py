@@ -1,8 +1,7 @@
 """Gradient alignment of the two maps of every layer, at its tokens or at the pixels.
 
 J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from averages of the Frobenius inner products ⟨J1,
-J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbiased; Lemma 1 holds exactly for each probe. Scalar
-summaries of a map are not used: A.sum() has zero gradient, and gradients of norms do not satisfy Lemma 1.
+J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbiased; Lemma 1 holds exactly for each probe.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -135,12 +134,8 @@ def _inner(one: Branch, two: Branch) -> Tensor:
     mean_one, mean_two = a @ m_one, b @ m_two  # row i: Σ_j a_ij·M_j
     # Σ_j a_ij·b_ij·(M1_j − mean1_i)·(M2_j − mean2_i), multiplied out
     pairs = (m_one * m_two).sum(-1)
-    centred = (
-        (both @ pairs[..., None]).squeeze(-1)
-        - ((both @ m_one) * mean_two).sum(-1)
-        - ((both @ m_two) * mean_one).sum(-1)
-        + total * (mean_one * mean_two).sum(-1)
-    )
+    centred = (both @ pairs[..., None]).squeeze(-1) - ((both @ m_one) * mean_two).sum(-1)
+    centred = centred - ((both @ m_two) * mean_one).sum(-1) + total * (mean_one * mean_two).sum(-1)
     crossed = _crossed(one, two, both, mean_two) + _crossed(two, one, both, mean_one)
     return (products * towards + centred + crossed).sum(-1)
 
@@ -234,12 +229,6 @@ class GradientTerms:
     first: AnyShape  # ⟨J1·u, J_DA·u⟩
     second: AnyShape  # −⟨λ·J2·u, J_DA·u⟩
     third: AnyShape  # −⟨(A2 ⊗ ∇λ)·u, J_DA·u⟩
-
-    @property
-    def share(self) -> AnyShape:
-        """Share of the third term in ‖J_DA‖², from means over the probes: (batch, heads)."""
-        whole = (self.first + self.second + self.third).mean(-1)
-        return self.third.mean(-1) / whole
 
 
 @validated

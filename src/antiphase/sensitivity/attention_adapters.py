@@ -58,17 +58,14 @@ def is_known(module: nn.Module) -> bool:
 
 def block_ends(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Return the parts of a block that get its attention's tokens and output, without norm, residual path and scale."""
-    known = not _BLOCKS.isdisjoint(_class_names(block))
+    known = _registered(block, _BLOCKS)
     return (block.get_submodule("in_proj"), block.get_submodule("ls")) if known else None
 
 
-def _class_names(module: nn.Module) -> list[str]:
-    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
-
-
-def _registered(module: nn.Module) -> type | str | None:
-    pairs = zip(type(module).__mro__, _class_names(module), strict=True)
-    return next((key for pair in pairs for key in pair if key in _ADAPTERS), None)
+def _registered(module: nn.Module, table: Any = None) -> type | str | None:
+    """Return the first of a module's classes that a table has, by itself or by its full name."""
+    pairs = ((kind, f"{kind.__module__}.{kind.__qualname__}") for kind in type(module).__mro__)
+    return next((key for pair in pairs for key in pair if key in (table or _ADAPTERS)), None)
 
 
 def _branch(
@@ -80,13 +77,9 @@ def _branch(
     scale: float | None = None,
     turns: Sequence[Turn | None] = (None, None),
 ) -> tuple[Branch, Tensor]:
-    (q, to_q), (k, to_k), (v, _) = (
-        (
-            F.linear(x, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2),
-            weight.unflatten(0, (heads, -1)),
-        )
-        for weight, bias, heads in zip(weights, biases or (None,) * 3, counts, strict=True)
-    )
+    three = [*zip(weights, biases or (None,) * 3, counts, strict=True)]
+    q, k, v = (F.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for w, b, heads in three)
+    to_q, to_k, _ = (weight.unflatten(0, (heads, -1)) for weight, _, heads in three)
     if (groups := counts[0] // counts[1]) > 1:
         k, to_k = k.repeat_interleave(groups, 1), to_k.repeat_interleave(groups, 0)
     return Branch(q, k, to_q, to_k, scale, mask, *turns), v
@@ -107,12 +100,11 @@ def _additive(mask: Tensor | None, like: Tensor, causal: bool = False, forbids: 
     return mask.to(like.dtype)
 
 
-def _pair(both: Branch, alternating: bool = True) -> list[Branch]:
-    half = len(both.to_q) // 2
-    return [
-        replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
-        for part in ((np.s_[::2], np.s_[1::2]) if alternating else (np.s_[:half], np.s_[half:]))
-    ]
+def _pair(both: Branch, *parts: slice) -> list[Branch]:
+    def some(part: slice) -> Branch:
+        return replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
+
+    return list(map(some, parts))
 
 
 def _layer(
@@ -178,7 +170,8 @@ def _timm(module: Any, call: Call) -> Layer:
 
     if not differential:
         return _layer(call, [branch], v, finish)
-    return _layer(call, _pair(branch), v, finish, module._compute_lambda().to(x.dtype))
+    pair = _pair(branch, np.s_[::2], np.s_[1::2])
+    return _layer(call, pair, v, finish, module._compute_lambda().to(x.dtype))
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
@@ -245,7 +238,8 @@ def _diff_llama(module: Any, call: Call) -> Layer:
     def finish(heads: Tensor) -> Tensor:
         return output(_merge((1.0 - module.lambda_init) * module.groupnorm(heads)))
 
-    return _layer(call, _pair(both, alternating=False), values, finish, lam.to(call.tokens.dtype))
+    half = len(both.to_q) // 2
+    return _layer(call, _pair(both, np.s_[:half], np.s_[half:]), values, finish, lam.to(call.tokens.dtype))
 
 
 _ADAPTERS: dict[type | str, Adapter | None] = {

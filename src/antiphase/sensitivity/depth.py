@@ -2,21 +2,14 @@
 
 Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
 perturbed and clean input, L(d) the operator norm of block d's Jacobian at the clean tokens. The paper does not define
-α(d), "the average reduction factor from noise cancellation at layer d"; here
-
-    α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖
-
-over the tokens and heads of layer d, before the norm and the projection that follow. α is 1 for standard attention,
-|1 − λ| if the perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it
-changes them independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. α far below 1 need not mean that noise is told from signal: the
-rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave |1 − λ| of every change of V, and of V itself
-(:attr:`BranchChange.kept`). Only α below ``kept`` makes the perturbation smaller relative to the signal.
-
-The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For
-small perturbations that is below 1 for every block: few perturbations lie along its direction of largest growth.
+α(d); here α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖ over the tokens and heads of layer d, before norm and projection: 1 for
+standard attention, |1 − λ| if the perturbation changes both branches alike, √(1 + λ²ρ²) > 1 if it changes them
+independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. As the rows of A1 − λ·A2 sum to 1 − λ, broad maps leave |1 − λ| of every
+change of V, and of V itself: only α below :attr:`BranchChange.kept` makes the perturbation smaller relative to the
+signal. The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) holds by construction.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -54,16 +47,17 @@ class Path:
         """Growth of each stage, ‖Δ(d)‖ / ‖Δ(d−1)‖."""
         return self.length[:, 1:] / self.length[:, :-1]
 
-    @property
-    def cancellation(self) -> PerLayer:
-        """‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 the changes of the maps cancel, above 1 they add up."""
-        return self.moved / (self.positive.square() + self.negative.square()).sqrt()
-
 
 def blocks(model: nn.Module, images: Batch) -> list[Call]:
     """Return the calls of the blocks that hold attention layers: elements of a ModuleList or Sequential."""
     parts = dict(model.named_modules())
-    names = dict.fromkeys(_block_of(call.name.partition("@")[0], parts) for call in record(model, images))
+    lists = nn.ModuleList | nn.Sequential
+    names: dict[str, None] = {}
+    for call in record(model, images):
+        steps = call.name.partition("@")[0].split(".")
+        paths = [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
+        inside = (path for path in paths if isinstance(parts[path.rpartition(".")[0]], lists))
+        names[next(inside, paths[0])] = None
     calls: list[Call] = []
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
@@ -76,13 +70,6 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
             hooks.enter_context(parts[name].register_forward_hook(partial(keep, name), with_kwargs=True))
         model(images.clone())
     return calls
-
-
-def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
-    steps = name.split(".")
-    paths = (".".join(steps[:end]) for end in range(len(steps), 0, -1))
-    lists = nn.ModuleList | nn.Sequential
-    return next((path for path in paths if isinstance(parts[path.rpartition(".")[0]], lists)), name)
 
 
 def _length(x: Tensor) -> Tensor:
@@ -125,13 +112,12 @@ def stage_norms(
     """
     calls = blocks(model, images)
 
-    def again(block: Call, tokens: Tensor) -> Tensor:
-        return first_of(block.module(tokens, *block.args, **block.kwargs))
+    def stage(block: Call | None, x: Tensor) -> Tensor:
+        if block is None:  # the embedding
+            return until(model, calls[0].module, x)[0][0]
+        return first_of(block.module(x, *block.args, **block.kwargs))
 
-    stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
-        (lambda x: until(model, calls[0].module, x)[0][0], images)
-    ]
-    stages += [(partial(again, block), block.tokens) for block in calls]
+    stages = [(partial(stage, None), images), *((partial(stage, block), block.tokens) for block in calls)]
     return torch.stack([power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages], 1)
 
 
@@ -201,11 +187,7 @@ def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def row_centred(one: Maps, two: Maps) -> PerHead:
-    """Compute Pearson's correlation of two maps' entries after subtracting each row's mean; NaN if one is uniform.
-
-    r = Σ(a_ij − ā_i)(b_ij − b̄_i) / √(Σ(a_ij − ā_i)²·Σ(b_ij − b̄_i)²). Uncentred, the share 1/N would count as
-    agreement.
-    """
+    """Compute Pearson's correlation of two maps' entries after subtracting each row's mean; NaN if one is uniform."""
     one, two = (part - part.mean(-1, keepdim=True) for part in (one, two))
     return (one * two).flatten(2).sum(-1) / (_norm(one) * _norm(two))
 

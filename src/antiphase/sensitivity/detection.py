@@ -54,7 +54,7 @@ DETECTIONS: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDic
 
 
 class NotAttention(Exception):
-    """A module is not recognised as attention; the message says why."""
+    """A module is not recognised as attention: why."""
 
 
 def detected_layer(module: nn.Module, call: Call) -> Layer:
@@ -72,19 +72,14 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
     back = [order.index(number) for number in range(len(order))]
 
     def finish(combined: Tensor) -> Tensor:
-        if detection.integral:
-            combined = _without_mean(combined, lam)
+        combined = _without_mean(combined, lam) if detection.integral else combined
         zeros = combined.new_zeros(len(combined), len(order) - len(positive), *combined.shape[2:])
         return run(call.tokens, torch.cat([combined, zeros], 1)[:, back]).output
 
-    one, two = (
-        TracedBranch(lambda x, numbers=numbers: run(x).maps[:, numbers], call.tokens)
-        for numbers in (positive, negative)
-    )
-    lam, lambda_of = detection.lam, None
-    if lam is not None:
-        lam = lam.to(call.tokens)
-    elif negative:
+    one = TracedBranch(lambda x: run(x).maps[:, positive], call.tokens)
+    two = TracedBranch(lambda x: run(x).maps[:, negative], call.tokens)
+    lam, lambda_of = None if detection.lam is None else detection.lam.to(call.tokens), None
+    if lam is None and negative:
         lambda_of = _lambda_of_tokens(call, detection)
         lam = lambda_of(call.tokens)
     subtracted = CentredBranch(one, two) if detection.integral else two if negative else None
@@ -219,27 +214,19 @@ class Replay:
         return _Run(output, maps, differences, computed)
 
 
-def _softmax_and_values(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor]:
+def _softmax_and_values(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Return softmax(s·q·kᵀ + mask) and v, whose product torch's fused attention computes unseen."""
-    if enable_gqa:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given: Any = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+    query, key, value, mask = (given[name] for name in names[:4])
+    if given["enable_gqa"]:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if given["scale"] is None else given["scale"])
+    if given["is_causal"]:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1), value
 
 
@@ -251,8 +238,8 @@ def examine(call: Call) -> Detection:
     except (torch.OutOfMemoryError, NotAttention):
         raise
     except Exception as error:  # a module may fail on other tokens than its own in any way
-        reason = f"it cannot be run again with other tokens or maps ({first_line(error)})"
-        raise NotAttention(reason) from error
+        again = "it cannot be run again with other tokens or maps"
+        raise NotAttention(f"{again} ({first_line(error)})") from error
 
 
 def _examined(call: Call) -> Detection:
@@ -286,13 +273,18 @@ def _examined(call: Call) -> Detection:
     positive, negative = _signs(sides, groups)
     stamp = _stamp(call.module)
     if not negative:
-        used = grams[
-            (grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
-        ]  # else a query's output counts for nothing
+        # else a query's output counts for nothing
+        used = grams[(grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)]
         dependent = len(total) > 1 and len(used) and bool((_lowest(used) <= small**2).all())
         if dependent or _in_proportion(call, groups, other, small):
             raise NotAttention("several of its maps weigh the same values")
-        if not _values_are_averaged(run, x, plain.maps):
+        # move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is
+        one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
+        equal, moved = x.clone(), plain.maps.clone()
+        equal[:, two] = x[:, one]
+        moved[..., two] += plain.maps[..., one] * 0.7
+        moved[..., one] *= 0.3
+        if not _agree(run(equal, moved).output, run(equal, plain.maps).output):
             raise NotAttention("its output is not an average of values")
         return Detection(tuple(range(len(total))), (), None, groups, stamp)
     if len(positive) + len(negative) < len(total):
@@ -317,7 +309,13 @@ def _examined(call: Call) -> Detection:
     lam = weights[..., shares].to(x.dtype)
     lam = lam.mT if lam.ndim > 1 else lam
     subtrahends = [negative[number] for number in shares.int().argmax(1).tolist()]
-    if not _only_difference_counts(run, x, plain, positive, subtrahends, lam):
+    # add E to A2 and λ·E to A1, which leaves A1 − λ·A2 as it is
+    error, moved = _uniform(plain.maps, seed=4) / plain.maps.shape[-1], plain.maps.clone()
+    moved[:, positive] += (lam[:, None, None] if lam.ndim == 1 else lam[..., None]) * error[:, subtrahends]
+    change = (run(x, moved).output - plain.output).abs().max()
+    for number in set(subtrahends):
+        moved[:, number] += error[:, number]
+    if not (run(x, moved).output - plain.output).abs().max() <= 1e-2 * change:
         raise NotAttention("its output depends on more than the difference of its maps")
     return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp)
 
@@ -454,31 +452,6 @@ def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: 
     return only(moved, reader, token) and only(run(x, other).output, reader)
 
 
-def _values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
-    """Move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is."""
-    one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
-    x = x.clone()
-    x[:, two] = x[:, one]
-    moved = maps.clone()
-    moved[..., two] += maps[..., one] * 0.7
-    moved[..., one] *= 0.3
-    return _agree(run(x, moved).output, run(x, maps).output)
-
-
-def _only_difference_counts(
-    run: Replay, x: Tensor, plain: _Run, positive: list[int], negative: list[int], lam: Tensor
-) -> bool:
-    """Add E to A2 and λ·E to A1, which leaves A1 − λ·A2 as it is."""
-    error = _uniform(plain.maps, seed=4) / plain.maps.shape[-1]
-    moved = plain.maps.clone()
-    moved[:, positive] += (lam[:, None, None] if lam.ndim == 1 else lam[..., None]) * error[:, negative]
-    alone = run(x, moved).output
-    for number in set(negative):
-        moved[:, number] += error[:, number]
-    change = (alone - plain.output).abs().max()
-    return bool((run(x, moved).output - plain.output).abs().max() <= 1e-2 * change)
-
-
 def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
     """Number the maps of pairs so that equal ones share a number; −1 for the others."""
     tolerance = min(torch.finfo(maps.dtype).eps, torch.finfo(torch.float32).eps) ** 0.75
@@ -498,8 +471,7 @@ def _slopes(
 ) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
     """Return Σ_u ⟨∂(u·y)/∂A_g, ∂(u·y)/∂A_h⟩ by row, over random u, and the maps on both sides of each subtraction.
 
-    Shape (batch, queries, maps, maps). The sides are numbers of maps before equal ones are joined; where no subtraction
-    is written, weights below zero count. ``means``: the slopes' means over the queries are further maps.
+    The sides are numbers of maps before equal ones are joined. ``means``: the slopes' means over queries are maps, too.
     """
     single = Replay(call)
     with gradients(enabled=True):
@@ -514,9 +486,32 @@ def _slopes(
             if means:
                 joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
             grams = grams + torch.einsum("bgij,bhij->bigh", joined, joined)
-        sides = [(_read(one, maps), _read(two, maps)) for one, two in run.differences]
+
+        def slopes_of(tensor: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the lowest and the highest slope of a tensor by each map."""
+            slope = torch.zeros_like(maps)
+            if tensor.requires_grad:
+                (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, materialize_grads=True)
+            return slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
+
+        def read(tensor: Tensor) -> set[int]:
+            u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
+            low, high = slopes_of(tensor, u)
+            return set(((low < 0) | (high > 0)).nonzero().flatten().tolist())
+
+        sides = [(read(one), read(two)) for one, two in run.differences]
         written = [(left, right) for left, right in sides if left - right and right - left]
-        return grams, written or [_weighted(tensor, maps) for tensor in run.computed]
+        for square in (
+            [] if written else run.computed
+        ):  # maps that enter with positive and with negative weight
+            if square.shape[-2:] == maps.shape[-2:]:
+                low, high = slopes_of(square, torch.ones_like(square))
+                weight = (
+                    high - low <= _LAMBDA * high.abs()
+                )  # the same for every entry; not so for maps times values
+                signs = (weight & (high > 0), weight & (high < 0))
+                written.append(tuple(set(sign.nonzero().flatten().tolist()) for sign in signs))  # pyright: ignore
+        return grams, written
 
 
 def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float) -> bool:
@@ -536,32 +531,6 @@ def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float)
                 if len(read) > 1 and 1 - squares.max() <= small**2:
                     return True
     return False
-
-
-def _range(tensor: Tensor, maps: Maps, u: Tensor) -> tuple[Tensor, Tensor]:
-    slope = torch.zeros_like(maps)
-    if tensor.requires_grad:
-        (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, materialize_grads=True)
-    return slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
-
-
-def _numbers(chosen: Tensor) -> set[int]:
-    return set(chosen.nonzero().flatten().tolist())
-
-
-def _read(tensor: Tensor, maps: Maps) -> set[int]:
-    u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
-    low, high = _range(tensor, maps, u)
-    return _numbers((low < 0) | (high > 0))
-
-
-def _weighted(square: Tensor, maps: Maps) -> tuple[set[int], set[int]]:
-    """Return the maps that enter a tensor of their shape with a positive and with a negative weight."""
-    if square.shape[-2:] != maps.shape[-2:]:
-        return set(), set()
-    low, high = _range(square, maps, torch.ones_like(square))
-    weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
-    return _numbers(weight & (high > 0)), _numbers(weight & (high < 0))
 
 
 def _signs(sides: list[tuple[set[int], set[int]]], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:

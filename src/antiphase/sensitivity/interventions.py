@@ -1,9 +1,7 @@
-"""Interventions on a trained model's differential attention, and first-order margins that they take apart.
+"""Interventions on a trained model's differential attention: another λ, another A2, no gradient through a map.
 
-Interventions: another λ, another A2, no gradient through a map. With m the margin of the prediction over the runner-up
-and g = ∂m/∂image, a perturbation of max-norm ε changes the margin by at most ε·‖g‖₁ to first order, so m / ‖g‖₁ is the
-least perturbation of the linearised model. In a model with one differential layer g = g_V + g_1 + g_2: g_1 passes
-through A1, g_2 through −λ·A2 and g_V through neither.
+With m the margin of the prediction over the runner-up and g = ∂m/∂image, m / ‖g‖₁ is the least max-norm perturbation of
+the linearised model. With one differential layer g = g_V + g_1 + g_2: g_1 passes through A1, g_2 through −λ·A2.
 """
 
 import copy
@@ -61,9 +59,9 @@ class ReplacedMap(nn.Module):
         self.register_buffer("negative", negative)
 
     def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
-        maps, values = _taken_apart(self.attention, x, mask)
+        maps = self.attention.maps(x, mask)
         negative = self.negative.to(maps.positive.dtype).expand_as(maps.positive)
-        return _attended(self.attention, maps._replace(negative=negative), values, x)
+        return _attended(self.attention, maps._replace(negative=negative), x)
 
 
 class StoppedGradient(nn.Module):
@@ -80,38 +78,31 @@ class StoppedGradient(nn.Module):
     def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return self.attention(x, mask)
-        maps, values = _taken_apart(self.attention, x, mask)
+        maps = self.attention.maps(x, mask)
         stopped = {branch: getattr(maps, branch).detach() for branch in self.branches}
-        return _attended(self.attention, maps._replace(**stopped), values, x)
+        return _attended(self.attention, maps._replace(**stopped), x)
 
 
-def _taken_apart(
-    attention: DifferentialAttention, x: Tensor, mask: Tensor | None
-) -> tuple[AttentionMaps, Tensor]:
-    return attention.maps(x, mask), attention.parts(attention.qkv(x))[2]
-
-
-def _attended(attention: DifferentialAttention, maps: AttentionMaps, values: Tensor, x: Tensor) -> Tensor:
+def _attended(attention: DifferentialAttention, maps: AttentionMaps, x: Tensor) -> Tensor:
+    values = attention.parts(attention.qkv(x))[2]
     return attention.finish(maps.combined.to(values.dtype) @ values, x)
 
 
 def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     """Return the layers that can be intervened on, by name: those not replaced or stopped already."""
-    layers: dict[str, DifferentialAttention] = {}
-    changed: tuple[str, ...] = ()
-    for name, module in model.named_modules():
-        if isinstance(module, ReplacedMap | StoppedGradient):
-            changed += (f"{name}.",)
-        elif isinstance(module, DifferentialAttention) and not name.startswith(changed):
-            layers[name] = module
-    return layers
+    named = dict(model.named_modules())
+    changed = tuple(
+        f"{name}." for name, one in named.items() if isinstance(one, ReplacedMap | StoppedGradient)
+    )
+    layers = {name: one for name, one in named.items() if isinstance(one, DifferentialAttention)}
+    return {name: one for name, one in layers.items() if not name.startswith(changed)}
 
 
 def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
-    if not (layers := differential_layers(model)):
-        expected = "expected a model with differential attention, not intervened on yet"
-        raise UserError(f"{type(model).__name__}: {expected}")
-    return layers
+    if layers := differential_layers(model):
+        return layers
+    expected = "expected a model with differential attention, not intervened on yet"
+    raise UserError(f"{type(model).__name__}: {expected}")
 
 
 def scale_lambda(model: nn.Module, factor: float) -> None:
@@ -210,8 +201,7 @@ class MarginGradients:
 def right_angle(first: Vectors, second: Vectors) -> tuple[Vectors, Vectors]:
     """Turn two vectors to a right angle within their plane, both by the same angle, with their lengths kept.
 
-    With e1, e2 their directions, u = (e1 + e2)/‖e1 + e2‖, w = (e1 − e2)/‖e1 − e2‖, the new directions are (u ± w)/√2.
-    Vectors of length 0, or parallel to each other, stay as they are.
+    With e1, e2 their directions, u, w = those of e1 ± e2, the new ones are (u ± w)/√2; parallel vectors stay.
 
     >>> first, second = right_angle(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, -3.0]]))
     >>> first.round(decimals=6).tolist(), second.round(decimals=6).tolist()

@@ -15,34 +15,23 @@ from antiphase.errors import UserError
 from antiphase.sensitivity import theory
 from antiphase.statistics.intervals import Estimate, Statistic, as_difference, as_share, as_size, jackknife
 
+_TEXTS = "model against attention name site of estimator norm ball perturbation metric"
+_INTEGERS = "seed sample layer head probes stage n"
+_KINDS: Any = dict.fromkeys(_TEXTS.split(), pl.String) | dict.fromkeys(_INTEGERS.split(), pl.Int64)
 
-def _schema(texts: str, integers: str, columns: str) -> dict[str, Any]:
-    kinds = dict.fromkeys(texts.split(), pl.String) | dict.fromkeys(integers.split(), pl.Int64)
-    return {name: kinds.get(name, pl.Float64) for name in columns.split()}
+
+def _schema(columns: str) -> dict[str, Any]:
+    return {name: _KINDS.get(name, pl.Float64) for name in columns.split()}
 
 
 _WHO = "model attention seed sample"
-_TEXTS, _INTEGERS = "model attention name", "seed sample layer head"
-ALIGNMENT_SCHEMA = _schema(
-    f"{_TEXTS} site",
-    f"{_INTEGERS} probes",
-    f"{_WHO} layer name head site probes lam first second cross moved low high",
-)
-LIPSCHITZ_SCHEMA = _schema(
-    f"{_TEXTS} of estimator norm ball", _INTEGERS, f"{_WHO} layer name of estimator norm ball eps value"
-)
-TERMS_SCHEMA = _schema(_TEXTS, _INTEGERS, f"{_WHO} layer name head lam first second third")
-DEPTH_SCHEMA = _schema(
-    f"{_TEXTS} perturbation",
-    f"{_INTEGERS} stage",
-    f"{_WHO} perturbation eps stage name length gain lipschitz alpha positive negative moved",
-)
-BRANCHES_SCHEMA = _schema(
-    f"{_TEXTS} perturbation",
-    _INTEGERS,
-    f"{_WHO} layer name head perturbation eps lam positive negative moved clean_positive clean_moved "
-    "clean_correlation correlation change_correlation",
-)
+ALIGNMENT_SCHEMA = _schema(f"{_WHO} layer name head site probes lam first second cross moved low high")
+LIPSCHITZ_SCHEMA = _schema(f"{_WHO} layer name of estimator norm ball eps value")
+TERMS_SCHEMA = _schema(f"{_WHO} layer name head lam first second third")
+_LENGTHS = "positive negative moved"
+DEPTH_SCHEMA = _schema(f"{_WHO} perturbation eps stage name length gain lipschitz alpha {_LENGTHS}")
+_OF_BRANCHES = "clean_positive clean_moved clean_correlation correlation change_correlation"
+BRANCHES_SCHEMA = _schema(f"{_WHO} layer name head perturbation eps lam {_LENGTHS} {_OF_BRANCHES}")
 _PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided", "below"]
 _NORM: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
 _TWO_MAPS: dict[str, Statistic] = _NORM | {
@@ -59,14 +48,10 @@ _EXPLAINED: dict[str, Statistic] = {
     "by_rho": lambda m: 0.5 * np.log(1 + m[..., 1] / m[..., 0]),
     "by_cosine": lambda m: 0.5 * np.log(m[..., 2] / (m[..., 0] + m[..., 1])),
 }
-_WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
-    {"cosine": as_difference}
-    | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
-    | dict.fromkeys(
-        ("first", "second", "third", "relative", "by_gamma", "by_rho", "by_cosine", "critical", "printed"),
-        lambda any: any,
-    )
-)
+_UNBOUNDED = "first second third relative by_gamma by_rho by_cosine critical printed"
+_WITHIN: dict[str, Callable[[Estimate], Estimate]] = {"cosine": as_difference}
+_WITHIN |= dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
+_WITHIN |= dict.fromkeys(_UNBOUNDED.split(), lambda any: any)
 
 Block = tuple[Sequence[Any], np.ndarray, Mapping[str, Statistic]]
 """Key of some rows, their parts (samples, parts), and the metrics as functions of the parts' means."""
@@ -92,8 +77,7 @@ def estimate_table(
                 estimate = jackknife(parts, statistic)
                 estimate = within(metric)(estimate) if bounded else estimate
                 rows.append((*key, metric, estimate.value, estimate.low, estimate.high, estimate.n))
-    schema = {**keys, **_schema("metric", "n", f"metric {value} low high n")}
-    return pl.DataFrame(rows, schema, orient="row")
+    return pl.DataFrame(rows, {**keys, **_schema(f"metric {value} low high n")}, orient="row")
 
 
 def _by_group(
@@ -156,10 +140,7 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
                 if metric in theirs and (place[0], metric) != ("loss", "norm")
             }
             blocks.append(((*pair, *place), parts, statistics))
-    return estimate_table(blocks, _PAIR, "difference", bounded=False)
-
-
-_PAIR = _schema("model against site", "layer", "model against site layer")
+    return estimate_table(blocks, _schema("model against site layer"), "difference", bounded=False)
 
 
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
@@ -172,10 +153,8 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
         "undecided": sign == 0,
         "below": pl.col("cross") < 0,
     }
-    return rows.with_columns(
-        difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0),
-        **{name: true.cast(pl.Float64) for name, true in signs.items()},
-    )
+    shares = {name: true.cast(pl.Float64) for name, true in signs.items()}
+    return rows.with_columns(difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0), **shares)
 
 
 def _sample_parts(block: pl.DataFrame) -> np.ndarray:
@@ -207,7 +186,7 @@ def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
         for place, block in both.group_by(["site", "layer"], maintain_order=True):
             parts = block.select("first", "second", "difference", "base").to_numpy()
             blocks.append(((*pair, *place), parts, _EXPLAINED))
-    return estimate_table(blocks, _PAIR)
+    return estimate_table(blocks, _schema("model against site layer"))
 
 
 def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
@@ -298,7 +277,6 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
     """Place each layer in the (λρ, θ) plane of Theorem 3, with intervals over the samples; metrics of ``PLACES``."""
-    keys = _schema("model against", "layer", "model against layer")
     blocks = (
         ((model, twin, layer), block.select(LAYER_PARTS).to_numpy(), PLACES)
         for model, twin in against.items()
@@ -306,7 +284,7 @@ def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFram
             rows.filter(model=model), None if twin is None else rows.filter(model=twin)
         ).group_by("layer", maintain_order=True)
     )
-    return estimate_table(blocks, keys)
+    return estimate_table(blocks, _schema("model against layer"))
 
 
 def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:

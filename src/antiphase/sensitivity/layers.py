@@ -183,8 +183,8 @@ class CentredBranch:
         return self.negative.attention - self._mean(self.positive.attention)
 
     def vjp(self, cotangent: Maps) -> TokensOfHeads:
-        pull = torch.func.vjp(self._mean, cotangent)[1]
-        return self.negative.vjp(cotangent) - self.positive.vjp(pull(cotangent)[0])
+        (pulled,) = torch.func.vjp(self._mean, cotangent)[1](cotangent)
+        return self.negative.vjp(cotangent) - self.positive.vjp(pulled)
 
     def jvp(self, direction: Tokens) -> Maps:
         return self.negative.jvp(direction) - self._mean(self.positive.jvp(direction))
@@ -238,10 +238,8 @@ class Call:
     @property
     def is_cross(self) -> bool:
         """Whether keys or values are of other tokens than the queries."""
-        given = dict(self.kwargs)
-        if isinstance(self.module, nn.MultiheadAttention):
-            given |= {"key": self.given(0, "key"), "value": self.given(1, "value")}
-        others = (given.get(name) for name in _KEYS)
+        others = [self.kwargs.get(name) for name in _KEYS]
+        others += self.args[:2] if isinstance(self.module, nn.MultiheadAttention) else ()
         return any(isinstance(one, Tensor) and not self.is_tokens(one) for one in others)
 
     def batch_first(self, tensor: Tensor) -> Tensor:

@@ -2,16 +2,17 @@
 
 A function f maps a batch (batch, …) to a batch, one sample apart from the others: all outputs of a sample are one
 vector, and J(x) is its Jacobian by the sample. ξ is in an L∞ ball (robustness paper, Section 5.3), its length L2, and
-nothing is clipped to the range of a pixel. As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that
-L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the other way round.) All estimates but
-:func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the samples' ``ids``, their positions by
-default. A UserError refuses parameters, inputs and outputs out of range, and an ε that is lost in the rounding of x.
+nothing is clipped to the range of a pixel. L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the
+other way round.) All estimates but :func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the
+samples' ``ids``, their positions by default. A UserError refuses an ε that is lost in the rounding of x.
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -60,8 +61,7 @@ class Ascended(NamedTuple):
 class Linearisation:
     """f at x, with the products J(x)·v and J(x)ᵀ·u of each sample, on one graph that is kept for all of them.
 
-    J(x)·v is the derivative of w ↦ J(x)ᵀ·w, once more backwards: a third of the cost of a forward-mode pass. Used
-    within :func:`~antiphase.sensitivity.layers.eager_attention`.
+    J(x)·v is the derivative of w ↦ J(x)ᵀ·w, a third of the cost of a forward-mode pass. Use it within eager_attention.
     """
 
     def __init__(self, f: Function, x: Samples) -> None:
@@ -86,8 +86,7 @@ class Linearisation:
 def _gradient(y: Tensor, x: Tensor, u: Tensor, create_graph: bool = False) -> Tensor:
     if not y.requires_grad:
         return torch.zeros_like(x)
-    options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
-    return torch.autograd.grad(y, x, u, **options)[0]
+    return torch.autograd.grad(y, x, u, True, create_graph, materialize_grads=True)[0]
 
 
 def _checked(y: Tensor, x: Tensor) -> Tensor:
@@ -286,9 +285,8 @@ def gradient_ascent(
     ξ = r·w with ‖w‖ = 1: w moves along the gradient and back onto the sphere, log r by its own derivative; a step that
     does not rise is taken back and halved. The first start is the best of ±v at several radii, v from
     :func:`power_iteration`, the second the best uniform sample, all others are uniform samples. The value is at least
-    ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling` with the same seed and no more ``samples``. In
-    float32 f's own rounding is 10⁻⁴ of the value at most on the specimens. A step costs a forward and a backward pass;
-    ``slope`` and ``sampled`` are what those two found, where known.
+    ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling` with the same seed and no more ``samples``. A step
+    costs a forward and a backward pass; ``slope`` and ``sampled`` are what those two found, where known.
     """
     ids = _ids(x, ids, eps)
     keyed: dict[str, Any] = {"seed": seed, "ids": ids}
@@ -386,50 +384,21 @@ def all_estimators() -> list[Estimator]:
     return [find(ESTIMATORS, name, "estimator") for name in ESTIMATORS]
 
 
-def _exact(near: Neighbourhood) -> Tensor | None:
-    few = near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS
-    return exact_norm(near.f, near.x).value if few else None
-
-
-_estimator = partial(Estimator, from_start=True)
-SAMPLED_MEAN = _estimator(
-    name="sampled mean",
-    estimates="the mean slope to points drawn uniformly from the ball. It is close to the average slope, ‖J‖_F over "
-    "the root of the number of pixels, far below the constant",
-    value=lambda near: near.sampled.mean,
-    console=True,
-)
-SAMPLED_MAXIMUM = _estimator(
-    name="sampled maximum",
-    estimates="the largest of these slopes, a lower bound: the paper’s estimator of the supremum (Section 5.3)",
-    value=lambda near: near.sampled.largest,
-    panel="the paper’s estimator",
-    console=True,
-)
-POWER_ITERATION = _estimator(
-    name="power iteration",
-    estimates="the operator norm of the Jacobian at the image, the steepest slope of a tiny perturbation; a closer "
-    "lower bound",
-    value=lambda near: near.slope.value,
-    console=True,
-)
-GRADIENT_ASCENT = _estimator(
-    name="gradient ascent",
-    estimates="the steepest slope that a search within the ball found, the best lower bound",
-    value=lambda near: (
+_VALUES: dict[str, Callable[[Neighbourhood], Tensor | None]] = {
+    "sampled mean": lambda near: near.sampled.mean,
+    "sampled maximum": lambda near: near.sampled.largest,
+    "power iteration": lambda near: near.slope.value,
+    "gradient ascent": lambda near: (
         gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
     ),
-    panel="the best lower bound",
-    console=True,
-)
-LOCAL_MAXIMUM = _estimator(
-    name="local maximum",
-    estimates="the largest operator norm at the image and at random points of the ball. It is no lower bound: a slope "
-    "at another point need not be reached from the image",
-    value=lambda near: local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest,
-)
-EXACT = _estimator(
-    name="exact",
-    estimates="what power iteration approaches, from the whole Jacobian; for functions with few outputs",
-    value=_exact,
+    "local maximum": lambda near: (
+        local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest
+    ),
+    "exact": lambda near: (
+        exact_norm(near.f, near.x).value if near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS else None
+    ),
+}
+_WORDS = tomllib.loads(Path(__file__).with_name("estimators.toml").read_text(encoding="utf-8"))
+SAMPLED_MEAN, SAMPLED_MAXIMUM, POWER_ITERATION, GRADIENT_ASCENT, LOCAL_MAXIMUM, EXACT = (
+    Estimator(name=name, value=value, from_start=True, **_WORDS[name]) for name, value in _VALUES.items()
 )

@@ -114,13 +114,10 @@ def observe(
     model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
 ) -> tuple[list[Call], list[LeftOut]]:
     """Run a model once and return the calls of self-attention; with ``watch`` look for unknown attention, too."""
-    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+    parts = [*model.modules()]
+    if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
         raise UserError(f"{type(model).__name__} holds TorchScript: expected the module it was made from")
-    attention = {
-        part
-        for part in model.modules()
-        if is_known(part) or (named_attention(part) and not _holds_known(part))
-    }
+    attention = {one for one in parts if is_known(one) or (named_attention(one) and not _holds_known(one))}
     exits: list[Exit] = []
     left_out: list[LeftOut] = []
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
@@ -155,12 +152,11 @@ def observe(
         if block_ends(module):
             args, output = (ends[-2], *args[1:]), ends[-1]
             ends.clear()
-        known = is_known(module)
-        call = make_call(name, module, args, kwargs, output) if known else None
+        call = make_call(name, module, args, kwargs, output) if is_known(module) else None
         if call is not None and not call.is_cross:
             exits.append((call, set()))
         else:
-            pooling = known or pools((*args, *kwargs.values()), output)
+            pooling = call is not None or pools((*args, *kwargs.values()), output)
             left_out.append(LeftOut(name, module, "pooling" if pooling else "unknown"))
 
     with ExitStack() as stack:
@@ -178,10 +174,9 @@ def observe(
         except UserError:
             raise
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise UserError(
-                f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]}); expected a tensor, a mapping "
-                "of all arguments of its forward, or a call such as model.encode_image"
-            ) from error
+            fix = "a tensor, a mapping of all arguments of its forward, or a call such as model.encode_image"
+            why = f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]})"
+            raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
     if watch and len(set(map(_block_name, calls))) < len(calls) and is_own_code(model):
         _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
@@ -194,8 +189,8 @@ def observe(
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
         counts[one.name] += 1
-        if counts[one.name] > 1:  # a module's second call
-            calls[place] = replace(one, name=f"{one.name}@{counts[one.name]}")
+        again = f"@{counts[one.name]}" if counts[one.name] > 1 else ""
+        calls[place] = replace(one, name=one.name + again)
     return calls, refused + left_out
 
 
@@ -320,13 +315,12 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
 
 def _leaves_of(tensor: Tensor, numbers: Mapping[int, int]) -> set[int]:
     todo: list[Any] = [get_gradient_edge(tensor).node] if tensor.requires_grad else []
-    nodes = set(todo)
-    while todo:
-        new = {node for node, _ in todo.pop().next_functions if node is not None} - nodes
+    nodes = {*todo}
+    for node in todo:  # grows by the nodes that each leads to
+        new = {one for one, _ in node.next_functions if one is not None} - nodes
         nodes |= new
         todo += new
-    variables = {id(getattr(node, "variable", None)) for node in nodes}
-    return {numbers[variable] for variable in variables & numbers.keys()}
+    return {numbers[one] for node in nodes if (one := id(getattr(node, "variable", None))) in numbers}
 
 
 # relative tolerance; other libraries compute parts in float32 even for float64 weights
@@ -421,10 +415,9 @@ def take_apart(call: Call, check: bool = True) -> Layer:
         try:
             DETECTIONS[call.module] = examine(call)
         except NotAttention as reason:
-            raise UserError(
-                f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
-                f"attention of transformers, and {reason}; {HOW}"
-            ) from error
+            who = f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj"
+            told = f"{who}, but does not work like attention of transformers, and {reason}"
+            raise UserError(f"{told}; {HOW}") from error
         return _split(detected_layer, call, check)
 
 
@@ -442,10 +435,9 @@ def _split(adapter: Adapter, call: Call, check: bool) -> Layer:
         rounding = 4 * torch.finfo(output.dtype).eps * output.abs().max()
         error = (mine - output).abs().max()
     if not error <= allowed * share + rounding:
-        raise UserError(
-            f"{call.name} ({type(call.module).__name__}): its maps do not reproduce its output, relative error "
-            f"{float(error / share):.1e} of the attention's share; expected at most {allowed:.0e}; {HOW}"
-        )
+        gap = f"relative error {float(error / share):.1e} of the attention's share; expected at most {allowed:.0e}"
+        who = f"{call.name} ({type(call.module).__name__})"
+        raise UserError(f"{who}: its maps do not reproduce its output, {gap}; {HOW}")
     return layer
 
 
@@ -471,8 +463,8 @@ def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tupl
 def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """Return f(x) = (A1 − λ·A2)(x) / √H of the layer ``name`` of :func:`attention_maps`, one vector per sample.
 
-    The factor makes ‖f(x + ξ) − f(x)‖ a root mean square over the H heads, comparable between layers. It has a graph
-    back to x. A UserError refuses a module that is called twice in one pass or has no adapter.
+    The factor makes ‖f(x + ξ) − f(x)‖ a root mean square over the H heads. f has a graph back to x. A UserError refuses
+    a module that is called twice in one pass or has no adapter.
     """
     module = dict(model.named_modules()).get(name)
     if module is None:  # a module that is called twice has no name with @2

@@ -42,9 +42,9 @@ def chefer_relevance(
 
         cam = E_h max(∂y/∂A ⊙ A, 0),    R ← R + cam·R;    the result is R[CLS, 1:].
 
-    One forward pass and one backward pass per text. Source: H. Chefer, S. Gur, L. Wolf, *Generic Attention-model
-    Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers*, ICCV 2021, Section 3; the target is that
-    of their CLIP notebook, whose default is ``start=-1``. The signed map of differential attention is our extension.
+    Source: H. Chefer, S. Gur, L. Wolf, *Generic Attention-model Explainability for Interpreting Bi-Modal and
+    Encoder-Decoder Transformers*, ICCV 2021, Section 3; the target is that of their CLIP notebook, whose default is
+    ``start=-1``. The signed map of differential attention is our extension.
 
     ``texts`` are used without a prompt template. ``part``: ``"combined"`` as above, ``"positive"``: A1 and ∂y/∂A1,
     ``"negative"``: A2 and −λ·∂y/∂A. A UserError refuses a tower without a class token and a square grid of patches,
@@ -136,10 +136,10 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     (slope,) = torch.autograd.grad(embeddings, last.output, ones, retain_graph=True, materialize_grads=True)
     read_elsewhere = bool(last.batch_first(slope)[:, 1:].any())
     if shapes != {(len(images), 1 + side**2)} or read_elsewhere:
-        raise UserError(
-            f"{type(model).__name__}: its image tower has {tokens} tokens; expected one class token, which alone gives "
-            "the embedding, followed by a square grid of patches"
+        fix = (
+            "expected one class token, which alone gives the embedding, followed by a square grid of patches"
         )
+        raise UserError(f"{type(model).__name__}: its image tower has {tokens} tokens; {fix}")
     return calls, embeddings, side
 
 

@@ -77,16 +77,13 @@ class Smoothing:
     samples: Count = 100_000  # further draws to bound its probability (n)
     alpha: Probability = 0.001  # probability that the bound of one image is wrong
     seed: Seed = 0  # of the noise
-    precision: Precision = (
-        "float32"  # of the forward passes; the certificate is for the model in this precision
-    )
+    precision: Precision = "float32"  # of the forward passes, for which the certificate is
 
     def __post_init__(self) -> None:
         if self.alpha < 0.5**self.samples:
-            least = math.ceil(math.log2(1 / self.alpha))
+            fix = f"even if all agree; expected at least {math.ceil(math.log2(1 / self.alpha))}"
             raise UserError(
-                f"samples {self.samples}: too few to certify any image at alpha {self.alpha:g}, even if all "
-                f"agree; expected at least {least}"
+                f"samples {self.samples}: too few to certify any image at alpha {self.alpha:g}, {fix}"
             )
 
     @property
@@ -100,9 +97,7 @@ class Smoothed:
 
     ids: Int64[Tensor, " samples"]
     prediction: Int64[Tensor, " samples"]  # class predicted by the smoothed model, or ABSTAIN
-    radius: Float[
-        Tensor, " samples"
-    ]  # certified, L2, in units of the [0, 1] pixel range; 0 if the model abstains
+    radius: Float[Tensor, " samples"]  # certified, L2, in units of the [0, 1] pixel range; 0: it abstains
     top: Int64[Tensor, " samples"]  # class chosen by the ``select`` draws, even if the model abstains
     count: Int64[Tensor, " samples"]  # of the ``samples`` draws that voted for ``top``
     smoothing: Smoothing
@@ -170,10 +165,8 @@ def _votes(
     draws, pixels = smoothing.select + smoothing.samples, math.prod(images.shape[1:])
     block, batch = _SIZES.get(oracle.device.type, _ELSEWHERE)
     size = size or min(batch, max(QUANTUM, _BATCH_NUMBERS // pixels))
-    keys = [
-        streams.sample_keys(streams.key(smoothing.seed, "smoothing", name), ids)
-        for name in ("select", "samples")
-    ]
+    bases = [streams.key(smoothing.seed, "smoothing", name) for name in ("select", "samples")]
+    keys = [streams.sample_keys(base, ids) for base in bases]
     waiting: list[Tensor] = []
     for first in range(0, len(images) * draws, size):
         number = torch.arange(first, min(first + size, len(images) * draws))

@@ -26,10 +26,9 @@ _STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # Lipschitz constant of the marg
 
 @validated
 def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
-    """Compute ‖J1 − λ·J2‖ / ‖J1‖ = √(1 + λ²ρ² − 2λρ·cosθ) (Lemma 1 and Theorem 1).
+    """Compute ‖J1 − λ·J2‖ / ‖J1‖ = √(1 + λ²ρ² − 2λρ·cosθ) (Lemma 1 and Theorem 1), λ of either sign.
 
-    Exact, not asymptotic: |1 − λρ| at cosθ = 1 (the paper's equation 2 omits the absolute value, which matters for
-    λρ > 1) and 1 + λρ at cosθ = −1. λ may have either sign, since training can make it negative.
+    It is |1 − λρ| at cosθ = 1 (the paper's equation 2 omits the absolute value) and 1 + λρ at cosθ = −1.
 
     >>> amplification(0.8, 1.0, -1.0), round(amplification(0.8, 2.0, 1.0), 6)
     (1.8, 0.6)
@@ -41,22 +40,17 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
 
 @validated
 def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
-    """Compute ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2).
-
-    No bound of the ratio of local Lipschitz constants (Lemma 2): the constant over a ball is at least the norm at its
-    centre.
-    """
+    """Compute ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2); no bound of the ratio in Lemma 2."""
     _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
     return gamma * amplification(lam, rho, cosine)
 
 
 @validated
 def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
-    """Compute the cosθ below which differential attention is more sensitive than standard (Theorem 3).
+    """Compute the cosθ below which differential attention is more sensitive than standard (Theorem 3), for λ ≥ 0.
 
     cosθ* = (1 + λ²ρ² − γ⁻²) / (2λρ): :func:`relative_sensitivity` exceeds 1 if and only if cosθ < cosθ*: always for
-    cosθ* > 1, never for cosθ* ≤ −1. If λρ = 0, cosθ* is infinite with the sign of 1 − γ⁻², and −∞ for γ = 1. λ is at
-    least 0: for λ < 0 the ratio exceeds 1 *above* a cosine.
+    cosθ* > 1, never for cosθ* ≤ −1. If λρ = 0, cosθ* is infinite with the sign of 1 − γ⁻², and −∞ for γ = 1.
 
     >>> round(critical_cosine(1.0, 0.8, 1.0), 12)
     0.4
@@ -78,8 +72,8 @@ def radius_ratio(
     """Compute R_DA / R_base = Δm / (γ·√(1 + λ²ρ² − 2λρ·cosθ)), the corrected equation (6) (Theorem 5).
 
     Δm = m_DA / m_base is at least 0. The ratio of the radii of two models that are linear around the image; infinite if
-    the differential layer's gradient vanishes and Δm > 0. The paper has −2λρ·cosθ outside the root, which at cosθ = −1
-    does not give its own 1 + λρ, and claims a lower bound, which would need two Lipschitz constants.
+    the differential layer's gradient vanishes and Δm > 0. The paper has −2λρ·cosθ outside the root, and claims a lower
+    bound, which would need two Lipschitz constants.
 
     >>> radius_ratio(1.8, 1.0, 0.8, 1.0, -1.0)
     1.0
@@ -92,10 +86,9 @@ def radius_ratio(
 def printed_radius_ratio(
     margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
 ) -> Numbers:
-    """Compute Δm / (γ·√(1 + λ²ρ²) − 2λρ·cosθ), equation (6) as the paper prints it.
+    """Compute Δm / (γ·√(1 + λ²ρ²) − 2λρ·cosθ), equation (6) as the paper prints it, to compare :func:`radius_ratio`.
 
-    For comparison with :func:`radius_ratio` only, whose arguments it takes. The denominator is the ratio of no two
-    gradients: for 2λρ·cosθ ≥ γ·√(1 + λ²ρ²) it is 0 or negative, and so is the ratio, or infinite.
+    For 2λρ·cosθ ≥ γ·√(1 + λ²ρ²) the denominator is 0 or negative, and the ratio infinite or negative.
 
     >>> printed_radius_ratio(1.8, 1.0, 0.75, 1.0, -1.0) < radius_ratio(1.8, 1.0, 0.75, 1.0, -1.0)
     True
@@ -144,11 +137,10 @@ def estimated_radius(
 ) -> PerSample:
     """Estimate the L2 radius within which the prediction does not change: m / (√2·L) for L of the logits.
 
-    The factor √2: m_j = z_y − z_j = (e_y − e_j)·z with ‖e_y − e_j‖ = √2. It is tight: two logits ±w·x/2 have L =
-    ‖w‖/√2, m = w·x, and their boundary lies at m/‖w‖. The robustness paper (Appendix B) divides by L alone, which is
-    correct only for L of the margin. No certificate: our estimators of L are lower bounds. ``margin`` is m of each
-    sample (:func:`margins`; not positive: the radius is 0), ``lipschitz`` L from L2 on pixels to L2 on what ``of``
-    says.
+    The factor: m_j = z_y − z_j = (e_y − e_j)·z with ‖e_y − e_j‖ = √2; it is tight for two logits ±w·x/2. The robustness
+    paper (Appendix B) divides by L alone, which is correct only for L of the margin. No certificate: our estimators of
+    L are lower bounds. ``margin`` is m of each sample (:func:`margins`; not positive: the radius is 0), ``lipschitz`` L
+    from L2 on pixels to L2 on what ``of`` says.
 
     >>> estimated_radius(torch.tensor([2.0, -1.0]), 4.0, of="margin")
     tensor([0.5000, 0.0000])

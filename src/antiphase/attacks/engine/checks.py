@@ -68,12 +68,7 @@ def check_goal(
     model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Run
 ) -> tuple[Tensor, Tensor]:
     """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
-    others = {
-        "labels": labels,
-        "context": run.context,
-        "on_finished": run.on_finished,
-        "targets": targets or None,
-    }
+    others = dict(labels=labels, context=run.context, on_finished=run.on_finished, targets=targets or None)
     for name, other in others.items():
         if other is not None:
             raise UserError(f"goal and {name}: they exclude each other; expected {name}=None")

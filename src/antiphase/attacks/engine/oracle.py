@@ -39,10 +39,7 @@ _NO_GRADIENT = "the logits do not depend differentiably on the images: use squar
 
 
 class Oracle:
-    """Evaluate a model for an attack: the search in its own precision, verdicts in float32.
-
-    The search computes only the logits (:func:`~antiphase.attention.modes.outputs_only`), in the model that
-    :meth:`search_in` is given; verdicts use the unmodified model.
+    """Evaluate a model for an attack: the search in its own precision and model, verdicts in the original in float32.
 
     The logits of ``passes`` forward passes are averaged; each is counted. ``device`` is that of a model without
     parameters. With ``alike``, batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it
@@ -149,10 +146,7 @@ class Oracle:
         return answers[0][0]
 
     def _sizes(self, kind: str, rows: int, answers: list[list[Tensor]]) -> Iterator[int]:
-        """Yield how many rows to run: as ``QUANTUM`` wants, or fewer where that is known to give bitwise the same.
-
-        Where it is not known yet, yield both, and compare the answers.
-        """
+        """Yield how many rows to run: fewer than a quantum where the answers are bitwise the same; at first both."""
         size = 1 << (rows - 1).bit_length()
         key = kind, self.precision, size
         if not self.alike or self.compiled or not 0 < rows <= QUANTUM // 2:

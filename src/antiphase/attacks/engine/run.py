@@ -47,7 +47,15 @@ _TOGETHER = 20  # of them whose gradients are in memory at once
 _COUNTS = ("forwards", "backwards")
 _SETTLED = (
     *_COUNTS,
-    *("position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss"),
+    "position",
+    "item",
+    "clean",
+    "best",
+    "prediction",
+    "success",
+    "near",
+    "loss",
+    "start_loss",
 )
 
 
@@ -80,9 +88,8 @@ def run_search(
     images = check_inputs(images, threat, ids, run.context)
     if settings is None:
         names = [one.name for one in fields(cast(Any, search))]
-        settings = {
-            name: getattr(search, name) for name in names if name not in ("threat", "name", "mask", "loss")
-        }
+        names = [name for name in names if name not in ("threat", "name", "mask", "loss")]
+        settings = {name: getattr(search, name) for name in names}
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
@@ -111,10 +118,7 @@ def run_search(
 
 
 class _Towards(nn.Module):
-    """The largest logit of the classes that are not an image's goal, and the logit of its goal.
-
-    The prediction changes from 0 to 1 if and only if the model predicts the goal.
-    """
+    """The largest logit of the classes that are not an image's goal, and the logit of its goal: predicted or not."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -200,30 +204,22 @@ class _Work:
         if "exact" in self.main.batch:
             leaving = self.main.remove(self.main.batch["exact"])
             self.exact.waiting = Rows.stack([self.exact.waiting, leaving])
-        rows = {lane: len(lane) + self.schedule.waiting[lane.repeats] for lane in (self.exact, self.main)}
-        for lane in sorted(rows, key=lambda lane: -min(rows[lane], lane.size)):
+        left = {lane: len(lane) + self.schedule.waiting[lane.repeats] for lane in (self.exact, self.main)}
+        for lane in sorted(left, key=lambda lane: -min(left[lane], lane.size)):
             item, position = lane.next(self.schedule, len(self.exact) + len(self.main))
             if len(item):
-                lane.start(self._new_rows(item, position), self.search)
+                index, targets = item % self.items, self.targets.shape[1]
+                rows = Rows(position=position, item=item, restart=index // targets)
+                rows["key"] = sample_keys(self.keys[index], self.ids[position])
+                rows |= {"clean": self.images[position], "label": self.results["label"][position]}
+                rows |= {"target": self.targets[position, index % targets], "eps": self.budgets[position]}
+                rows |= {name: torch.zeros_like(item) for name in _COUNTS}
+                if self.run.context is not None:
+                    rows["context"] = self.run.context[position]
+                lane.start(rows, self.search)
             if len(lane):
                 return lane
         return None
-
-    def _new_rows(self, item: Tensor, position: Tensor) -> Rows:
-        index, targets = item % self.items, self.targets.shape[1]
-        rows = Rows(
-            position=position,
-            item=item,
-            key=sample_keys(self.keys[index], self.ids[position]),
-            clean=self.images[position],
-            label=self.results["label"][position],
-            restart=index // targets,
-            target=self.targets[position, index % targets],
-            eps=self.budgets[position],
-            forwards=torch.zeros_like(item),
-            backwards=torch.zeros_like(item),
-        )
-        return rows if self.run.context is None else Rows(rows, context=self.run.context[position])
 
     def collect(self) -> None:
         """Confirm in float32 and record the searches that have ended."""
@@ -240,8 +236,12 @@ class _Work:
             near = torch.zeros_like(success)
             verdict = Rows(tried, prediction=prediction, success=success, near=near)
             failed = tried["done"] & ~success & (tried["item"] < self.items)
-            if self.main.oracle.precision != "float32" and failed.any():
-                near[failed] = self._near(tried.take(failed), logits[failed])
+            if self.main.oracle.precision != "float32" and failed.any():  # perhaps by rounding
+                rows, exact = tried.take(failed), logits[failed]
+                rough = self.main.oracle.logits(rows["best"], rows.get("context"))
+                close = margin(exact, rows["label"]) >= -_ROUNDINGS * (rough - exact).abs().amax(1)
+                reach = _REACH * rows["eps"] + self.threat.slack(rows["best"])
+                near[failed] = close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
                 verdict["forwards"] = tried["forwards"] + lane.oracle.passes * failed
             over = tried["done"] | success
             if not over.all():  # adversarial only in the precision of the search
@@ -250,13 +250,6 @@ class _Work:
                 lane.batch = Rows.stack([lane.batch, rows])
             if over.any():
                 self._settle(verdict.take(over))
-
-    def _near(self, rows: Rows, exact: Tensor) -> Tensor:
-        """Return whether each failed search may have failed by rounding."""
-        rounding = (self.main.oracle.logits(rows["best"], rows.get("context")) - exact).abs().amax(1)
-        close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
-        reach = _REACH * rows["eps"] + self.threat.slack(rows["best"])
-        return close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
 
     def _settle(self, rows: Rows) -> None:
         """Take finished rows, and record those that count now, in the order of each sample's items."""
@@ -288,10 +281,10 @@ class _Work:
         better = (success & ~was) | ((loss > self.loss[position]) & (success >= was))
         rows, position = rows.take(better), position[better]
         self.loss[position] = rows["loss"]
-        results["adversarial"][position] = rows["best"]
-        results["prediction"][position] = rows["prediction"]
-        results["distance"][position] = self.threat.distance(rows["best"], rows["clean"])
-        results["success"][position] |= rows["success"]
+        distance = self.threat.distance(rows["best"], rows["clean"])
+        new = {"adversarial": rows["best"], "prediction": rows["prediction"], "distance": distance}
+        for name, values in (new | {"success": results["success"][position] | rows["success"]}).items():
+            results[name][position] = values
 
     def _resolve(self, positions: Tensor) -> None:
         self.resolved += len(positions)

@@ -120,14 +120,11 @@ class Lane:
     def ended(self) -> Rows:
         """Remove and return the rows to confirm now; none while waiting for more is cheaper."""
         if len(self.batch):
-            self.tried = Rows.stack(
-                [self.tried, self.remove(self.batch["done"] | (self.batch["found"] & self.early_stop))]
-            )
+            over = self.batch["done"] | (self.batch["found"] & self.early_stop)
+            self.tried = Rows.stack([self.tried, self.remove(over)])
         now = count = len(self.tried)
         self.waited = self.waited + 1 if count else 0
-        if len(
-            self.batch
-        ):  # else there is nothing to wait for, and rows that stay together share their passes
+        if len(self.batch):  # else there is nothing to wait for, and rows together share their passes
             if count < self.together and self.waited < _PATIENCE:
                 return Rows()
             now = count - count % self.together or count

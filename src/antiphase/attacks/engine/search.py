@@ -72,14 +72,11 @@ class Search(Protocol):
     ``restart``, ``target`` (a class, in the order of the clean logits), ``key`` (the random stream of seed, sample,
     attack and item), ``forwards`` and ``backwards`` (passes so far), and with the state that every search has: ``t``
     (steps so far, 0), ``best`` (the clean image), its ``loss`` (−∞), ``found`` and ``done`` (False).
-
-    It has a ``name``, part of the key of its random streams; ``targets``, the number of target classes, "malt" for
-    those that MALT chooses, None or 0 if untargeted; and ``restarts`` per sample (and target class).
     """
 
-    name: Any
-    targets: Any
-    restarts: Any
+    name: Any  # part of the key of its random streams
+    targets: Any  # number of target classes, "malt" for those that MALT chooses; None or 0 if untargeted
+    restarts: Any  # per sample (and target class)
 
     def start(self, rows: Rows) -> None:
         """Add the rest of the state; ``start_loss`` if a loss that never rises above it is a bad sign."""

@@ -46,7 +46,7 @@ def search_model(
         return model, precisions[0]
     given = [part[:_MEASURED].to(device) for part in (images, context) if part is not None]
     key = digest(repr((str(model), given[0].shape[1:], choices, _machine(device))))
-    choice = _remembered().get(key, "")
+    choice = _chosen.get(key) or _remembered().get(key, "")
     if choice not in choices:
         choice = "" if len(images) >= _LEAST else choices[0]
     copied = None
@@ -56,7 +56,9 @@ def search_model(
     models = {"original": model, "copy": copied}
     if not choice:
         choice = _fastest({one: (models[one.split()[0]], one.split()[1]) for one in choices}, given, device)
-        _remember(key, choice)
+        _remembered()[key] = choice
+        with contextlib.suppress(OSError, RuntimeError, UserError):
+            write_json(_file(), _chosen)
     form, chosen = choice.split()
     _log.info("%s: the search runs in the %s, in %s", type(model).__name__, form, chosen)
     return models[form] if models[form] is not None else model, "bf16" if chosen == "bf16" else "float32"
@@ -67,7 +69,10 @@ def faithful_copy(model: nn.Module, *given: Tensor) -> nn.Module | None:
 
     A copy whose operations need contiguous images, such as ``view``, keeps the order of its weights.
     """
-    why = "it has hooks" if _hooked(model) else ""
+    # which may write to the original, and a folded batch norm would lose its own
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    hooked = any(getattr(part, kind) for part in model.modules() for kind in kinds)
+    why = "it has hooks" if hooked else ""
     for order in () if why else (torch.channels_last, torch.contiguous_format):
         try:
             with torch.no_grad():
@@ -130,12 +135,6 @@ def _convolutional(model: Any) -> bool:
     return isinstance(model, nn.Module) and sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1
 
 
-def _hooked(model: nn.Module) -> bool:
-    """Return whether hooks see passes: they may write to the original, and a folded batch norm would lose its own."""
-    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    return any(getattr(part, kind) for part in model.modules() for kind in kinds)
-
-
 def _fastest(choices: dict[str, tuple[Any, str]], given: list[Tensor], device: torch.device) -> str:
     """Return the name of the fastest of some models and precisions; of an earlier one where others gain little."""
     with torch.no_grad(), outputs_only():
@@ -182,31 +181,18 @@ def _error(logits: Tensor, exact: Tensor) -> float:
 def _machine(device: torch.device) -> tuple[Any, ...]:
     if device.type == "cuda":
         return torch.__version__, torch.cuda.get_device_name(device)
-    return (
-        torch.__version__,
-        device.type,
-        torch.get_num_threads(),
-        sorted(torch.cpu.get_capabilities().items()),
-    )
+    able = sorted(torch.cpu.get_capabilities().items())
+    return torch.__version__, device.type, torch.get_num_threads(), able
 
 
 def _file() -> Path:
     """Return where choices are kept; raise RuntimeError without a home directory."""
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphase" / "search-models.json"
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "antiphase" / "search-models.json"
 
 
 def _remembered() -> dict[str, str]:
-    if not _chosen:
-        with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
-            _chosen.update(json.loads(_file().read_text(encoding="utf-8")))
-    return _chosen
-
-
-def _remember(key: str, choice: str) -> None:
+    """Return the choices of this process, and of others as they are on disk by now."""
     with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
-        _chosen.update(json.loads(_file().read_text(encoding="utf-8")))  # other processes' choices
-    _chosen[key] = choice
-    with contextlib.suppress(OSError, RuntimeError, UserError):
-        write_json(_file(), _chosen)
+        _chosen.update(json.loads(_file().read_text(encoding="utf-8")))
+    return _chosen

@@ -1,1 +1,1 @@
-"""What computes attention: `contract.py` says what each backend owes, `choice.py` picks one."""
+"""What computes attention: `choice.py` picks a backend, `compiled.py` is ours."""

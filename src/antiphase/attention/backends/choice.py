@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphase.attention.backends import compiled
-from antiphase.attention.backends.contract import Call, View, maps_of, split
+from antiphase.attention.backends.compiled import Call, View, maps_of, split
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward

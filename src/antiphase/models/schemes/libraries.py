@@ -30,7 +30,7 @@ OPEN_CLIP_CONFIG = "open_clip_config.json"
     "timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", random=True
 )
 def _timm(wanted: Wanted) -> nn.Module:
-    import timm  # seconds to import, and our own models do not need it
+    import timm  # seconds to import
     from timm.data.config import resolve_data_config
 
     name, file = wanted.split()
@@ -202,15 +202,15 @@ def _open_clip(wanted: Wanted) -> nn.Module:
         parts = ("mean", "std", "interpolation", "resize_mode", "quick_gelu")
         others = not tag and len({str([one.get(part) for part in parts]) for one in known.values()}) > 1
     what, fix = "the weights are not available", "build the model with --random-weights"
-    if drawn or file:
+    once = "load it once with network access"
+    if stored:
+        what, once = "cannot be loaded", "export it again"
+        fix = f"correct {folder / OPEN_CLIP_CONFIG} if it was moved"
+    elif drawn or file:
         what = "its text tower or tokenizer is neither cached nor available"
         fix = "use one such as open_clip:ViT-B-32"
-    fix = f"load it once with network access, or {fix}"
-    if stored:
-        what = "cannot be loaded"
-        fix = f"export it again, or correct {folder / OPEN_CLIP_CONFIG} if it was moved"
-    lacking = downloading(f"{spec}: {what}", fix, FAILURES)
     place = f"local-dir:{folder}" if stored else base
+    lacking = downloading(f"{spec}: {what}", f"{once}, or {fix}", FAILURES)
     with drawn_from(wanted.seed), quiet_logging(), lacking:
         model: Any = open_clip.create_model(
             place,
@@ -341,7 +341,11 @@ def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
 
 
 def _processor(transformers: Any, place: str, spec: str) -> Any:
-    exists = _has_processor(transformers, place)
+    names, exists = ("preprocessor_config.json", "processor_config.json"), True
+    find, options = transformers.utils.cached_file, {"_raise_exceptions_for_missing_entries": False}
+    with suppress(OSError, ValueError):
+        alone, joint = (find(place, name, **options) for name in names)
+        exists = bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
     try:
         about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if exists else {}
         named = str(about.get("image_processor_type") or about.get("feature_extractor_type") or "")
@@ -355,16 +359,6 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
         fix = f"expected an image processor of transformers {transformers.__version__}"
         why = f"cannot be used ({first_line(error)})"
         raise UserError(f"{spec}: preprocessor_config.json {why}; {fix}") from None
-
-
-def _has_processor(transformers: Any, place: str) -> bool:
-    names = ("preprocessor_config.json", "processor_config.json")
-    find, options = transformers.utils.cached_file, {"_raise_exceptions_for_missing_entries": False}
-    try:
-        alone, joint = (find(place, name, **options) for name in names)
-        return bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
-    except (OSError, ValueError):
-        return True
 
 
 @contextmanager

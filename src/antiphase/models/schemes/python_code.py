@@ -100,25 +100,24 @@ def _python(wanted: Wanted) -> nn.Module:
         check_finite(model.state_dict(), spec)
         if wanted.as_built:
             return model
-        model = to_evaluation(differentiable(model))
+        model: Any = to_evaluation(differentiable(model))
         name, code = wanted.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
-            square: Any = getattr(model, "square", None)
-            if square is None:
+            if (square := getattr(model, "square", None)) is None:
                 example = "antiphase.data.decoding.Square(224)"
                 raise UserError(f"{spec}: a dual encoder needs an attribute square, such as {example}")
-            shape = (3, square.size, square.size)
-            return wanted.loaded(model, name, image_shape=shape, code=code)
-        stated: Any = getattr(model, "image_shape", None)
+            return wanted.loaded(model, name, image_shape=(3, square.size, square.size), code=code)
+        stated = getattr(model, "image_shape", None)
         try:
             channels, height, width = map(int, (0, 0, 0) if stated is None else stated)
         except (TypeError, ValueError):
             raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
         shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
-        names: Any = getattr(model, "class_names", None)
+        names = getattr(model, "class_names", None)
         names = tuple(map(str, names)) if names is not None and len(names) == count else None
-        about = {"image_shape": shape, "class_names": names, "any_size": any_size, "code": code}
-        return wanted.loaded(model, name, count, **about)
+        return wanted.loaded(
+            model, name, count, image_shape=shape, class_names=names, any_size=any_size, code=code
+        )
 
 
 def _file_of(where: str) -> Path | None:
@@ -203,13 +202,12 @@ def source_digest(path: Path) -> str:
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.Import(names=names):
-            modules = [alias.name for alias in names]
-        case ast.ImportFrom(module=base, names=names):
-            modules = [base or "", *(f"{base or ''}.{alias.name}".lstrip(".") for alias in names)]
-        case _:
-            modules = []
+    modules: list[str] = []
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        modules = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
     for name in filter(None, modules):
         yield from accumulate(name.split("."), "{}.{}".format)
 

@@ -66,8 +66,7 @@ def library(folder: Path | None = None) -> Path:
         except RuntimeError as error:
             raise CannotBuildError("no home directory; XDG_CACHE_HOME may name a folder") from error
         folder = cache / "antiphase" / "native"
-    compiler = _compiler()
-    if compiler is None:
+    if (compiler := _compiler()) is None:
         raise CannotBuildError("no C++ compiler")
     # bfloat16 rounded in one instruction
     flags = [*_FLAGS, "-mavx512bf16"] if "avx512_bf16" in _CPU.read_text() else _FLAGS
