@@ -61,6 +61,8 @@ def test_rows_are_those_of_the_cards_and_what_is_no_card_is_left_out(cards, run_
     assert ranked["robust_value"].is_sorted(descending=True)
     assert set(ranked["model"]) == {"diffvit-0", "vit-0", "wide-1", "wide-2"}
     assert unquote(page).count(r"\begin{tabular}") == 2  # two ε
+    code, out, err = run_cli("leaderboard", cards, "--tables", "latex")
+    assert (code, out.count(r"\begin{tabular}"), str(cards / "leaderboard.html") in err) == (0, 2, True)
     code, _, err = run_cli("leaderboard", cards / "broken")
     assert (code, err.count("\n")) == (2, 1)
 

@@ -199,10 +199,19 @@ def test_the_console_tables_fit_80_characters_and_have_the_intervals_of_the_page
         console.print(part)
     shown = console.file.getvalue()
     assert "…" not in shown
+    assert shown.startswith(result.headlines()[0].title[:40])
     for table in alignment_tables(run):
         for row in table.rows:
             for note in row[2].notes:
                 assert note in shown
+
+
+def test_words_on_two_maps_are_left_out_where_no_model_has_two(lineup, tmp_path):
+    sense_all(lineup[1][:1], [], load_data("digits", limit=2), tmp_path, ("alignment",))
+    page = page_of(tmp_path)
+    assert "the Jacobian of the attention map" in page
+    assert "Theorem" not in page
+    assert "cosθ" not in page
 
 
 def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):

@@ -155,10 +155,27 @@ def test_latex_has_every_field_of_a_table_between_rules(run, request):
                 assert next(shown) == [(*field.notes, *[""] * 9)[depth] for field in row]
 
 
+def test_long_words_are_paragraphs_of_a_line_of_latex():
+    row = (
+        Field("word " * 30, kind="name"),
+        Field("holds", kind="verdict"),
+        Field("1.5"),
+        Field("so " * 60, kind="word"),
+    )
+    text = table_text(Table("t", "t", ("claim", "verdict", "n", "estimate"), (row,), ""), "latex")
+    sides = re.search(r"begin{tabular}{(.*)}\n", text)[1]
+    assert re.fullmatch(r"p{0\.(\d\d)\\linewidth}lrp{0\.(\d\d)\\linewidth}", sides)
+    assert 0.6 < sum(map(float, re.findall(r"0\.\d\d", sides))) < 0.8
+    short = tuple(Field(text, kind=kind) for text, kind in (("a", "name"), ("b", "word"), ("1", "")))
+    assert "{tabular}{llr}" in table_text(Table("t", "t", ("a", "b", "c"), (short,), ""), "latex")
+
+
 def test_what_latex_would_obey_is_escaped():
     table = Table("a", "50 % of a_b & {c}", ("model", r"\input"), ((Field("[x]#1"), Field("~^$")),), "")
     text = table_text(table, "latex")
     assert r"\caption{50 \% of a\_b \& \{c\}}" in text
+    degrees = Table("a", "J₁ at 90°", ("a",), ((Field("1"),),), "")
+    assert r"\caption{J$_1$ at 90$^\circ$}" in table_text(degrees, "latex")
     assert r"model & \textbackslash{}input \\" in text
     assert r"{[}x]\#1 & \textasciitilde{}\textasciicircum{}\$ \\" in text
 

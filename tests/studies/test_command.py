@@ -205,8 +205,10 @@ def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
     code, out, _ = call("claims", *words)
     assert code == 0
     assert "my expectation" in out
-    code, out, _ = call("report", *words)
-    assert code == 0
+    code, out, err = call("report", *words, "--tables", "latex")
+    assert (code, "index.html" in err) == (0, True)
+    assert out.startswith(r"\begin{table}")
+    assert "my expectation" in out
     page = (tmp_path / "antiphase-studies" / "own-my-study.html").read_text()
     assert "margin_pgd" in page
     assert "About this study</h2>" in page

@@ -179,7 +179,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             raise typer.Exit(1)
 
     context, *shared, _ = inspect.signature(call).parameters.values()
-    shared = [each for each in shared if each.name != "form" or command.has_report]
+    shared = [each for each in shared if each.name != "form" or command.has_report or command.tabled]
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     parameters = [context, *parameters, *shared]

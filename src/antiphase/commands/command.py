@@ -24,13 +24,21 @@ class Refusal(dict[str, Any]):
     """An answer after which the command ends with exit code 1: it did its work, and the answer is no."""
 
 
+class Tabled(dict[str, Any]):
+    """An answer of a command without a result, with the ``tables`` that ``--tables`` prints."""
+
+    def __init__(self, answer: dict[str, Any], tables: list[Any]) -> None:
+        super().__init__(answer)
+        self.tables = tables
+
+
 @dataclass(frozen=True)
 class Command:
     """One command: command line, Python function, record, rerun and reference are made from it.
 
     ``run`` is ``"module:function"``, or the function itself, of (options, the command as typed): it does the work and
     writes ``options.out``. Without a ``result``, ``"module:class"``, it returns the ``Answer`` and prints as it likes.
-    ``in_folder`` says whether ``options.out`` is the directory of a run.
+    ``in_folder`` says whether ``options.out`` is the directory of a run, ``tabled`` whether the answer is ``Tabled``.
     """
 
     name: str
@@ -38,6 +46,7 @@ class Command:
     run: str | Callable[..., Any]
     result: str = ""
     in_folder: bool = True
+    tabled: bool = False
 
     def result_type(self) -> "type[Result]":
         return imported(self.result)
@@ -57,8 +66,12 @@ class Command:
         self, answer: Answer, options: Any, began: float, form: str | None = None
     ) -> tuple[Answer, dict[str, str]]:
         """Print what the result says and return its summary, and its tables in a form."""
+        from antiphase.report.table import table_text
+
         if not self.has_report:
-            return answer, {}
+            return answer, {} if form is None else {
+                each.name: table_text(each, form) for each in getattr(answer, "tables", ())
+            }
         if not this_process().first:
             return None, {}
         from antiphase.commands.result import read_result

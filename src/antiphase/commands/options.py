@@ -245,13 +245,15 @@ Model = Annotated[
 ]
 
 
-def _one(spec: str) -> str:
-    if (count := len(read_models(spec))) > 1:
-        raise ValueError(f"{count} models; expected one")
-    return spec
+def _one(spec: Any) -> Any:
+    """Refuse several models; a dictionary of one, in Python, comes as a tuple."""
+    models = read_models(spec) if isinstance(spec, str) else spec
+    if isinstance(models, tuple | list) and len(models) > 1:
+        raise ValueError(f"{len(models)} models; expected one")
+    return models[0] if isinstance(spec, tuple) and spec else spec
 
 
-Single = Annotated[str, AfterValidator(_one), Typed(metavar="MODEL")]
+Single = Annotated[str, BeforeValidator(_one), Typed(metavar="MODEL")]
 OneModel = Annotated[Single, Typed(argument=True), Field(description=f"Model: {_FORMS}")]
 Against = Annotated[
     Models,

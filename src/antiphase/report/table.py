@@ -183,7 +183,6 @@ def escaped(text: str) -> str:
 
 def latex(table: Any) -> str:
     """Return a table environment of LaTeX with the rules of booktabs."""
-    sides = "".join("l" if _is_words(table, place) else "r" for place in range(len(table.columns)))
     label, lines = re.sub(r"[^a-z0-9]+", "-", table.name.lower()), []
     for row in table.rows:
         texts = [in_latex(field.text) for field in row]
@@ -197,6 +196,20 @@ def latex(table: Any) -> str:
     parts += [f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule", rf"{head} \\", "\\midrule"]
     parts += [rf"{line.strip()} \\" for line in lines]
     return "\n".join([*parts, "\\bottomrule\n\\end{tabular}\n\\end{table}"])
+
+
+def _sides(table: Any) -> str:
+    """Return the columns of LaTeX's tabular; where a line is too short for them, long words become paragraphs."""
+    texts = [table.columns, *([field.text for field in row] for row in table.rows)]
+    longest = [min(max(map(len, column)), _LINE) for column in zip(*texts, strict=True)]
+    sides = ["l" if _is_words(table, place) else "r" for place in range(len(longest))]
+    long = [place for place, side in enumerate(sides) if side == "l" and longest[place] > _SHORT]
+    if sum(longest) > _LINE:
+        total = sum(longest[place] for place in long)
+        room = max(_LINE - sum(longest) + total - 2 * len(sides), _LINE // 3) / _LINE
+        for place in long:
+            sides[place] = f"p{{{room * longest[place] / total:.2f}\\linewidth}}"
+    return "".join(sides)
 
 
 def in_latex(text: str) -> str:
@@ -214,8 +227,10 @@ _LATEX = {
     **{character: f"$\\{name}$" for character, name in _MATHEMATICS.items()},
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
     "<": "$<$", ">": "$>$", "|": "$|$", "−": "$-$", "–": "--", "—": "---", "…": "\\ldots{}",
+    "°": "$^\\circ$", **{character: f"$_{number}$" for number, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     "’": "'", "‘": "`", "“": "``", "”": "''",
 }  # fmt: skip
+_LINE, _SHORT = 70, 20  # characters of a line of LaTeX's article; of a column that is no paragraph
 _WORDS = 40  # of a console's line, for the columns of words where numbers need the room
 _BREAKS = re.compile(r"\s|(?<=[/_.:,=-])(?=\w)")  # where a line may end
 

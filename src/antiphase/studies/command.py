@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from antiphase.commands.command import Answer, Command
+from antiphase.commands.command import Answer, Command, Tabled
 from antiphase.errors import UserError
 from antiphase.studies.options import (
     ClaimsOptions,
@@ -155,6 +155,7 @@ def _pack(options: PackOptions, _: str) -> Answer:
 def _report(options: ReportOptions, _: str) -> Answer:
     from antiphase.studies.report.findings import replace_findings, write_findings
     from antiphase.studies.report.site import write_site
+    from antiphase.studies.report.tables import all_sheets
 
     results = _results(options)
     written = {"site": str(write_site(results, options.out))}
@@ -165,7 +166,7 @@ def _report(options: ReportOptions, _: str) -> Answer:
         replace_findings(results, options.readme, options.markdown.parent)
         written["readme"] = str(options.readme)
     say(*written.values(), sep="\n")
-    return written
+    return Tabled(written, all_sheets(results))
 
 
 def _new(options: NewOptions, _: str) -> Answer:
@@ -186,7 +187,9 @@ def _new(options: NewOptions, _: str) -> Answer:
 _COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
 _COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
 COMMANDS = {
-    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}")
+    f"study {name}": Command(
+        f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report"
+    )
     for name, options in _COMMANDS.items()
 }
 COMMANDS["study run"] = Command(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphase.report.page import environment
+from antiphase.studies.report.tables import Sheet, StudyField
 from tests import needs
 from tests.commands import test_browser as other
 from tests.studies.report.made_up_studies import written_site
@@ -57,6 +59,27 @@ def test_pages_open_without_errors_overflow_or_network(browser, site):
         )
         assert len(pictures) == (7 + 1 if page.stem == "diffclip-figure-3" else 0)
         assert all(wide > 60 for wide in pictures)  # the last one is the scale
+
+
+def test_an_a4_of_a_study_loses_no_column(browser, tmp_path):
+    field = StudyField("81.8", ("[81.1, 82.4]", "(paper 86.05)"), value=0.818)
+    sheet = Sheet(
+        "wide", "Wide", ("λ_init", *"1234567"), ((StudyField("accuracy", kind="name"), *[field] * 7),), ""
+    )
+    templates = environment()
+    macros = templates.get_template("study_macros.html").module
+    styles = "".join(templates.get_template(f"{name}.css").render() for name in ("report", "study"))
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><style>{styles}</style><main>{macros.sortable(sheet)}</main>"
+    )
+    other.open_page(browser, page, 703)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    right = browser.execute_script(
+        "return Math.max(...[...document.querySelectorAll('td')].map(e => e.getBoundingClientRect().right))"
+    )
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert right <= 704
 
 
 def test_claims_are_sorted_by_verdict_with_the_mouse(browser, site):

@@ -25,4 +25,4 @@ class LeaderboardOptions(Options):
     """Page to write. If not given: leaderboard.html in the folder."""
 
 
-COMMAND = Command("leaderboard", LeaderboardOptions, "antiphase.commands.leaderboard.run:answer")
+COMMAND = Command("leaderboard", LeaderboardOptions, "antiphase.commands.leaderboard.run:answer", tabled=True)

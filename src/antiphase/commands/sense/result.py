@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.text import Text
 
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
@@ -61,7 +62,8 @@ class SenseResult(Result):
 
     def console(self) -> list[Any]:
         columns = _CONSOLE | {estimator.name for estimator in all_estimators() if estimator.console}
-        return [
+        titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
+        return titles + [
             table.console([column for column in table.columns if column in columns])
             for table in self.all_tables()
             if table.name.startswith(("alignment-", "lipschitz-", "terms"))
@@ -130,7 +132,9 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
         [_axis(f"{label} {sites[site]}", block, metric, groups, level) for site, block in of_site.items()]
         for metric, (label, level) in quantities.items()
     ]
-    plots = [Plot("alignment", _layer_figure(panels, groups), words["caption"])]
+    two_maps = bool((rows["second"] != 0).any())
+    caption = words["two_maps_caption"] * two_maps + words["caption"]
+    plots = [Plot("alignment", _layer_figure(panels, groups), caption)]
     tables = [
         _table(f"alignment-{site}", f"Alignment {sites[site]}", block, _HEADS["alignment"], groups)
         for site, block in of_site.items()
@@ -151,7 +155,8 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
         where = words["twin" if standard.keys() >= set(family.models) else "no_twin"]
         caption = words["plane"].format(family=family.name, where=where)
         plots.append(Plot(f"plane-{place}", plane_figure(plane, family), caption))
-    return plots, tables, {"error": sensitivity.prediction_error(rows)}
+    about = words["two_maps" if two_maps else "one_map"].format(error=sensitivity.prediction_error(rows))
+    return plots, tables, {"about": about}
 
 
 def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:

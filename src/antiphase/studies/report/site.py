@@ -176,9 +176,7 @@ class StudyResult(RunResult):
         return [Headline(self.line())]
 
     def sections(self) -> list[Section]:
-        drawn = [table for study in self.studies if study.artefact for table in study.artefact.tables]
-        sheets = [*tables.claims_sheets(self.studies), *map(tables.table_sheet, drawn)]
-        return [Section("studies", "Studies", tables=sheets)]
+        return [Section("studies", "Studies", tables=tables.all_sheets(self.studies))]
 
     def figure(self) -> Figure:
         """Draw the first plot of a single study, else all claims."""

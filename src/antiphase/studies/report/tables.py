@@ -126,6 +126,12 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str] = ()) -> list[
     ]
 
 
+def all_sheets(results: Sequence[Result]) -> list[Sheet]:
+    """Tabulate the claims, and what the tables of the studies show."""
+    drawn = [table for result in results if result.artefact for table in result.artefact.tables]
+    return [*claims_sheets(results), *map(table_sheet, drawn)]
+
+
 def _claim_row(result: Result, claim: Claim, page: str) -> tuple[StudyField, ...]:
     notes = "; ".join(filter(None, [FEW if claim.lacks_seeds else "", price(claim)]))
     values = [check.estimate.value for check in claim.checks if check.estimate]
