@@ -15,7 +15,7 @@ from urllib.parse import quote
 import polars as pl
 
 from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
-from antiphase.commands.command import Answer, Tabled
+from antiphase.commands.command import Answer
 from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
