@@ -193,7 +193,11 @@ def latex(table: Any) -> str:
             lines.append(" & ".join(f"\\scriptsize {in_latex(note)}" if note else "" for note in notes))
     head = " & ".join(map(in_latex, table.columns))
     parts = [f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}"]
-    parts += [f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule", rf"{head} \\", "\\midrule"]
+    parts += [
+        f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{_sides(table)}}}\n\\toprule",
+        rf"{head} \\",
+        "\\midrule",
+    ]
     parts += [rf"{line.strip()} \\" for line in lines]
     return "\n".join([*parts, "\\bottomrule\n\\end{tabular}\n\\end{table}"])
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import polars as pl
 
 from antiphase.commands.audit.card import CARD, Difference, Model, Rates, RobustnessCard, read_card
-from antiphase.commands.command import Answer
+from antiphase.commands.command import Answer, Tabled
 from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
@@ -90,7 +90,8 @@ def answer(options: LeaderboardOptions, _: str) -> Answer:
         }
         for row in rows_of(cards)
     ]
-    return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
+    told = {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
+    return Tabled(told, [board["sheet"] for board in rankings(rows_of(cards), page.parent)])
 
 
 def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:

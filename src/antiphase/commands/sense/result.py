@@ -126,7 +126,7 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
     # along the loss each model has a cotangent of its own: norms there compare with nothing
     frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
     sites = {site: label for site, label in _SITES.items() if site in frame["site"]}
-    quantities = {"cosine": ("cosθ", 0.0), "below": ("share below 0", None), "norm": ("‖J‖", None)}
+    quantities = {"cosine": ("cosθ", 0.0), "below": ("below 0", None), "norm": ("‖J‖", None)}
     of_site = {site: frame.filter(site=site) for site in sites}
     panels = [
         [_axis(f"{label} {sites[site]}", block, metric, groups, level) for site, block in of_site.items()]
