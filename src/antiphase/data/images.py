@@ -23,8 +23,7 @@ from antiphase.files import digest, printable
 from antiphase.streams import generator
 from antiphase.terminal import progress_bar
 
-Region = tuple[tuple[float, ...], ...] | tuple[int, ...]
-"""Polygons, each x0, y0, x1, y1, …; or run lengths."""
+Region = tuple[tuple[float, ...], ...] | tuple[int, ...]  # polygons, each x0, y0, x1, y1, …; or run lengths
 
 
 @final
@@ -40,22 +39,19 @@ class ImageObjects:
     def mask(self) -> Bool[np.ndarray, "height width"]:
         """Return the union of the regions."""
         size = (self.height, self.width)
-        whole = np.zeros(size, bool)
+        masks = [np.zeros(size, bool)]
         for region in self.regions:
             if region and isinstance(region[0], tuple):
-                for points in region:
-                    whole |= polygon_mask(np.array(points, float).reshape(-1, 2), *size)
+                masks += (polygon_mask(np.array(points, float).reshape(-1, 2), *size) for points in region)
             else:
-                whole |= run_length_mask(region, *size)  # pyright: ignore[reportArgumentType]
-        return whole
+                masks.append(run_length_mask(region, *size))  # pyright: ignore[reportArgumentType]
+        return np.logical_or.reduce(masks)
 
 
 def polygon_mask(
     points: Float[np.ndarray, "corners 2"], height: int, width: int
 ) -> Bool[np.ndarray, "height width"]:
-    """Return the pixels whose centre (column + ½, row + ½) lies in a polygon of corners (x, y), by the even–odd rule.
-
-    COCO's own tools draw a polygon on a finer grid and differ by pixels on its border.
+    """Return the pixels whose centre lies in a polygon of corners (x, y), by the even–odd rule.
 
     >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
     [[0, 1, 1, 0], [0, 0, 0, 0]]
@@ -100,6 +96,7 @@ def region_of(segmentation: Any, height: int, width: int) -> Region:
 
 
 _OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
+_OF_EACH_SAMPLE += ("which", "places", "samplings")  # of questions about images, see ``vlm/pope``
 
 
 @contextmanager
@@ -115,8 +112,7 @@ def still_there(name: str) -> Iterator[None]:
 class Samples(ABC):
     """Samples with stable ``ids``, their positions in the full split: subsets keep them, and they key random streams.
 
-    ``skipped`` are unreadable files that were left out, ``prompts`` those of each class for a dual encoder (None: made
-    from its name).
+    ``skipped`` are files that were left out, ``prompts`` those of each class (None: made from its name).
     """
 
     name: str
@@ -169,13 +165,13 @@ class Samples(ABC):
         """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them; others are ``skipped``."""
         if not isinstance(self, FileImages | FilePairs):
             raise UserError(f"{self.name}: --skip-bad leaves out files, and it has none; remove the option")
-        decode = self._decode if isinstance(self, FileImages) else self.pixels
+        read = self._decode if isinstance(self, FileImages) else self.pixels
+        count = min(limit or len(self), len(self))
         rows: list[int] = []
         bad: list[str] = []
-        count = len(self) if limit is None else min(limit, len(self))
         order = subset_order(len(self), seed).tolist()
         with progress_bar(f"Checking {self.name}", count, progress) as advance:
-            for row, outcome in zip(order, in_threads(or_error(decode), order), strict=True):
+            for row, outcome in zip(order, in_threads(or_error(read), order), strict=True):
                 if isinstance(outcome, UserError):
                     bad.append(printable(self.files[row]))
                     continue
@@ -374,10 +370,9 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
-    """Images with captions and stable ids, with random access, like :class:`~antiphase.data.ImageSet`.
+    """Images with captions, at least one each, and stable ids, with random access.
 
-    An image has at least one caption; tasks with one caption per image use the first. ``labels`` and ``objects`` (what
-    is seen where) are None if the source does not say.
+    ``labels`` and ``objects`` (what is seen where) are None if the source does not say.
     """
 
     captions: tuple[tuple[str, ...], ...]
@@ -431,7 +426,6 @@ class PairSet(Samples):
             )
 
     def _described(self) -> list[bytes | str]:
-        """Return what belongs to the images, for the fingerprint."""
         captions = ["\x1f".join(several) for several in self.captions]
         labels = b"" if self.labels is None else little_endian(self.labels)
         return [*captions, labels, "\x1f".join(self.class_names), little_endian(self.ids)]

@@ -20,9 +20,7 @@ from antiphase.data.images import ArrayImages, subset_rows
 from antiphase.errors import NoSuchSplit, UserError, first_line, shown
 from antiphase.files import printable, regular_file
 
-MOST_CLASSES = 1_000_000
-"""Larger labels are ids, for which there would be a class each."""
-
+MOST_CLASSES = 1_000_000  # larger labels are ids, for which there would be a class each
 _EXPECTED = "uint8 in 0..255, or floating point in [0, 1], (images, channels, height, width), 1 or 3 channels"
 
 
@@ -33,7 +31,7 @@ def array_images(
     pixels = checked_pixels(name, images)
     numbers = class_numbers(name, labels, len(pixels))
     last = int(numbers.max())
-    names = tuple(map(str, range(last + 1))) if class_names is None else ordered_names(class_names)
+    names = ordered_names([*map(str, range(last + 1))] if class_names is None else class_names)
     if names is None or last >= len(names):
         fault = f"{name}: label {last}, class names {shown(class_names)}"
         raise UserError(f"{fault}; expected a name for each class")
@@ -68,10 +66,10 @@ def _from_loader(name: str, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for images, labels in (_pair(name, batch) for batch in loader):
         if not isinstance(labels, Sequence) and np.ndim(labels) == 0:  # batch_size=None: single items
             yield images, labels
-        elif len(images) != len(labels):
+            continue
+        if len(images) != len(labels):
             raise UserError(f"{name}: {len(images)} images with {len(labels)} labels; expected one for each")
-        else:
-            yield from zip(images, labels, strict=True)
+        yield from zip(images, labels, strict=True)
 
 
 def _pair(name: str, item: Any) -> tuple[Any, Any]:
@@ -110,9 +108,9 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
     (('tench', 'goldfish'), ('cat', 'dog'), None)
     """
     if isinstance(classes, Mapping):
-        to_number = all(isinstance(value, int) for value in classes.values())
-        named = {number: name for name, number in classes.items()} if to_number else classes
-        classes = [named.get(number) for number in range(len(classes))]
+        if all(isinstance(value, int) for value in classes.values()):
+            classes = {number: name for name, number in classes.items()}
+        classes = [classes.get(number) for number in range(len(classes))]
     classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
     if not isinstance(classes, Sequence) or isinstance(classes, str | bytes) or not len(classes):
         return None
@@ -124,8 +122,8 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
 def npz_images(path: str, split: str) -> ArrayImages:
     """Return the images of a NumPy archive with ``images`` and ``labels`` (or ``x``, ``y``), or a pair for each split.
 
-    The names of such pairs have the split's before or behind: ``train_images``, ``x_test``. Images may lack the
-    channels or have them last. ``class_names`` is optional. Nothing is unpickled.
+    Such pairs have the split before or behind: ``train_images``, ``x_test``. Images may lack the channels or have them
+    last. ``class_names`` is optional. Nothing is unpickled.
     """
     name = f"npz:{printable(path)}"
     try:
@@ -153,7 +151,6 @@ def npz_images(path: str, split: str) -> ArrayImages:
 
 
 def _by_split(name: str, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return the names of images and labels of each split in an archive."""
     forms = [(part, form) for part in SPLITS for form in (f"{part}_{{}}", f"{{}}_{part}")]
     keys = {
         part: (form.format(images), form.format(labels))
@@ -176,8 +173,8 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
             raise TypeError(f"they are of type {values.dtype}")
         values = values.astype(np.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = first_line(error)
-        raise UserError(f"{name}: labels {shown(labels)} ({reason}); expected class numbers") from None
+        fault = f"{name}: labels {shown(labels)} ({first_line(error)})"
+        raise UserError(f"{fault}; expected class numbers") from None
     if values.size != count or values.shape[:1] != (count,):
         raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one number an image")
     values = values.reshape(count)

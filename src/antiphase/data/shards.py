@@ -79,11 +79,9 @@ class ShardStream:
 
     The shards are distributed over ``lanes``. Every batch takes as many samples from each lane, and the process of
     rank r reads the lanes r, r + world, …, so that a batch does not depend on the number of processes. Within a lane,
-    the shards are permuted and ``samples`` pass through a shuffle buffer of ``buffer`` samples, both keyed by (seed,
-    epoch, lane, pass); a lane that ends before the epoch starts again. An epoch has ``samples // batch_size`` steps:
-    lanes of different sizes omit a few samples of the longer ones and repeat some of the shorter ones.
-
-    Sources: img2dataset (https://github.com/rom1504/img2dataset) for the layout; webdataset to open it.
+    the shards are permuted and pass through a shuffle buffer of ``buffer`` samples, both keyed by (seed, epoch, lane,
+    pass); a lane that ends before the epoch starts again. An epoch has ``samples // batch_size`` steps: lanes of
+    different sizes omit a few samples of the longer ones and repeat some of the shorter ones.
     """
 
     name: str
@@ -113,23 +111,23 @@ class ShardStream:
         steps = self.steps_per_epoch(batch_size)
         if self.lanes % world:
             raise UserError(f"lanes {self.lanes}: expected a multiple of the {world} processes: use --lanes")
-        numbers = range(rank, self.lanes, world)
-        return self._batches(numbers, batch_size, range(min(first, steps), steps), seed, epoch)
+        bad: list[str] = []  # lines about what was read since the step before
+        lanes = [self._lane(number, seed, epoch, bad) for number in range(rank, self.lanes, world)]
+        return self._batches(lanes, bad, batch_size, range(min(first, steps), steps))
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the shards' names and sizes (or URLs), samples, lanes and buffer."""
         with still_there(self.name):
-            sizes = [Path(shard.place).stat().st_size if shard.local else None for shard in self.shards]
-        shards = zip(sizes, self.shards, strict=True)
-        lines = [shard.place if size is None else f"{size} {shard.name}" for size, shard in shards]
+            lines = [
+                f"{Path(shard.place).stat().st_size} {shard.name}" if shard.local else shard.place
+                for shard in self.shards
+            ]
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *lines)
 
     def _batches(
-        self, numbers: range, batch_size: int, steps: range, seed: int, epoch: int
+        self, lanes: list[Iterator[RawSample]], bad: list[str], batch_size: int, steps: range
     ) -> Iterator[PairBatch]:
         size = batch_size // self.lanes
-        bad: list[str] = []  # lines about what was read since the step before
-        lanes = [self._lane(number, seed, epoch, bad) for number in numbers]
         for lane in lanes:
             deque(itertools.islice(lane, size * steps.start), maxlen=0)
         bad.clear()
@@ -146,8 +144,8 @@ class ShardStream:
             return decode_whole(sample.image, name, "repair it, or remove it from the shard")
 
         samples = itertools.chain.from_iterable(in_threads(read, steps, ahead=4, workers=1))
-        decoded = in_threads(lambda one: (*one, decode(one[0])), samples, ahead=2 * size * len(numbers))
-        while outcomes := list(itertools.islice(decoded, size * len(numbers))):
+        decoded = in_threads(lambda one: (*one, decode(one[0])), samples, ahead=2 * size * len(lanes))
+        while outcomes := list(itertools.islice(decoded, size * len(lanes))):
             good = [(sample, image) for sample, _, image in outcomes if isinstance(image, Tensor)]
             keys = [key("shard", sample.shard, sample.key) for sample, _ in good]
             faults = (str(image) for *_, image in outcomes if isinstance(image, UserError))
@@ -163,13 +161,12 @@ class ShardStream:
         """Yield the samples of repeated passes over a lane's shards, each in its own order."""
         shards = self.shards[number :: self.lanes]
         for turn in itertools.count():
-            keys, empty = (number, epoch, turn), True
+            keys, sample = (number, epoch, turn), None
             order = torch.randperm(len(shards), generator=generator(seed, "shards", *keys)).tolist()
             samples = itertools.chain.from_iterable(read_shard(shards[row], bad.append) for row in order)
             for sample in shuffled(samples, self.buffer, generator(seed, "shard buffer", *keys)):
-                empty = False
                 yield sample
-            if empty:
+            if sample is None:
                 fault = f"lane {number} has no usable sample in its {len(shards)} shards"
                 fault += f", first {shards[0].name}" + f"; {bad[-1]}" * bool(bad)
                 raise UserError(f"{self.name}: {fault}: repair or remove them, or use fewer lanes")
@@ -182,8 +179,7 @@ def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator)
         place = int(torch.randint(buffer, (1,), generator=random))
         yield held[place]
         held[place] = sample
-    for place in torch.randperm(len(held), generator=random).tolist():
-        yield held[place]
+    yield from (held[place] for place in torch.randperm(len(held), generator=random).tolist())
 
 
 def open_shards(
@@ -198,16 +194,14 @@ def open_shards(
 ) -> ShardStream:
     """Open a stream of the shards of :func:`find_shards`, which have only training pairs.
 
-    If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` are the largest of 1, 2, 4
-    and 8 up to the number of shards.
+    If not given, ``samples`` per epoch are counted, and ``lanes`` are the largest of 1, 2, 4 and 8 up to the number of
+    shards.
     """
-    name = f"shards:{path}"
+    name, folder = f"shards:{path}", data_root(root)
     choose_split(name, split, ("train",))
-    shards = find_shards(path, data_root(root))
-    if samples is None:
-        samples = count_samples(name, shards, data_root(root), progress=progress)
-    if lanes is None:
-        lanes = next(count for count in (8, 4, 2, 1) if count <= len(shards))
+    shards = find_shards(path, folder)
+    samples = count_samples(name, shards, folder, progress=progress) if samples is None else samples
+    lanes = next(count for count in (8, 4, 2, 1) if count <= len(shards)) if lanes is None else lanes
     return ShardStream(name, shards, samples, lanes, buffer)
 
 
@@ -244,10 +238,8 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
     try:
         path = Path(shard.place)
         stream: Any = path.open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
-        with (
-            contextlib.closing(stream),  # raises if a command failed
-            tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive,
-        ):
+        # closing raises if a command failed
+        with contextlib.closing(stream), tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
             for member in archive:
                 if member.isreg() and base_plus_ext(member.name)[0] is not None:
                     yield member.name, archive.extractfile(member).read()  # pyright: ignore
@@ -293,18 +285,16 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
     existing: list[tuple[str, bool]] = []
     missing: list[str] = []
     for place in places:
-        scheme = urlparse(place).scheme
+        scheme, path = urlparse(place).scheme, base / Path(place).expanduser()
         if scheme in gopen_schemes:
             existing.append((place, False))
-            continue
-        if scheme and not Path(place).exists():
+        elif scheme and not Path(place).exists():
             raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND'")
-        path = base / Path(place).expanduser()
-        pattern = str(path / "*.tar" if path.is_dir() else path)
-        files = [str(path)] if path.is_file() else filter(os.path.isfile, sorted(glob.glob(pattern)))
-        known = len(existing)
-        existing += ((file, True) for file in files)
-        missing += [str(path)] * (len(existing) == known)
+        else:
+            found = glob.glob(str(path / "*.tar" if path.is_dir() else path))
+            files = [str(path)] if path.is_file() else [*filter(os.path.isfile, sorted(found))]
+            existing += ((file, True) for file in files)
+            missing += [] if files else [str(path)]
     return existing, missing
 
 
@@ -336,8 +326,7 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
 
 
 def _sample_count(path: Path, root: Path) -> int:
-    stats = path.with_name(f"{path.stem}_stats.json")
-    if stats.exists():
+    if (stats := path.with_name(f"{path.stem}_stats.json")).exists():
         count = read_json(stats).get("successes")
         if type(count) is not int or count < 0:
             raise UserError(f"{stats}: expected a field 'successes', a count: correct or delete the file")

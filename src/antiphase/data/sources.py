@@ -31,9 +31,8 @@ class Source:
 
     ``read`` is the function that returns the data, or its module and name. Its parameters are any of ``name``,
     ``split``, ``root`` (the data folder), ``path`` (what follows the colon of the name), ``place`` (that as a path),
-    the arguments of ``load_data``, ``load_pairs`` or ``load_conversations``, and ``more``. ``splits`` of images are
-    None if the function decides, ``classes`` and ``train_images`` if only reading tells; files are resized to
-    ``image_size`` by default.
+    the arguments of ``load_data`` and the like, and ``more``. ``splits`` are None if the function decides, ``classes``
+    and ``train_images`` if only reading tells.
     """
 
     description: str
@@ -157,10 +156,8 @@ def load_data(
         channels: 1 or 3, to which image files are converted (3 unless given).
         num_classes: must be the source's own; ``random`` draws its labels from it.
         root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
-        limit: at most this many images, see ``ImageSet.subset``; with ``skip_bad`` as many readable ones.
-        seed: which images ``limit`` takes, see ``ImageSet.subset``; for ``random`` the generator's seed.
+        limit: at most this many (readable) images, which ``seed`` draws, see ``ImageSet.subset``.
         skip_bad: decode the files now and leave out those that fail, listed in the result's ``skipped``.
-        progress: show a bar on stderr while files are checked.
 
     >>> images = load_data("digits", limit=3)
     >>> images.image_shape, images.ids.tolist()

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,9 +65,8 @@ class FeatureStore:
     def project(self, model: nn.Module, features: Float[Tensor, "n width"]) -> Float[Tensor, "n embed"]:
         """Return unit vectors in the space that is common with texts."""
         as_dual_encoder(model)
-        project = image_tower(model).project
+        project, device = image_tower(model).project, device_of(model)
         assert project is not None
-        device = device_of(model)
         with torch.no_grad():
             parts = [F.normalize(project(part.to(device)), dim=-1).cpu() for part in features.split(_PART)]
         return torch.cat(parts)
@@ -97,22 +97,18 @@ class FeatureStore:
     def _batches(self, rows: range) -> list[range]:
         return [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
 
-    def _forward(
-        self, function: Callable[..., Tensor], inputs: Tensor | list[str], device: torch.device
-    ) -> Tensor:
+    def _forward(self, function: Callable[..., Tensor], inputs: Any, device: torch.device) -> Tensor:
         with torch.no_grad(), autocast(device, self.precision):
             return function(inputs).float().cpu()
 
-    def _stored(
-        self, model: nn.Module, about: Sequence[str], count: int, compute: Compute, title: str
-    ) -> Tensor:
+    def _stored(self, model: nn.Module, about: Sequence[str], n: int, compute: Compute, title: str) -> Tensor:
         """Return all rows of what the kind and the settings in ``about`` identify; compute the missing parts."""
         if id(model) not in self._fingerprints:  # a second for a large model
             self._fingerprints[id(model)] = (model, fingerprint(model))  # held: so its id stays its own
         kind, *settings = about
         identity = digest(kind, _VERSION, self._fingerprints[id(model)][1], *settings)
         folder = self.folder / digest(identity, str(_PART))[:24]
-        rows = [range(start, min(start + _PART, count)) for start in range(0, count, _PART)]
+        rows = [range(start, min(start + _PART, n)) for start in range(0, n, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]
 
         def whole(number: int) -> bool:

@@ -13,23 +13,13 @@ from antiphase.arguments import FINITE, Count, Seed, validated
 from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import (
-    EvaluationTask,
-    Groups,
-    Protocol,
-    Source,
-    can_learn,
-    image_features,
-    labelled,
-)
+from antiphase.evaluation.metrics import Groups, Metric, observed, outcome_rows
+from antiphase.evaluation.tasks import Protocol, Source, can_learn, image_features, labelled, make_task
 from antiphase.modules import device_of
 from antiphase.streams import generator
 
 _TINY = 1e-12  # minimal length for normalisation
-# bytes of features gathered at a time; those on the CPU fit in its cache
-_CPU_BYTES = 4 * 2**20
-_OTHER_BYTES = 256 * 2**20
+_CPU_BYTES, _OTHER_BYTES = 4 * 2**20, 256 * 2**20  # of features gathered at a time; the former fit in a cache
 
 
 @dataclass(frozen=True)
@@ -54,9 +44,8 @@ def draw_episodes(
 ) -> Episodes:
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
-    The draw depends only on the labels, the seed and the sizes; the first k episodes do not depend on their number. Of
-    a class with fewer test images than ``queries``, all are drawn. A UserError refuses too few classes, or a class of
-    fewer training images than ``shots`` or without a test image.
+    The first k episodes do not depend on their number. Of a class with fewer test images than ``queries``, all are
+    drawn. A UserError refuses too few classes, or a class of fewer training images than ``shots`` or no test image.
 
     Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
@@ -97,10 +86,8 @@ def few_shot_accuracies(
 
         p_c = Σ_{s ∈ S_c} z(s)/|S_c|,    answer(q) = argmin_c ‖z(q) − p_c‖ = argmin_c ‖p_c‖² − 2·z(q)·p_c
 
-    Ties go to the first class.
-
     Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
-    mean taken over the episode's support, as in El Banani et al., CVPR 2023.
+    mean taken over the episode's support, as in El Banani et al., CVPR 2023. Ties go to the first class.
     """
     for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
         if (last := int(used.max())) >= len(features):
@@ -178,19 +165,11 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     return [Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False, chance=chance)]
 
 
-TASK = EvaluationTask(
-    name="few-shot",
-    title="Few-shot",
-    summary="5-way 5-shot episodes, nearest prototype",
-    notes="Every episode has its own classes and images; both models of a pair have the same episodes. Intervals "
-    "are over the episodes, which share their images: they say nothing of other images. What another draw of "
-    "episodes does is in the standard deviation over seeds.",
+TASK = make_task(
+    "few-shot",
     serves=can_learn,
     measure=_measure,
     metrics=_metrics,
-    fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
     too_small=_too_small,
-    learns=True,
-    dependent_units="few-shot episodes",
     paper_data=PROBE_SETS,
 )

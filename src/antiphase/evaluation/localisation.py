@@ -14,10 +14,8 @@ def localise(
 ) -> tuple[bool, float]:
     """Return pointing game and average precision of a map, enlarged to the size of its mask.
 
-    The *pointing game* is whether the largest value lies in the mask; ties go to the first pixel, row by row, and
-    there is no margin around the mask (the authors allow 15 pixels). *Average precision*, in (0, 1], is that of the
-    values as scores for the pixels of the object, Σ_n (R_n − R_{n−1})·P_n over the values in descending order, with
-    P_n and R_n the precision and recall of the pixels with at least the n-th value.
+    The *pointing game* is whether the largest value (of equal ones, the first) lies in the mask, without the authors'
+    margin of 15 pixels. *Average precision*, in (0, 1], is that of the values as scores for the object's pixels.
 
     Sources: J. Zhang et al., *Top-down Neural Attention by Excitation Backprop*, ECCV 2016, Section 4.1; H. Chefer, S.
     Gur, L. Wolf, *Transformer Interpretability Beyond Attention Visualization*, CVPR 2021, Section 4.

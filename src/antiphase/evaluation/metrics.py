@@ -25,6 +25,7 @@ from antiphase.statistics.intervals import (
 from antiphase.statistics.seeds_by_images import crossed_mean
 
 Numbers = Int64[Tensor, " n"]
+Groups = Sequence[str]  # names of the groups that rows number: MMVP's patterns
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
@@ -115,10 +116,9 @@ class MetricEstimate(Estimate):
 def estimate(metric: Metric) -> MetricEstimate:
     """Return a metric's mean and spread.
 
-    Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
-    over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
-    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives
-    them.
+    Hits of one seed have Wilson's interval, all else Student's t, cut to [0, 1], over the units: an image's mean over
+    seeds, all episodes, the images of captions; within classes where every class counts alike. Equal values get the
+    variance of :func:`~antiphase.statistics.seeds_by_images.crossed_mean`.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
@@ -137,10 +137,9 @@ def estimate(metric: Metric) -> MetricEstimate:
 def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval and a p.
 
-    For hits of one seed the interval is Newcombe's for paired proportions and, if the mean counts all units alike, p
-    is the exact McNemar p; else the interval is Student's t over the differences. The captions of an image are one
-    draw together, as are the questions about one: Student's t over the images, without a p, or if the metric is
-    tested, with an exact one.
+    Hits of one seed have Newcombe's interval for paired proportions and, if all units count alike, the exact McNemar
+    p; all else Student's t over the differences. The captions of an image, or the questions about one, are one draw:
+    Student's t over the images, without a p, or if the metric is tested, with an exact one.
     """
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):
@@ -176,17 +175,17 @@ def summarise_tasks(
         about = dict(zip(("task", "data", "setting", "metric"), key, strict=True))
         headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
         known = {"headline": headline, "chance": metric.chance, "constant": metric.constant}
-        results.append({"model": model} | about | _finite(asdict(estimate(metric))) | known)
+        results.append({"model": model} | about | finite(asdict(estimate(metric))) | known)
         twin = twins.get(model)
         if twin is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])
             numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
-            line = {"model": model, "twin": twin} | about | _finite(numbers) | {"headline": headline}
+            line = {"model": model, "twin": twin} | about | finite(numbers) | {"headline": headline}
             differences.append(line)
     return {"results": results, "differences": differences}
 
 
-def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+def finite(numbers: dict[str, Any]) -> dict[str, Any]:
     """Return numbers for JSON: null for an infinite end."""
     return numbers | {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
 

@@ -26,13 +26,20 @@ from antiphase.data.images import still_there
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
+from antiphase.evaluation.tasks import Groups, Protocol, Source, make_task
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
 
-_FIRST = "Orientation and Direction, Presence of Specific Features, State and Condition, Quantity and Count"
-_OTHERS = "Positional and Relational Context, Color and Appearance, Structural Characteristics, Texts"
-PATTERNS = (*_FIRST.split(", "), *_OTHERS.split(", "), "Viewpoint and Perspective")
+PATTERNS = (
+    *(
+        "Orientation and Direction",
+        "Presence of Specific Features",
+        "State and Condition",
+        "Quantity and Count",
+    ),
+    *("Positional and Relational Context", "Color and Appearance", "Structural Characteristics", "Texts"),
+    "Viewpoint and Perspective",
+)
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""
 
 PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and Count", "Texts"))
@@ -56,8 +63,7 @@ class MmvpSet:
     """Pairs of images with one statement each; a pair is correct if both statements match their own image.
 
     ``patterns`` index ``pattern_names``. The first statement of a pair is true only of its first image. ``files`` are
-    relative to ``root``, the folder of ``Questions.csv``; ``question_ids`` are an odd and an even number, to join
-    answers.
+    relative to ``root``, the folder of ``Questions.csv``; ``question_ids`` are an odd and an even number.
     """
 
     name: str
@@ -86,8 +92,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     """Read MMVP-VLM, or other pairs in its format, from the folder ``root`` (None: ``MMVP_VLM`` below the data folder).
 
     Consecutive rows of ``Questions.csv`` are a pair: an odd question and the next even one. The image of question n of
-    type T is ``MLLM_VLM Images/T/n.jpg``. A pair's pattern is its type; nine types are named by ``PATTERNS`` in their
-    order.
+    type T, which is the pattern, is ``MLLM_VLM Images/T/n.jpg``; nine types are named by ``PATTERNS`` in their order.
     """
     folder = data_root() / "MMVP_VLM" if root is None else root
     table = folder / "Questions.csv"
@@ -122,16 +127,14 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
     """Return 45 pairs of OpenMoji's held-out emoji in three patterns: direction, skin tone, woman or man.
 
-    Each pattern has the 15 pairs with the smallest hash of their names. They are written once below the data folder in
-    the format of MMVP-VLM, and read from there.
+    Those with the smallest hash of their names are written once below the data folder in the format of MMVP-VLM.
     """
     pairs = emoji_pairs("openmoji", "test", root, progress, tones=True)
     folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"
     if not (folder / "Questions.csv").is_file():
-        table = io.StringIO(newline="")
+        table, rows = io.StringIO(newline=""), {names[0]: row for row, names in enumerate(pairs.captions)}
         writer = csv.writer(table)
         writer.writerow(_HEADER)
-        rows = {names[0]: row for row, names in enumerate(pairs.captions)}
         for number, (pattern, name) in enumerate(_emoji_questions(rows), 1):
             writer.writerow((number, pattern, name))
             picture = Image.fromarray(pairs.pixels(rows[name]).permute(1, 2, 0).numpy())
@@ -142,12 +145,11 @@ def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
 
 
 def _emoji_questions(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pattern and the emoji of each question."""
     for pattern, first, replaced, other in _EMOJI_RULES:
         # the empty end of a name matches once more behind a skin tone
         count = int(pattern == "Facing right")
-        chosen = [name for name in names if re.search(first, name)]
-        both = ((name, re.sub(replaced, other, name, count=count)) for name in chosen)
+        some = (name for name in names if re.search(first, name))
+        both = [(name, re.sub(replaced, other, name, count=count)) for name in some]
         both = [two for two in both if two[1] in names]
         for two in sorted(both, key=lambda two: key(EMOJI_MMVP, pattern, *two))[:_EMOJI_PAIRS]:
             yield from ((pattern, name) for name in two)
@@ -171,10 +173,9 @@ def right_pairs(
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
-    pairs = source.test
-    assert isinstance(pairs, MmvpSet)
-    files = [file for two in pairs.files for file in two]  # pyright: ignore[reportGeneralTypeIssues]
-    statements = [PROMPT + text for two in pairs.statements for text in two]  # pyright: ignore[reportGeneralTypeIssues]
+    pairs: MmvpSet = source.test
+    files = [file for two in pairs.files for file in two]
+    statements = [PROMPT + text for two in pairs.statements for text in two]
     rows = [(file, (text,), None) for file, text in zip(files, statements, strict=True)]
     flat = row_pairs(pairs.name, "test", pairs.root, rows)
     images = store.project(model, store.image_features(model, flat))
@@ -204,17 +205,10 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     return [metric for metric in metrics if len(metric.values)]
 
 
-TASK = EvaluationTask(
-    name="mmvp",
-    title="MMVP-VLM",
-    summary="MMVP-VLM's pairs of images that look alike",
-    notes="A pair counts where both statements find their own image of the two; guessing has 25 %.",
+TASK = make_task(
+    "mmvp",
     serves=lambda source: isinstance(source.test, MmvpSet),
     measure=_measure,
     metrics=_metrics,
     stands_for=lambda data, metric: metric.startswith("mean of "),
-    reads_text=True,
-    draws_all=True,
-    default_data="mmvp",
-    paper_data=("mmvp",),
 )

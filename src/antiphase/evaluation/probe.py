@@ -21,7 +21,7 @@ from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, can_learn, image_features, labelled
+from antiphase.evaluation.tasks import Protocol, Source, can_learn, image_features, labelled, make_task
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.streams import generator
@@ -55,11 +55,8 @@ def probe_loss(
 ) -> Float[Tensor, ""]:
     """Return the loss of a probe: the mean cross-entropy and a penalty on the weights, but not on the bias.
 
-        L(W, b) = (1/n)·Σᵢ −log softmax(W·xᵢ + b)[yᵢ] + (1/C)·½·‖W‖₂     ("norm")
-                  …                                   + (1/C)·½·‖W‖₂²    ("squared")
-
-    over all entries of W, with the cost C above 0. The authors' code uses the norm; its square is usual, and
-    scikit-learn's with ``C=cost/n``.
+    L(W, b) = (1/n)·Σᵢ −log softmax(W·xᵢ + b)[yᵢ] + ½·‖W‖₂/C, or ½·‖W‖₂²/C with ``"squared"``, over all entries of W,
+    with the cost C above 0. The authors' code uses the norm; its square is scikit-learn's with ``C=cost/n``.
     """
     norm = torch.linalg.vector_norm(weight)
     penalty = norm if objective == "norm" else norm.square()
@@ -76,12 +73,11 @@ def fit_probe(
     objective: Objective = "norm",
     max_iter: Count = 1000,
 ) -> Probe:
-    """Minimise :func:`probe_loss` from W = 0, b = 0 by torch's L-BFGS with a strong Wolfe line search.
+    """Minimise :func:`probe_loss` from W = 0, b = 0 by at most ``max_iter`` steps of torch's L-BFGS.
 
-    With "norm" and cross-entropy H, W = 0 is optimal if ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code,
-    the search starts with a penalty gradient of 0 and stays at W = 0, b = 0 if there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² +
-    ‖∂H/∂b‖₂²; unless the classes are balanced, such a probe lacks the bias towards frequent classes. The features are
-    neither centred nor scaled, and their precision is kept. ``max_iter`` bounds the steps.
+    Like the authors' code, the search with "norm" starts with a penalty gradient of 0 and stays at W = 0, b = 0 if
+    there ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂², H the cross-entropy; unless the classes are balanced, such a probe
+    lacks the bias towards frequent classes. The features are neither centred nor scaled, and keep their precision.
     """
     _check_labels(labels, num_classes)
     weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
@@ -126,9 +122,8 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
     """Search the best cost in two stages; return it and the accuracy at each cost visited, in order.
 
     The first stage visits all :data:`COSTS`. The second halves a list of 29 costs, evenly spaced in logarithm over two
-    decades on either side of the best and within [1e-6, 1e6]: of the costs at 25 %, 50 % and 75 % of it, the lower
-    half is kept if the first is best, the upper half if the last is, and the middle otherwise. Ties go to the cost
-    visited first.
+    decades on either side of the best and within [1e-6, 1e6]: of those at 25 %, 50 % and 75 % of it, the lower half is
+    kept if the first is best, the upper half if the last is, else the middle. Ties go to the cost visited first.
     """
     visited = {cost: accuracy_at(cost) for cost in COSTS}
     middle = math.log10(max(visited, key=visited.__getitem__))
@@ -165,9 +160,9 @@ def train_probe(
 ) -> Probe:
     """Choose the cost with the best validation accuracy by :func:`search`, then fit a probe on both splits.
 
-    ``validation``: features and labels; None holds out a fifth of each class of the training split, drawn with
-    ``seed``. ``mean_per_class``: choose the cost by the mean accuracy over classes. ``on_fit`` is called after each
-    fit, at most :data:`MOST_FITS` times. The others are as for :func:`fit_probe`.
+    ``validation``: None holds out a fifth of each class of the training split, drawn with ``seed``. With
+    ``mean_per_class`` the accuracy is the mean over classes. ``on_fit`` is called after each of at most
+    :data:`MOST_FITS` fits. The others are as for :func:`fit_probe`.
     """
     if validation is None:
         held, both = hold_out(train_labels, seed), (train, train_labels)
@@ -220,18 +215,12 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     return pl.concat(blocks)
 
 
-TASK = EvaluationTask(
-    name="probe",
-    title="Linear probe",
-    summary="a linear classifier of frozen features",
-    notes="A linear classifier of frozen features; C is chosen on validation images, of the seed’s draw where none "
-    "are published, and the last fit is on training and validation images together. Intervals are over the images.",
+TASK = make_task(
+    "probe",
     serves=can_learn,
     measure=_measure,
     metrics=lambda setting, rows, groups: accuracies(setting, rows),
     heading=lambda setting, metric: f"{metric}, {setting} penalty",
     stands_for=accuracy_stands_for,
-    fields=("space", "objectives", "iterations", "seeds"),
-    learns=True,
     paper_data=PROBE_SETS,
 )

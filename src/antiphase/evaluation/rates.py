@@ -43,8 +43,7 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate the three rates of each model, attack, norm and ε, with 95 % Wilson intervals.
 
     ``asr`` is broken / all, ``asr_correct`` correctly classified and broken / correctly classified (omitted if there
-    is none), ``robust_accuracy`` correctly classified and not broken / all. Columns ``model, attack, norm, eps,
-    metric, value, low, high, n``; models and attacks in the order of the rows, ε ascending.
+    is none), ``robust_accuracy`` correctly classified and not broken / all. Models and attacks keep their order.
     """
     _refuse_repeats(rows)
     correct, broken = pl.col("clean_prediction") == pl.col("label"), pl.col("success")
@@ -69,7 +68,6 @@ def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
-    """Replace columns ``hits`` and ``n`` by the rate with its Wilson interval."""
     numbers = [tuple(vars(proportion(*row)).values()) for row in counts.select("hits", "n").iter_rows()]
     return counts.drop("hits", "n").hstack(pl.DataFrame(numbers, _ESTIMATE, orient="row"))
 
@@ -116,11 +114,8 @@ def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
     blocks = [comparisons.clear().with_columns(decided=pl.lit(0, pl.Int64))]
     for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
         numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
-        signs = decide(
-            [Estimate(*row) for row in numbers],
-            block["p_value"].to_list() if single else None,
-            seeds=1 if single else numbers[0][3],
-        )
+        p_values = block["p_value"].to_list() if single else None
+        signs = decide([Estimate(*row) for row in numbers], p_values, seeds=1 if single else numbers[0][3])
         blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
     return pl.concat(blocks).sort("place").drop("place")
 
@@ -191,8 +186,7 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
 
-    With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is d̄ ±
-    1.96·s/√n over the n images, clipped to [−1, 1]. Columns ``attack, norm, eps, image_low, image_high``.
+    With dᵢ the mean difference at image i, it is d̄ ± 1.96·s/√n, clipped to [−1, 1]: ``image_low, image_high``.
     """
     signed = [
         rows.filter(model=name).select(*_CELL, "sample", signed=sign * pl.col("success").cast(pl.Float64))
@@ -222,8 +216,7 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _refuse_repeats(rows: pl.DataFrame) -> None:
     key = rows.select("model", *_CELL, "sample")
-    repeated = key.filter(key.is_duplicated())
-    if len(repeated):
+    if len(repeated := key.filter(key.is_duplicated())):
         model, attack, _, eps, sample = repeated.row(0)
         rows_of = f"rows of sample {sample} for {model}, {attack}, ε = {eps:g}"
         raise UserError(f"duplicate {rows_of}: repeat the run in an empty folder")

@@ -15,7 +15,7 @@ from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, Numbers, estimate, observed, outcome_rows, task_metrics
-from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
+from antiphase.evaluation.tasks import Groups, Protocol, Source, make_task
 from antiphase.evaluation.zero_shot import Vectors, zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.modules import device_of
@@ -32,10 +32,9 @@ def ranks(
     owners: Int64[Tensor, " candidates"],
     wanted: Int64[Tensor, " queries"],
 ) -> Int64[Tensor, " queries"]:
-    """Return the rank of the best right candidate of each query, starting at 0.
+    """Return the rank of the best right candidate of each query, from 0, by the cosines of unit vectors.
 
-    Queries and candidates are unit vectors; a candidate is right if its owner is the one that the query wants. Wrong
-    candidates of equal similarity rank first, so a model with constant outputs finds nothing.
+    A candidate is right if its owner is the one that the query wants. Wrong candidates of equal similarity rank first.
     """
     if len(absent := wanted[~torch.isin(wanted, owners)]):
         raise UserError(f"wanted {int(absent[0])}: expected an owner of at least one candidate")
@@ -67,10 +66,7 @@ def chosen_captions(pairs: PairSet, captions: Captions) -> tuple[list[str], Int6
 def retrieval_rows(
     images: Vectors, texts: Float[Tensor, "m embed"], owners: Int64[Tensor, " m"], ids: Numbers
 ) -> pl.DataFrame:
-    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
-
-    ``images`` and ``texts`` are unit vectors, ``owners`` the position of each caption's image.
-    """
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``)."""
     places = torch.arange(len(images), device=owners.device)
     of_texts, of_images = ranks(texts, images, places, owners), ranks(images, texts, owners, places)
     by_caption = outcome_rows(setting="image", unit=range(len(texts)), group=ids[owners.cpu()], rank=of_texts)
@@ -133,18 +129,12 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     return [f"{source.name}: {count:,} of {len(pairs):,} captions belong to several images: {most}; {fix}"]
 
 
-TASK = EvaluationTask(
-    name="retrieval",
-    title="Retrieval",
-    summary="R@1, 5, 10 of images by captions and of captions by images",
-    notes="Image R@k counts the captions whose image is among the first k, text R@k the images of which a "
-    "caption is. Candidates that are exactly as similar stand before the right one.",
+TASK = make_task(
+    "retrieval",
     serves=lambda source: isinstance(source.test, PairSet),
     measure=_measure,
     metrics=_metrics,
     stands_for=lambda data, metric: metric == "R@5",
     doubts=_doubts,
-    fields=("captions",),
-    reads_text=True,
     paper_data=RETRIEVAL_SETS,
 )

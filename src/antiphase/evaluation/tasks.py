@@ -1,7 +1,9 @@
 """What an evaluation task is: how it is measured, what its rows become, and the words that reports use for it."""
 
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,10 @@ from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric
+from antiphase.evaluation.metrics import Groups, Metric
 from antiphase.registry import TASKS, find
 
-Groups = Sequence[str]
-"""Names of the groups that rows number: MMVP's patterns."""
+_LISTED = tomllib.loads((files("antiphase.evaluation") / "tasks.toml").read_text(encoding="utf-8"))
 
 
 class Protocol(SimpleNamespace):
@@ -73,6 +74,12 @@ class EvaluationTask:
     draws_all: bool = False  # whether its figure shows the metrics that do not stand for it, too
     default_data: str = "openmoji"  # if no data set is named and no other task is asked for
     paper_data: tuple[str, ...] = ()  # data sets of the DiffCLIP paper
+
+
+def make_task(name: str, **functions: Any) -> EvaluationTask:
+    """Return the task of a name in ``tasks.toml``, which does what the functions do."""
+    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in _LISTED[name].items()}
+    return EvaluationTask(name=name, **lists, **functions)
 
 
 def find_task(name: str) -> EvaluationTask:

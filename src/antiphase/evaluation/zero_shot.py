@@ -14,7 +14,7 @@ from antiphase.data.sources import IMAGENET_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, Numbers, accuracies, accuracy_stands_for, classification_rows
-from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source, has_labels, labelled
+from antiphase.evaluation.tasks import Groups, Protocol, Source, has_labels, labelled, make_task
 from antiphase.files import digest, read_text
 
 Vectors = Float[Tensor, "n embed"]
@@ -32,11 +32,9 @@ def class_prompts(
 ) -> tuple[tuple[str, ...], ...]:
     """Return every text of each class.
 
-    ``ensemble``: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates, into which the
-    names go as words (:func:`~antiphase.data.image_sets.class_words`). ``own``: texts of the data set for each class.
-
-    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021, Section
-    3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
+    ``ensemble`` is one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates, into which the
+    names go as words. ``own``: texts of the data set for each class. Sources: A. Radford et al., *Learning Transferable
+    Visual Models From Natural Language Supervision*, 2021, Section 3.1.4 and notebook; N. Mu et al., *SLIP*, ECCV 2022.
 
     >>> class_prompts("an emoji of {}", ["mug"], None)
     (('an emoji of mug',),)
@@ -55,7 +53,6 @@ def class_prompts(
 
 
 def _templates(ensemble: str) -> list[str]:
-    """Return the templates of a text or a file, each with a place for the name."""
     origin, lines = "--prompt", ensemble.splitlines()
     if "{}" not in ensemble:
         origin = Path(ensemble).expanduser()
@@ -81,7 +78,6 @@ def zero_shot_rows(
 
 
 def _ensembles(source: Source, protocol: Protocol) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Return the texts of each class by the name of their ensemble."""
     test, _ = labelled(source.test)
     names = protocol.templates or ((OWN,) if test.prompts is not None else ("80", "7"))
     return {name: class_prompts(name, test.class_names, test.prompts) for name in names}
@@ -113,19 +109,13 @@ def _heading(setting: str, metric: str) -> str:
     return f"{short} prompts, {metric}"
 
 
-TASK = EvaluationTask(
-    name="zero-shot",
-    title="Zero-shot",
-    summary="classification by the cosine to class prompts",
-    notes="An image belongs to the class whose mean prompt vector is nearest. Per class is the mean over the "
-    "classes’ accuracies, each of which counts alike.",
+TASK = make_task(
+    "zero-shot",
     serves=has_labels,
     measure=_measure,
     metrics=_metrics,
     heading=_heading,
     stands_for=accuracy_stands_for,
     resolved=_resolved,
-    resolves=("templates",),
-    reads_text=True,
     paper_data=IMAGENET_SETS,
 )

@@ -19,10 +19,7 @@ LEAST_SEEDS = 8  # training seeds that a verdict about an architecture takes
 
 
 def mcnemar_exact(first: Outcomes, second: Outcomes) -> float:
-    """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
-
-    Under that hypothesis each discordant sample is on either side with probability ½.
-    """
+    """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent."""
     check_pairs(first, second)
     only_first, discordant = int((first & ~second).sum()), int((first != second).sum())
     return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
@@ -68,10 +65,7 @@ def decide(
 
 
 def interval_p(estimate: Estimate, degrees: float) -> float:
-    """Return the two-sided p-value of "the true value is 0" that belongs to a 95 % interval m ± t·s.
-
-    The interval may be cut off, but not on the side of 0; too few degrees of freedom make p too large.
-    """
+    """Return the two-sided p of "the true value is 0" that belongs to a 95 % interval, perhaps cut off elsewhere."""
     half = estimate.value - estimate.low if estimate.value > 0 else estimate.high - estimate.value
     if degrees < 1 or not half > 0:
         return 1.0

@@ -97,9 +97,8 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
 def as_share(estimate: Estimate) -> Estimate:
     """Restrict the interval m ± h of a fraction to [0, 1].
 
-    If it extends beyond, it is computed on the logit scale by the delta method, logit(m) ± h/(m(1 − m)), and mapped
-    back: clipped intervals near 0 or 1 have less than their nominal coverage. At m = 0 and m = 1, which have no logit,
-    and if it is infinite, it is clipped.
+    If it extends beyond, it is logit(m) ± h/(m(1 − m)), mapped back: clipped intervals near 0 or 1 have less than
+    their nominal coverage. At m = 0 and m = 1, which have no logit, and if it is infinite, it is clipped.
     """
     if estimate.low >= 0 and estimate.high <= 1:
         return estimate
@@ -242,11 +241,10 @@ def standardised(
     """Return values whose mean is Σ_k w_k·μ_k: the rate if a model's images had a common population's covariate.
 
     Post-stratification, such as by the margin: models with smaller ones are broken more often. The strata k lie between
-    the quantiles of the population's covariate (ties may leave fewer); w_k is the share of the population in stratum k,
-    p_k that of the model's own images, and μ_k the mean of the model's values there, or in the nearest stratum that has
-    some. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), where k is its own stratum and k(r,i) that
-    of the r-th of the R members of the population; the second term is 0 on average. Models are comparable if images of
-    the same stratum are.
+    the quantiles of the population's covariate; w_k is the share of the population in stratum k, p_k that of the
+    model's own images, and μ_k the mean of the model's values there, or in the nearest stratum that has some. Image i
+    of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), k its own stratum and k(r,i) that of the r-th of the R
+    members of the population. Models are comparable if images of the same stratum are.
 
     Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
     """

@@ -62,9 +62,8 @@ class CrossedEstimate(Estimate):
     """An estimate over crossed seeds and samples."""
 
     spread: Spread | None = None  # its variance; None if there is one sample
-    cells: tuple[str, ...] = field(
-        default=(), repr=False, compare=False
-    )  # whose rows it is made from, if known
+    # whose rows it is made from, if known
+    cells: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def seeds(self) -> int:
@@ -98,12 +97,10 @@ def crossed_mean(values: SeedsBySamples) -> CrossedEstimate:
 
 
 def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> float:
-    """Return the probability that a true difference is found off 0 on its side, at a one-sided level.
+    """Return the probability that a true difference is found off 0 on its side, at a one-sided level l.
 
-    P(T > t₁₋ₗ) for T noncentral t with |difference|/s and the degrees of freedom of the spread. The default level l is
-    that of the 95 % interval.
-
-    Source: J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988), section 2.
+    P(T > t₁₋ₗ) for T noncentral t with |difference|/s and the degrees of freedom of the spread (J. Cohen, "Statistical
+    Power Analysis for the Behavioral Sciences", 1988, section 2).
     """
     if not spread.error:
         return 1.0 if difference else 0.0

@@ -1,9 +1,7 @@
-"""Adversarial training: train a classifier on perturbed images.
+"""Adversarial training: min_θ E_(x,y) max_δ CE(f_θ(x + δ), y) subject to ‖δ‖∞ ≤ ε and x + δ in [0, 1].
 
-min_θ E_(x,y) max_δ CE(f_θ(x + δ), y) subject to ‖δ‖∞ ≤ ε and x + δ in [0, 1]. The robustness paper (Appendix D.2,
-Table 3) trains DiffViT with PGD at ε = 0.25/255, 0.5/255 and 1/255, but gives neither steps, step size nor warm-up:
-defaults are ours unless a docstring names a source. No state is carried between minibatches, so that a resumed run
-equals an uninterrupted one.
+The robustness paper (Appendix D.2, Table 3) trains DiffViT with PGD at ε = 0.25/255, 0.5/255 and 1/255, but gives
+neither steps, step size nor warm-up: defaults are ours unless a docstring names a source.
 """
 
 from collections.abc import Callable
@@ -33,22 +31,18 @@ _EVALUATION_STEPS = 10
 class Adversary(Fields):
     """Settings of adversarial training; part of a recipe.
 
-    - ``"pgd"``: ``steps`` steps of α·sign(∇ₓ CE) from a random point of the ball; the weights are updated at the
-      last point. A parameter update costs ``steps + 1`` forward and backward passes. (A. Madry et al., *Towards
-      Deep Learning Models Resistant to Adversarial Attacks*, ICLR 2018.)
-    - ``"fast"``: the same with one step of 1.25·ε. (E. Wong, L. Rice, J. Z. Kolter, *Fast is better than
-      free: Revisiting adversarial training*, ICLR 2020, Algorithm 3.) Can overfit to its single step at large ε;
-      watch ``robust_accuracy``.
+    - ``"pgd"``: ``steps`` steps of α·sign(∇ₓ CE) from a random point of the ball; the weights are updated at the last
+      point. (A. Madry et al., *Towards Deep Learning Models Resistant to Adversarial Attacks*, ICLR 2018.)
+    - ``"fast"``: the same with one step of 1.25·ε, to which it can overfit at large ε. (E. Wong, L. Rice, J. Z. Kolter,
+      *Fast is better than free: Revisiting adversarial training*, ICLR 2020, Algorithm 3.)
     - ``"free"``: each minibatch is replayed ``replays`` times in a row, and the backward pass of a replay gives both
-      the gradient of the weights and δ's step of ε, so a parameter update costs one pass each way. (A. Shafahi et
-      al., *Adversarial Training for Free!*, NeurIPS 2019, Algorithm 1.) A run of E epochs has as many updates as
-      natural training, hence E / ``replays`` passes over the data. Unlike the authors, who pass δ on from one
-      minibatch to the next, each minibatch starts from its own random point.
+      the gradient of the weights and δ's step of ε. (A. Shafahi et al., *Adversarial Training for Free!*, NeurIPS 2019,
+      Algorithm 1.) A run of E epochs has as many updates as natural training, hence E / ``replays`` passes over the
+      data. Unlike with the authors, each minibatch starts from its own random point.
 
-    ``eps``, ``step_size`` α (None: max(ε/4, 2·ε/``steps``) for ``"pgd"``, Madry's ε/4 but large enough to cross the
-    ball; for the others the authors') and a pixel are in units of [0, 1]. ε and α rise linearly from 0 over
-    ``warmup_epochs``, without which a transformer may learn to ignore its images. 4 replays are one of the authors'
-    values for CIFAR.
+    ``eps`` and ``step_size`` α (None: max(ε/4, 2·ε/``steps``) for ``"pgd"``, for the others the authors') are in units
+    of [0, 1]. They rise linearly from 0 over ``warmup_epochs``, without which a transformer may learn to ignore its
+    images.
     """
 
     eps: float = Field(gt=0, le=1)
@@ -92,12 +86,7 @@ def start_keys(seed: int, sweep: int, ids: Keys) -> Keys:
 
 
 def _ascend(
-    images: Images,
-    adversary: Adversary,
-    eps: float,
-    keys: Keys,
-    gradient: Callable[[Images], Images],
-    steps: int,
+    images: Images, adversary: Adversary, eps: float, keys: Keys, gradient: Callable[..., Images], steps: int
 ) -> Images:
     """Take steps of α·sign(gradient) within ‖x − images‖∞ ≤ ε and [0, 1] from a point drawn uniformly there."""
     radius, alpha = images.new_full((len(images),), eps), adversary.step_size_at(eps)
@@ -109,7 +98,7 @@ def _ascend(
 
 
 def perturb(
-    logits: Callable[[Images], Tensor],
+    logits: Callable[..., Tensor],
     images: Images,
     labels: Labels,
     adversary: Adversary,
@@ -118,8 +107,8 @@ def perturb(
 ) -> Images:
     """Return the perturbed images of ``"pgd"`` or ``"fast"``, by x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)).
 
-    x₀ is uniform in the ball around x, and Π the projection onto it and [0, 1]. Parameter gradients are not touched,
-    and the model, ``logits``, stays in training mode. ``keys`` come from :func:`start_keys`.
+    x₀ is uniform in the ball around x, by ``keys`` of :func:`start_keys`, and Π the projection onto it and [0, 1].
+    Parameter gradients are not touched.
     """
 
     def gradient(x: Images) -> Images:
@@ -140,7 +129,6 @@ def replay(
 ) -> Float[Tensor, ""]:
     """Replay a minibatch ``count`` times as in ``"free"`` and return the mean loss of the replays.
 
-    One backward pass of replay k gives both the parameter gradient at x_k and x_{k+1} = Π(x_k + α·sign ∇ₓ loss).
     ``update`` updates the parameters; the update after the last replay is left to the caller.
     """
     losses: list[Tensor] = []
@@ -169,8 +157,8 @@ def robust_accuracy(
 ) -> float:
     """Return the fraction of images that are classified correctly and stay so under PGD, in [0, 1], for monitoring.
 
-    Uses at most 500 images (``data.subset(500, 0)``, since folders are sorted by class) and 10 L∞ steps of ε/4 from
-    one random start, maximising the cross-entropy at the true label, in float32. Leaves the model in evaluation mode.
+    Uses at most 500 images and 10 L∞ steps of ε/4 from one random start, in float32. Leaves the model in evaluation
+    mode.
     """
     model.eval()
     some = data.subset(_EVALUATION_IMAGES, 0)

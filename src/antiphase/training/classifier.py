@@ -53,9 +53,8 @@ def train_classifier(
     epoch. Calling it again resumes an interrupted run, and returns the log of a finished one. Under torchrun the
     processes share every batch; the gradient is that of the whole batch.
 
-    If the recipe has an adversary, the model is trained on perturbed images only, and the log contains
-    ``robust_accuracy`` at the recipe's ε. An epoch has as many parameter updates as in natural training, so an
-    adversary with n replays sees n times fewer images.
+    With an adversary, the model is trained on perturbed images only, and the log contains ``robust_accuracy`` at the
+    recipe's ε; with n replays it sees n times fewer images, since an epoch has as many updates as in natural training.
 
     Args:
         validation: images on which accuracy is logged; None: there are none.
@@ -135,9 +134,7 @@ def _begin(
         images, labels, ids = train.images(share), train.labels[share].to(device), train.ids[share]
         if recipe.augment == "flip-crop":
             images = flip_crop(images, ids, recipe.seed, sweep)
-        images = images.to(device)
-
-        clean = images
+        clean = images = images.to(device)
 
         def loss_of(images: Tensor) -> Tensor:
             # processes average their gradients, so n times the share's sum gives the mean over the batch
@@ -168,23 +165,18 @@ def _begin(
         return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
     def evaluate() -> dict[str, Any]:
-        with averaged(own):
-            return measured()
-
-    def measured() -> dict[str, Any]:
         numbers: dict[str, Any] = {}
-        if validation is not None:
-            numbers["accuracy"] = accuracy(bare, validation, device)
-            if adversary is not None:
-                eps, seed = adversary.eps, recipe.seed
-                numbers["robust_accuracy"] = adversarial.robust_accuracy(
-                    bare, validation, eps, device, seed=seed
-                )
-        if strengths:
-            some = torch.arange(min(len(train), recipe.batch_size))
-            images, labels = train.images(some).to(device), train.labels[some].to(device)
-            numbers |= values(Step(bare, images, images, labels, logits, recipe.seed), strengths)
-        return numbers | {"lambda": lambdas(bare)}
+        with averaged(own):
+            if validation is not None:
+                numbers["accuracy"] = accuracy(bare, validation, device)
+            if validation is not None and adversary is not None:
+                how = {"eps": adversary.eps, "device": device, "seed": recipe.seed}
+                numbers["robust_accuracy"] = adversarial.robust_accuracy(bare, validation, **how)
+            if strengths:
+                some = torch.arange(min(len(train), recipe.batch_size))
+                images, labels = train.images(some).to(device), train.labels[some].to(device)
+                numbers |= values(Step(bare, images, images, labels, logits, recipe.seed), strengths)
+            return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:
         return learning_rate(recipe, first_update(step), updates)
@@ -203,11 +195,9 @@ def flip_crop(
     """Flip each image left to right with probability ½ and shift it by up to 4 pixels, with zero padding."""
     draws = uniform(sample_keys(key(seed, "flip-crop", epoch), ids), 3)
     images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)
-    padded = torch.nn.functional.pad(images, [_SHIFT] * 4)
+    padded = F.pad(images, [_SHIFT] * 4)
     offsets = (draws[:, 1:] * (2 * _SHIFT + 1)).long()
-    height, width = images.shape[-2:]
-    rows = offsets[:, 0, None] + torch.arange(height)
-    columns = offsets[:, 1, None] + torch.arange(width)
+    rows, columns = (offsets[:, axis, None] + torch.arange(images.shape[2 + axis]) for axis in (0, 1))
     batch = torch.arange(len(images))[:, None, None]
     return padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
@@ -229,7 +219,7 @@ def make_optimizer(
     parameters: Sequence[Tensor], recipe: Recipe, axes: tuple[int, ...] = (2, 4)
 ) -> torch.optim.Optimizer:
     """Return Adam or AdamW, with weight decay on parameters of 2 or 4 axes: matrices and convolutions."""
-    groups = loop.decayed(parameters, recipe.weight_decay, lambda parameter: parameter.ndim in axes)
+    groups = loop.decayed(parameters, recipe.weight_decay, axes)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.learning_rate, fused=True)
 
@@ -245,11 +235,10 @@ def train_together(
 ) -> None:
     """Train several classifiers as one and write each to its folder, as ``train_classifier`` does.
 
-    The ``recipes`` are equal but for seed and initial weights, without adversary or augmentation. Every model has the
-    initial weights, the order of the images and the learning rates of a training by itself, so that its weights differ
-    from those by rounding only (which Adam may enlarge). A step computes each model's loss on its own batch with
-    ``torch.func.vmap`` over the stacked weights; the optimizer acts on each number alone. All images are held on the
-    device. A killed run starts again.
+    The ``recipes`` are equal but for seed and initial weights, without adversary or augmentation. A step computes each
+    model's loss on its own batch with ``torch.func.vmap`` over the stacked weights; the optimizer acts on each number
+    alone. So the weights differ from those of a training by itself by rounding only (which Adam may enlarge). All
+    images are held on the device. A killed run starts again.
     """
     first, shared = recipes[0], set()
     for recipe in recipes:

@@ -81,8 +81,8 @@ def train_clip(
             model.visual.compile()
             model.text.compile(dynamic=True)
         path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        bad = dict.fromkeys(lines)  # each once
+        # each once
+        bad = dict.fromkeys(path.read_text(encoding="utf-8").splitlines() if path.exists() else [])
 
         def note_bad(lines: Iterable[str]) -> None:
             known = len(bad)
@@ -94,10 +94,8 @@ def train_clip(
             unread = 0  # samples in a row, counted in whole shares
             process: dict[str, Any] = {"rank": accelerator.process_index, "world": world}
             batches = pairs.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, first=first, **process)
-            prepared = in_threads(
-                lambda one: (prepare(recipe, model, places, epoch, one), one.bad), batches, 2
-            )
-            for share, lines in prepared:
+            share_of = partial(prepare, recipe, model, places, epoch)
+            for share, lines in in_threads(lambda one: (share_of(one), one.bad), batches, 2):
                 note_bad(lines)
                 unread = 0 if share.valid.any() else unread + len(share.valid)
                 if unread >= min(_PATIENCE, steps * places):
@@ -127,7 +125,7 @@ def train_clip(
 
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay only on parameters with at least two axes."""
-    groups = loop.decayed([*model.parameters()], recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
+    groups = loop.decayed([*model.parameters()], recipe.weight_decay, range(2, 9))
     rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
     return torch.optim.AdamW(groups, **rates, fused=True)
 
@@ -192,7 +190,6 @@ def random_crops(
 def _crop_box(
     height: int, width: int, draws: Float[Tensor, " numbers"], scale: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a random crop."""
     log_ratio = math.log(4.0 / 3.0)
     for area_draw, ratio_draw in draws[:-2].view(-1, 2).tolist():
         area = height * width * (scale[0] + (scale[1] - scale[0]) * area_draw)
@@ -231,11 +228,9 @@ def feature_gradients(
 ) -> FeatureGradients:
     """Compute the loss of a batch of embeddings, not normalised, and its gradients with respect to them.
 
-    Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al., *Scaling
-    Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache). ``logit_scale`` is the
-    natural logarithm of the factor on the cosines. Kinds: ``"clip"``, symmetric cross-entropy (CLIP, Figure 3);
-    ``"siglip"``, X. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``,
-    cross-entropy with constant keys, as SLIP's code computes it on several devices, since its gather stops gradients.
+    ``logit_scale`` is the natural logarithm of the factor on the cosines. Kinds: ``"clip"``, symmetric cross-entropy
+    (CLIP, Figure 3); ``"siglip"``, X. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, ICCV 2023;
+    ``"slip_exact"``, cross-entropy with constant keys, as SLIP's code computes it on several devices.
     """
     inputs = [image, text, logit_scale, *([] if logit_bias is None else [logit_bias])]
     with torch.enable_grad():
@@ -249,7 +244,6 @@ def feature_gradients(
 
 
 def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the loss of directions of images and texts."""
     if kind == "clip":
         return ClipLoss()(image, text, scale, bias)
     if kind == "siglip":
@@ -267,10 +261,9 @@ def accumulate(
 
     1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part. 2. All
     processes gather all embeddings and compute the loss and its gradient with respect to them. 3. Each process
-    backpropagates its own rows, part by part; the gradients are summed over the processes.
-
-    The result depends on ``part`` and the number of processes only by rounding. Memory is that of one part plus all
-    embeddings. The model must not be wrapped for distributed training.
+    backpropagates its own rows, part by part; the gradients are summed over the processes. So the result depends on
+    ``part`` and the number of processes by rounding only (GradCache: L. Gao et al., *Scaling Deep Contrastive Learning
+    Batch Size under Memory Limited Setup*, RepL4NLP 2021).
     """
     count, device = len(share.images), accelerator.device
     size = part or count

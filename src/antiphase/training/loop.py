@@ -71,13 +71,12 @@ def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, with model and optimizer as prepared by the accelerator.
+    """What is trained, with model and optimizer as prepared by the accelerator; all randomness is keyed by step.
 
     ``gradients`` iterates over the steps of an epoch, from a step on. Each adds the gradients of a batch to the
     parameters and gives this process's loss without a graph, and the number of images in the whole batch, whose loss
-    is the mean over the processes. All randomness is keyed by epoch and step. ``evaluate`` returns what to log at the
-    end of an epoch. ``save`` writes recipe and weights, rounded to a type, called in every process; None: the model as
-    it is.
+    is the mean over the processes. ``evaluate`` returns what to log at the end of an epoch. ``save`` writes recipe and
+    weights, rounded to a type, called in every process; None: the model as it is.
     """
 
     model: nn.Module
@@ -135,18 +134,14 @@ def check_divisible(batch_size: int, processes: int) -> None:
         raise UserError(f"batch size {batch_size}: {expected}")
 
 
-def decayed(
-    parameters: Sequence[Tensor], weight_decay: float, decays: Callable[[Tensor], bool]
-) -> list[dict[str, Any]]:
-    """Return the parameters in two groups, with weight decay and without."""
-    groups = {decay: [one for one in parameters if decays(one) is decay] for decay in (True, False)}
+def decayed(parameters: Sequence[Tensor], weight_decay: float, axes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, with weight decay if they have as many axes, and without."""
+    groups = {decay: [one for one in parameters if (one.ndim in axes) is decay] for decay in (True, False)}
     return [{"params": group, "weight_decay": weight_decay * decay} for decay, group in groups.items()]
 
 
 @dataclass
 class _Standing:
-    """Progress of a run; saved with the weights."""
-
     step: int = 0
     loss_sum: float = 0.0  # over the epoch so far
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -270,9 +265,8 @@ def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tup
 
 def check_finite(losses: Sequence[float], step: int, steps: int = 1) -> None:
     """Refuse losses that are not finite."""
-    for loss in losses:
-        if not math.isfinite(loss):
-            raise UserError(f"the loss became {loss} in the {steps} steps before step {step}: {_DIVERGED}")
+    if odd := [loss for loss in losses if not math.isfinite(loss)]:
+        raise UserError(f"the loss became {odd[0]} in the {steps} steps before step {step}: {_DIVERGED}")
 
 
 def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerator | None = None) -> None:
@@ -288,7 +282,6 @@ def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerato
 def _write_state(
     task: Task, standing: _Standing, identity: str, path: Path, accelerator: Accelerator
 ) -> None:
-    """Write weights, optimizer state and progress; called in every process, the main one writes."""
     writes = accelerator.is_main_process
     model = accelerator.unwrap_model(task.model)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -305,7 +298,6 @@ def _write_state(
 
 
 def _load(task: Task, identity: str, path: Path) -> _Standing:
-    """Load the saved weights and optimizer state, and return the progress."""
     model, optimizer = getattr(task.model, "module", task.model), task.optimizer
     own = model.state_dict()
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -315,9 +307,8 @@ def _load(task: Task, identity: str, path: Path) -> _Standing:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             if metadata["identity"] != identity:
-                raise UserError(
-                    f"{path} belongs to a run with other settings; use another --out, or delete it"
-                )
+                fix = "use another --out, or delete it"
+                raise UserError(f"{path} belongs to a run with other settings; {fix}")
             for name in file.keys():  # noqa: SIM118 (no dictionary)
                 tensor, (kind, rest) = file.get_tensor(name), name.split(".", 1)
                 if kind == "model":

@@ -34,9 +34,8 @@ class Recipe(_Stored):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
-    on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no weight
-    decay, no augmentation, weights of the last epoch. ``adversarial`` is for adversarial training (Appendix D.2),
-    ``defences`` are strengths by name (:mod:`antiphase.training.defences`).
+    on CIFAR-10, 300 on CIFAR-100. What it does not specify is kept simple. ``adversarial`` is for adversarial training
+    (Appendix D.2), ``defences`` are strengths by name (:mod:`antiphase.training.defences`).
     """
 
     model: VitConfig | StartingModel

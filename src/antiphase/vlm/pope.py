@@ -26,9 +26,9 @@ from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import Metric, observed, outcome_rows
+from antiphase.evaluation.metrics import Metric, finite, observed, outcome_rows
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
+from antiphase.evaluation.tasks import Groups, Protocol, Source, make_task
 from antiphase.files import digest, read_json_lines
 from antiphase.models.card import card_of
 from antiphase.statistics.intervals import Estimate, as_difference, as_share, auc_values, ratio_values
@@ -70,9 +70,6 @@ class PopeSet:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def __repr__(self) -> str:
-        return f"<PopeSet {self.name}: {len(self.names):,} images, {len(self):,} questions>"
-
     def position(self) -> dict[str, int]:
         """Return the position of each image by its name."""
         return {name: position for position, name in enumerate(self.names)}
@@ -92,8 +89,7 @@ class PopeSet:
     def followed_by(self, suffix: str) -> "PopeSet":
         """Return the same questions with a suffix behind each, on a line of its own, unless it is empty."""
         last = f"\n{suffix}" if suffix else ""
-        questions = tuple(replace(one, text=one.text + last) for one in self.questions)
-        return replace(self, questions=questions)
+        return replace(self, questions=tuple(replace(one, text=one.text + last) for one in self.questions))
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, questions and answers."""
@@ -112,19 +108,13 @@ def load_questions(name: str, limit: int | None = None, progress: bool = True) -
 def pope_questions(
     labelled: Mapping[str, Sequence[str]], *, images: int = IMAGES, seed: int = 0
 ) -> dict[str, list[PopeQuestion]]:
-    """Make the three sets of questions for labelled images by POPE's rules.
+    """Make the three sets of questions for labelled images, the objects of each by its name, by POPE's rules.
 
     Images with at least three labels are drawn. Each gets three pairs of questions: about the next object in the order
-    of its labels, answer yes, and about an object that is not there, answer no. The absent object is
-
-    - *random*: drawn from all objects of the drawn images;
-    - *popular*: the most frequent one over the drawn images;
-    - *adversarial*: the one that occurs most often together with the object just asked about;
-
-    which is neither in the image nor was asked about before. Ties go to the object met first. If none is left, it is
-    drawn, as for *random*.
-
-    ``labelled`` has the objects of each image by its name.
+    of its labels, answer yes, and about an object that is neither there nor was asked about before, answer no. That is
+    *random*: drawn from all objects of the drawn images; *popular*: the most frequent one over these; or
+    *adversarial*: the one that occurs most often together with the object just asked about. Ties go to the object met
+    first; if none is left, one is drawn.
     """
     able = [name for name, objects in labelled.items() if len(objects) >= OBJECTS]
     if len(able) < images:
@@ -183,43 +173,30 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
         fix = f"download POPE's three files into that folder ({POPE_PAGE}), or give another, pope:PATH"
         raise UserError(f"pope: no {place / 'coco_pope_random.json'}: {fix}")
     answers: dict[tuple[str, str], str] = {}
-    questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
-    names = tuple(dict.fromkeys(question.image for question in questions))
+    questions: dict[tuple[str, int], PopeQuestion] = {}
+    for sampling, file in files:
+        for line, record in enumerate(records := read_json_lines(file, _AGAIN), 1):
+            values: Any = [record.get(key) for key in ("image", "text", "question_id", "label")]
+            (image, text, index, label), fault = values, ""
+            if (type(image), type(text), type(index)) != (str, str, int) or label not in ("yes", "no"):
+                fault = "expected question_id, image, text, and the label yes or no"
+            elif (sampling, index) in questions:
+                fault = f"duplicate question_id {index}"
+            elif answers.setdefault((image, text), label) != label:
+                fault = f"{text!r} of {image} is answered both yes and no"
+            if fault:
+                raise UserError(f"line {line} of {file}: {fault}: correct it, or {_AGAIN}")
+            questions[sampling, index] = PopeQuestion(sampling, index, image, text, label == "yes")
+        if not records:
+            raise UserError(f"{file} has no questions: {_AGAIN}")
+    names = tuple(dict.fromkeys(question.image for question in questions.values()))
     places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
     root = min(places, key=lambda one: len(missing_files(one, names)))
     if absent := missing_files(root, names):
-        raise UserError(
-            f"pope: {root / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}: put them into "
-            f"{place}, or unpack COCO's val2014 as {places[2]}"
-        )
+        fault = f"{root / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}"
+        raise UserError(f"pope: {fault}: put them into {place}, or unpack COCO's val2014 as {places[2]}")
     pictures = row_pairs(name, "val", root, [(image, (image,), None) for image in names])
-    return PopeSet(name, pictures, names, tuple(questions))
-
-
-def _read(file: Path, sampling: str, answers: dict[tuple[str, str], str]) -> list[PopeQuestion]:
-    """Return the questions of a file, and note the answer of each by image and text."""
-    questions: dict[int, PopeQuestion] = {}
-    for number, record in enumerate(read_json_lines(file, _AGAIN), 1):
-        fault = ""
-        match record:
-            case {
-                "question_id": int(index),
-                "image": str(image),
-                "text": str(text),
-                "label": "yes" | "no" as label,
-            }:
-                if index in questions:
-                    fault = f"duplicate question_id {index}"
-                elif answers.setdefault((image, text), label) != label:
-                    fault = f"{text!r} of {image} is answered both yes and no"
-                questions[index] = PopeQuestion(sampling, index, image, text, label == "yes")
-            case _:
-                fault = "expected question_id, image, text, and the label yes or no"
-        if fault:
-            raise UserError(f"line {number} of {file}: {fault}: correct it, or {_AGAIN}")
-    if not questions:
-        raise UserError(f"{file} has no questions: {_AGAIN}")
-    return list(questions.values())
+    return PopeSet(name, pictures, names, tuple(questions.values()))
 
 
 @final
@@ -245,11 +222,6 @@ class AskedImages(ImageSet):
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
         distinct, inverse = self.places[torch.as_tensor(positions)].unique(return_inverse=True)
         return model_images(self.pictures, distinct.tolist(), self.square)[inverse]
-
-    def take(self, positions: Sequence[int] | Tensor) -> "AskedImages":
-        rows = torch.as_tensor(positions)
-        columns = {name: getattr(self, name)[rows] for name in ("ids", "labels", "which", "places")}
-        return replace(self, **columns, samplings=tuple(self.samplings[row] for row in rows.tolist()))
 
     def fingerprint(self) -> str:
         columns = [repr(column.tolist()) for column in (self.ids, self.labels, self.which, self.places)]
@@ -293,9 +265,7 @@ def says_yes(answer: str) -> bool:
 
 
 def is_parsed(answer: str) -> bool:
-    """Return whether an answer says yes or no in the script's own terms, rather than counting as yes by default.
-
-    A denial is one that the script sees; a yes is the word "yes", in any case, before the first full stop.
+    """Return whether an answer has a denial that the script sees, or a "yes", in any case, before the first full stop.
 
     >>> [is_parsed(answer) for answer in ("no", "YES!", "NO", "There is a dog.")]
     [True, True, False, False]
@@ -314,10 +284,9 @@ def answer_columns(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]]:
-    """Return POPE's metrics, each as a value for every question whose mean is the metric.
+    """Return POPE's metrics that are defined, each as a value for every question whose mean is the metric.
 
-    They are accuracy, precision, recall, F1, AUC (of the probability of yes), yes and unparsed (shares), but for those
-    that are undefined. Precision, recall, F1 and AUC are linearised
+    Precision, recall, F1 and AUC (of the probability of yes) are linearised
     (:func:`~antiphase.statistics.intervals.ratio_values`).
     """
     said, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
@@ -340,36 +309,22 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
     two is right, else 1 (at ½, no).
     """
-    questions: Any = source.test
-    pope: PopeSet = questions.followed_by(protocol.suffix)
-    position, asked = pope.position(), pope.asked()
-    words = answer_all(
-        model,
-        pope.pictures,
-        [(position[image], text) for image, text in asked],
-        max_new_tokens=_LONGEST,
-        batch_size=store.batch_size,
-        first_token=True,
-        title=f"{card_of(model).name}: questions of {pope.name}" if store.progress else "",
-    )
-    by_question = dict(zip(asked, words, strict=True))
-    answers = [by_question[question.image, question.text] for question in pope.questions]
-    ids = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
-    pairs = list(zip(pope.questions, answers, strict=True))
+    pope: PopeSet = source.test.followed_by(protocol.suffix)
+    position, asked, questions = pope.position(), pope.asked(), pope.questions
+    places = [(position[image], text) for image, text in asked]
+    title = f"{card_of(model).name}: questions of {pope.name}" if store.progress else ""
+    how = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size, "first_token": True, "title": title}
+    words = dict(zip(asked, answer_all(model, pope.pictures, places, **how), strict=True))  # pyright: ignore
+    answers = [words[question.image, question.text] for question in questions]
     return outcome_rows(
-        setting=[question.sampling for question in pope.questions],
-        unit=[question.number for question in pope.questions],
-        group=[ids[question.image] for question in pope.questions],
-        prediction=[_prediction(answer.text) for answer in answers],
-        rank=[int((answer.yes > 0.5) != question.yes) for question, answer in pairs],
+        setting=[question.sampling for question in questions],
+        unit=[question.number for question in questions],
+        group=[int(pope.pictures.ids[position[question.image]]) for question in questions],
+        # NO, YES or UNPARSED
+        prediction=[says_yes(answer.text) + (not is_parsed(answer.text)) for answer in answers],
+        rank=[int((answer.yes > 0.5) != one.yes) for one, answer in zip(questions, answers, strict=True)],
         score=[answer.yes for answer in answers],
     )
-
-
-def _prediction(answer: str) -> int:
-    if not says_yes(answer):
-        return NO
-    return YES if is_parsed(answer) else UNPARSED
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
@@ -386,26 +341,15 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
 
 
 def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -> list[str]:
-    """Return a line if no answer of a model says yes or no."""
     if not answer_columns(rows)["unparsed"].all():
         return []
-    fix = 'ask for it, such as --suffix "Answer yes or no."'
-    return [
-        f"{name}: none of {len(rows):,} answers about {source.name} says yes or no, and all count as yes; {fix}"
-    ]
+    fault = f"{name}: none of {len(rows):,} answers about {source.name} says yes or no, and all count as yes"
+    return [f'{fault}; ask for it, such as --suffix "Answer yes or no."']
 
 
 _HEADINGS = {"yes": "answers yes", "unparsed": "unparsed answers"}
-TASK = EvaluationTask(
-    name="pope",
-    title="POPE",
-    summary="POPE's questions about objects that are in the image or not",
-    notes="Half of the questions are about objects that are not in the image, drawn at random, by frequency, or by how "
-    "often they occur with an object that is. Accuracy, precision, recall and F1 are of the answers in words, scored "
-    "as by the authors’ script: without “no” or “not” in its first sentence, an answer counts as yes. Unparsed is the "
-    "share that say neither yes nor no. AUC is of the probability of yes as the first token: it does not depend on "
-    "where a model draws the line between yes and no. The questions about one image are a cluster: intervals and p are "
-    "over images.",
+TASK = make_task(
+    "pope",
     serves=lambda source: isinstance(source.test, PopeSet),
     measure=_measure,
     metrics=_metrics,
@@ -413,16 +357,12 @@ TASK = EvaluationTask(
     scores=lambda metric: metric not in ("yes", "unparsed"),
     doubts=_doubts,
     stands_for=lambda data, metric: metric == "accuracy",
-    fields=("suffix",),
-    answers=True,
-    default_data="pope",
-    paper_data=("pope",),
 )
 
 
-# rows of an attack on answers: a ``sample`` is an image with a question, ``label`` is 1 for yes, ``image`` is the
-# image's id, ``samplings`` are those of POPE that ask the question
 ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
+"""Rows of an attack on answers: a sample is an image with a question, ``samplings`` are those of POPE that ask it."""
+
 ALL = "all"
 METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present ones, of right answers
 
@@ -430,9 +370,9 @@ METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present
 def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rates of each image without an attack (ε = 0) and under each ε, from rows of ``ASKED_SCHEMA``.
 
-    Columns are ``model, attack, sampling`` (``ALL`` for every question once), ``eps, image, metric, value``. An answer
-    is wrong under an attack if it was wrong before or the attack changes it, as in robust accuracy. The rates are means
-    over the questions about one image: *false yes* is the hallucination rate.
+    Columns are ``model, attack, sampling`` (``ALL`` for every question once), ``eps, image, metric, value``, a mean
+    over the questions about one image. An answer is wrong under an attack if it was wrong before or the attack changes
+    it, as in robust accuracy. *False yes* is the hallucination rate.
     """
     wrong = pl.col("clean_prediction") != pl.col("label")
     smallest = pl.col("eps") == pl.col("eps").min().over("model", "attack")
@@ -473,24 +413,20 @@ def summarise_answers(
         same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``.
     """
     keys = ("attack", "sampling", "eps", "metric")
-    attacks, samplings = list(dict.fromkeys(rows["attack"])), (ALL, *SAMPLINGS)
-    held: dict[Any, dict[str, np.ndarray]] = {}
-    by_model = answer_rates(rows).sort("image").partition_by(*keys, "model", as_dict=True)
-    for (*cell, model), part in by_model.items():
-        held.setdefault(tuple(cell), {})[model] = part["value"].to_numpy()
-    order = {
-        cell: (attacks.index(cell[0]), METRICS.index(cell[3]), samplings.index(cell[1])) for cell in held
-    }
-    values = {cell: held[cell] for cell in sorted(held, key=lambda cell: (order[cell], cell[2]))}
+    orders = {"attack": rows["attack"].unique(maintain_order=True), "metric": METRICS}
+    orders["sampling"] = (ALL, *SAMPLINGS)
+    ordered = [pl.col(name).cast(pl.Enum(order)) for name, order in orders.items()]
+    rates = answer_rates(rows).sort(*ordered, "eps", "image").partition_by(*keys, "model", as_dict=True)
+    values: dict[Any, dict[str, np.ndarray]] = {}
+    for (*cell, model), part in rates.items():
+        values.setdefault(tuple(cell), {})[model] = part["value"].to_numpy()
 
     def entry(
         cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]
     ) -> dict[str, Any]:
         estimate = convert(crossed_mean(np.stack(several)))
-        ends = {"low": estimate.low, "high": estimate.high}
-        finite = {name: end if np.isfinite(end) else None for name, end in ends.items()}
-        numbers = {"value": estimate.value, **finite, "n": estimate.n, "seeds": len(several)}
-        return dict(zip(keys, cell, strict=True)) | numbers
+        numbers = {name: getattr(estimate, name) for name in ("value", "low", "high", "n")}
+        return dict(zip(keys, cell, strict=True)) | finite(numbers) | {"seeds": len(several)}
 
     results = [
         {"family": name} | entry(cell, [by_model[model] for model in models if model in by_model], as_share)
@@ -505,11 +441,11 @@ def summarise_answers(
     for (model, twin), members in twins.items():
         clean: list[np.ndarray] = []  # at the smallest ε, 0
         for cell, by_model in values.items():
-            level = [by_model[one] - by_model[other] for one, other in members]
-            clean = clean if cell[2] else level
-            gaps = {"level": level}
+            gaps = {"level": [by_model[one] - by_model[other] for one, other in members]}
             if cell[2]:
-                gaps["move"] = [after - before for after, before in zip(level, clean, strict=True)]
+                gaps["move"] = [after - before for after, before in zip(gaps["level"], clean, strict=True)]
+            else:
+                clean = gaps["level"]
             for what, several in gaps.items():
                 head = {"model": model, "twin": twin, "what": what}
                 differences.append(head | entry(cell, several, as_difference))

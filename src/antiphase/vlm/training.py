@@ -53,8 +53,7 @@ def train_vlm(
         vlm: the model before training; changed in place.
         part: samples of a process that pass through the model at a time, see :func:`accumulate`; rounding only.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
-        sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
-            fit one device; implies checkpointing. Affects the result only by rounding.
+        sharded: divide weights, gradients and optimizer state among the processes; implies checkpointing.
         trackers: experiment trackers, by name or as accelerate's objects.
     """
 
@@ -65,9 +64,8 @@ def train_vlm(
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            raise UserError(
-                "checkpointing: the model has no known blocks; leave out --checkpointing and --shard"
-            )
+            fix = "leave out --checkpointing and --shard"
+            raise UserError(f"checkpointing: the model has no known blocks; {fix}")
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)
@@ -95,8 +93,8 @@ def train_vlm(
 
         steps = len(conversations) // recipe.batch_size
         rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
-        decay = recipe.weight_decay
-        optimizer = torch.optim.AdamW(list(trained.values()), weight_decay=decay, fused=True, **rates)
+        decayed = {"weight_decay": recipe.weight_decay, "fused": True}
+        optimizer = torch.optim.AdamW(list(trained.values()), **decayed, **rates)
         # what is trained and nothing else: a saved state needs no frozen weights
         parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
         rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)
@@ -241,7 +239,6 @@ def accumulate(
     model: SummedLoss,
     samples: Sequence[Sample],
     accelerator: Accelerator,
-    *,
     precision: Precision,
     part: int | None,
 ) -> Float[Tensor, ""]:

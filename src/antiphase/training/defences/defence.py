@@ -146,31 +146,22 @@ def _cross_entropy(step: Step) -> Tensor:
 
 def check_defences(strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool) -> None:
     """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have."""
-    whole = [name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"]
+    chosen: dict[str, Defence] = {name: find(DEFENCES, name, "defence") for name in strengths}
+    whole = [name for name, one in chosen.items() if one.acts_on == "whole loss"]
     if len(whole) > 1:
         raise UserError(f"defend {', '.join(whole)}: each is a whole loss; expected one of them")
-    for name, strength in strengths.items():
-        one: Defence = find(DEFENCES, name, "defence")
-        if not (math.isfinite(strength) and 0 <= strength < one.below):
-            most = (
-                "a finite number of at least 0"
-                if one.below == math.inf
-                else f"at least 0, below {one.below:g}"
-            )
-            raise UserError(f"defend {name}={strength:g}: expected {most}")
+    for name, one in chosen.items():
+        if not (math.isfinite(strengths[name]) and 0 <= strengths[name] < one.below):
+            bounded = one.below < math.inf
+            most = f"at least 0, below {one.below:g}" if bounded else "a finite number of at least 0"
+            raise UserError(f"defend {name}={strengths[name]:g}: expected {most}")
         if one.needs == "adversary" and not adversarial:
-            raise UserError(
-                f"defend {name}: learns from perturbed images; give --adversarial too, such as 2/255"
-            )
+            fix = "give --adversarial too, such as 2/255"
+            raise UserError(f"defend {name}: learns from perturbed images; {fix}")
         if model is None or one.needs not in _OF_MAPS:
             continue
-        layers = attention_modules(model)
+        layers, has = attention_modules(model), "no attention whose maps can be seen"
         if one.needs == "two maps":
-            layers = [layer for layer in layers if layer.layout.noise]  # pyright: ignore
+            layers, has = [layer for layer in layers if layer.layout.noise], "no differential attention"  # pyright: ignore
         if not layers:
-            has = (
-                "no differential attention"
-                if one.needs == "two maps"
-                else "no attention whose maps can be seen"
-            )
             raise UserError(f"defend {name}: this model has {has}; leave it out, or train vit or diffvit")
