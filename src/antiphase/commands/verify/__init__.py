@@ -23,28 +23,17 @@ class VerifyOptions(Options):
     antiphase verify robustbench:Carmon2019Unlabeled --limit 500
     """
 
-    card: Annotated[
-        Path,
-        Typed(argument=True, metavar="CARD"),
-        Field(description="card.json, the directory of the audit that wrote it, or robustbench:NAME."),
-    ]
-    limit: Annotated[
-        Limit, Field(description="Number of images of a model of RobustBench. If not given: all.")
-    ] = None
-    tolerance: float = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="By how many percentage points rates, differences and the ends of intervals may differ; with "
-        "more than 0, p-values are not compared. On one machine 0 is met; on another the verdict on a few images "
-        "may change with rounding.",
-    )
-    run_code: bool = Field(
-        False, description="Run the code of python: models that the card names. Read it first."
-    )
-    out: Directory | None = Field(
-        None, description="Directory to keep the repeated audit in. If not given: nothing is kept."
-    )
+    card: Annotated[Path, Typed(argument=True, metavar="CARD")]
+    """card.json, the directory of the audit that wrote it, or robustbench:NAME."""
+    limit: Limit = None
+    """Number of images of a model of RobustBench. If not given: all."""
+    tolerance: float = Field(0.0, ge=0, le=100)
+    """By how many percentage points rates, differences and the ends of intervals may differ; with more than 0, p-values
+    are not compared. On one machine 0 is met; on another the verdict on a few images may change with rounding."""
+    run_code: bool = False
+    """Run the code of python: models that the card names. Read it first."""
+    out: Directory | None = None
+    """Directory to keep the repeated audit in. If not given: nothing is kept."""
     device: Device = "auto"
     quiet: Quiet = False
 

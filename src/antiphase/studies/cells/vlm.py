@@ -9,8 +9,8 @@ import polars as pl
 from torch import nn
 
 from antiphase.attacks.catalogue import settings_of
-from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.evaluate.sources import load_source
+from antiphase.commands.audit import AuditOptions
+from antiphase.commands.evaluate.run import load_source
 from antiphase.data.conversations import load_conversations, query_settings
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
