@@ -26,7 +26,16 @@ STRENGTHS: dict[str, tuple[float, ...]] = dict.fromkeys(PENALTIES[:3], (0.1, 1.0
 STRENGTHS |= dict.fromkeys(PENALTIES[3:], (0.01, 0.1, 1.0))
 STRENGTHS |= {"fast": _EPS_OF_TRAINING, "free": _EPS_OF_TRAINING, "trades": (1.0, 3.0, 6.0)}
 """Strengths that were tried; of fast and free adversarial training the ε, of TRADES its β at ε = 2/255."""
-CHOSEN = {name: strengths[1] for name, strengths in STRENGTHS.items()}
+CHOSEN = {
+    "map-jacobian": 0.1,
+    "alignment": 0.1,
+    "lambda-rho": 10.0,
+    "jasmin": 0.01,
+    "input-gradient": 0.01,
+    "fast": 1 / 255,
+    "free": 0.5 / 255,
+    "trades": 1.0,
+}
 """What ``benchmarks/defence_strengths.py`` chose of them on held-out training images."""
 NEEDS_TWO_MAPS = ("alignment", "lambda-rho")
 SEEDS, PROBED = 8, 2  # training seeds of the laptop profile, and those under further attacks
