@@ -53,6 +53,13 @@ def shared_folder(tmp_path_factory):
 
 
 @pytest.fixture
+def script(monkeypatch):
+    """Load a script of ``benchmarks/`` by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture
 def run_cli(monkeypatch, capsys):
     """Run the command line in this process: (exit code, standard output, standard error)."""
 

@@ -158,13 +158,9 @@ def test_citation_and_address_are_of_this_project():
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def benchmark(script):
     """The script that measures attacks against other libraries'."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location("benchmark_attacks", ROOT / "benchmarks/attacks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("attacks")
 
 
 def test_the_table_of_speed_is_of_the_models_and_attacks_of_today(benchmark):
@@ -387,3 +383,23 @@ def test_the_notebook_is_kept_without_outputs_and_installs_what_it_needs():
     assert f"https://colab.research.google.com/github/antiphase/antiphase/blob/main/{path}" in "".join(
         cells[0]["source"]
     )
+
+
+def test_the_table_of_defences_is_made_from_what_was_measured(script):
+    made = script("defence_strengths")
+    record = json.loads(made.PUBLISHED.read_text(encoding="utf-8"))
+    assert len(record["rows"]) == 1 + sum(map(len, made.STRENGTHS.values()))
+    assert f"<!-- strengths -->\n{made.table(record)}<!-- /strengths -->" in made.PAGE.read_text(
+        encoding="utf-8"
+    )
+
+
+def test_the_strength_of_the_lowest_asr_that_keeps_accuracy_is_chosen(script):
+    made = script("defence_strengths")
+    rows = {"natural": {"accuracy": 0.8, "asr": 0.3}}
+    for name, strengths in made.STRENGTHS.items():
+        for strength, accuracy, asr in zip(strengths, (0.81, 0.795, 0.78), (0.25, 0.2, 0.1), strict=True):
+            rows[f"{name}={strength:g}"] = {"accuracy": accuracy - 0.05 * (name == "free"), "asr": asr}
+    best = made.chosen(rows)
+    assert best.pop("free") == made.STRENGTHS["free"][0]  # none keeps it: the weakest
+    assert best == {name: strengths[1] for name, strengths in made.STRENGTHS.items() if name != "free"}

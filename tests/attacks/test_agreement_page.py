@@ -1,6 +1,5 @@
 """``docs/agreement.md`` holds what ``benchmarks/agreement.json`` says, and its verdicts are equal in all searches."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,12 +9,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location("benchmark_agreement", ROOT / "benchmarks/agreement.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def benchmark(script):
+    return script("agreement")
 
 
 def test_the_page_is_made_from_the_json(benchmark):

@@ -28,8 +28,7 @@ SLOW = {
     "figure-5",
     "figure-6",
     "layer-sensitivity",
-    "variants",  # twelve models and more each
-    "defence",
+    "variants",  # sixteen models
     "theory-depth",
     "diffclip-figure-5",
     "diffclip-table-3",

@@ -230,6 +230,11 @@ class GradientTerms:
     second: AnyShape  # −⟨λ·J2·u, J_DA·u⟩
     third: AnyShape  # −⟨(A2 ⊗ ∇λ)·u, J_DA·u⟩
 
+    @property
+    def share(self) -> Float[Tensor, "batch heads"]:
+        """The third term's part of ‖J_DA‖², from means over the probes."""
+        return self.third.mean(-1) / (self.first + self.second + self.third).mean(-1)
+
 
 @validated
 def gradient_terms(

@@ -1,9 +1,4 @@
-"""The studies of variants and defences: their models, the rows that they share, and what they compute from rows."""
-
-import importlib.util
-import json
-from dataclasses import replace
-from pathlib import Path
+"""The study of variants: its models, the rows that it shares, and what it computes from rows."""
 
 import numpy as np
 import polars as pl
@@ -12,13 +7,12 @@ import torch
 
 from antiphase.models.vit import build
 from antiphase.studies.estimation import ASR
-from antiphase.studies.own import defence, variants
+from antiphase.studies.own import variants
 from antiphase.studies.papers.robustness.bench import bench, twins
 from antiphase.studies.spec import profile
 from antiphase.studies.store import identity
 
 LAPTOP = profile("laptop")
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_twins_are_those_of_figure_2a():
@@ -26,7 +20,6 @@ def test_twins_are_those_of_figure_2a():
     shared = {identity(sizes.attack(model)) for model in twins(LAPTOP) if model.seed < variants.SEEDS}
     assert len(shared) == 2 * variants.SEEDS
     assert shared <= ours
-    assert shared <= {identity(cell) for cell in defence.cells(LAPTOP)}
 
 
 def test_v2_without_subtraction_is_a_vit_without_biases():
@@ -77,47 +70,3 @@ def test_a_difference_that_margins_explain_is_gone_at_equal_margins():
     more = variants.at_equal_margins(_rows(margins, with_more), ("a", "b"))
     assert more.filter(series="b")["value"].mean() - even["a"] > 0.1
     assert more.select(ASR.mean()).item() > 0  # the rows themselves are kept
-
-
-def test_a_defended_model_differs_from_the_natural_one_in_its_defence_alone():
-    sizes = bench(LAPTOP)
-    natural = defence.defended(sizes, "DiffViT", "natural", 3, "fashion-mnist", 0.0)
-    for name in defence.DEFENCES:
-        strength = defence.CHOSEN[name]
-        model = defence.defended(sizes, "DiffViT", name, 3, "fashion-mnist", strength)
-        recipe = {key: value for key, value in model.recipe.items() if key != "defences"}
-        assert replace(model, called="DiffViT", recipe=recipe, adversary={}) == natural
-        assert identity(model) != identity(natural)
-        assert strength in {**model.recipe.get("defences", {}), **model.adversary}.values()
-
-
-def test_strengths_are_those_that_the_rule_chose(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("defence_strengths", BENCHMARKS / "defence_strengths.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    rows = json.loads((BENCHMARKS / "defence_strengths.json").read_text(encoding="utf-8"))["rows"]
-    assert script.chosen(rows) == defence.CHOSEN
-    assert len(rows) == 1 + sum(map(len, defence.STRENGTHS.values()))
-
-
-def test_robust_accuracy_counts_images_that_are_right_and_not_broken():
-    columns = {
-        "series": "DiffViT, fast",
-        "attack": "autoattack",
-        "restarts": None,
-        "eps": 2 / 255,
-        "label": 1,
-    }
-    rows = pl.DataFrame(
-        [
-            columns | {"clean_prediction": clean, "success": broken}
-            for clean, broken in ((1, False), (1, True), (0, False), (0, True))
-        ]
-    )
-    _, autoattack, _ = defence._evaluated({"attack": rows})
-    assert autoattack["robust"].to_list() == [1.0, 0.0, 0.0, 0.0]
-    assert autoattack["model"].to_list() == ["DiffViT"] * 4
-    assert autoattack["defence"].to_list() == ["fast"] * 4
