@@ -106,7 +106,6 @@ class Claim:
         return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
-        """Return the margin that applies to a check."""
         return MARGINS[check.unit] if self.margin is None else self.margin
 
     @cached_property
@@ -116,12 +115,10 @@ class Claim:
 
     @property
     def deciding(self) -> list[Check]:
-        """The checks that its verdict depends on."""
         return [check for check in self.checks if check.decides]
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the claim."""
         return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property

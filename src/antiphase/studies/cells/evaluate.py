@@ -223,7 +223,6 @@ def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], 
 
 
 def _scores(values: np.ndarray, masks: Masks, text: str) -> dict[str, Any]:
-    """Return how well a map finds what the text names, if its mask is known."""
     mask = masks.get(text, masks.get(None))
     if mask is None:
         return {}

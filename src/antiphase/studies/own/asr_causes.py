@@ -172,7 +172,6 @@ class Measured:
         return _matrix(self.train, series, pl.col("loss"))
 
     def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
-        """Return values of a model, standardised to the clean margins of both twins."""
         population = [self.of(twin, "margin") for twin in (VIT, DIFFVIT)]
         return standardised(values, self.of(series, "margin"), population, strata)
 

@@ -77,7 +77,6 @@ def panel_tables(plot: Plot) -> list[Table]:
 
 
 def _with_paper(panel: Panel) -> pl.DataFrame:
-    """Return the points of a panel with the paper's numbers next to ours, ordered by position."""
     theirs = panel.points.clear() if panel.paper is None else panel.paper
     theirs = theirs.select("series", pl.col("x", "value").cast(pl.Float64)).rename({"value": "paper"})
     points = panel.points.with_columns(pl.col("x").cast(pl.Float64))
