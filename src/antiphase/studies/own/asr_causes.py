@@ -349,13 +349,17 @@ def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list
     accuracy = [(name, "clean accuracy", as_share(_mean(measured.correct(name)))) for name in known]
     by_model = pl.concat([_frame(measured, accuracy), _rates(measured, SERIES)], how="diagonal")
     order = pl.col("series").replace_strict(_placed(SERIES))
+    by_strata = (
+        lambda eps, n=n: {str(n): measured.even(DIFFVIT, eps, n) - measured.even(VIT, eps, n)}
+        for n in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA)
+    )
     training, maps = ("training loss", "margin m", "gradient ‖g‖₁"), ("‖g_1‖₂", "‖g_2‖₂", "cosθ", "κ")
     both_maps = (DIFFVIT, BARE, NORMAL[DIFFVIT])
     numbers: dict[str, Any] = {"percent": False, "digits": 3}
     shown: dict[str, tuple[pl.DataFrame, str, dict[str, Any]]] = {
         "parts": (parts.with_columns(pl.col("series").replace(PAPER.words["parts"])), "part", {}),
         "remaining": (_by_eps(measured, measured.differences), "compared", {}),
-        "strata": (_frame(measured, _by_strata(measured)), "strata", {}),
+        "strata": (pl.concat(_by_eps(measured, even) for even in by_strata), "strata", {}),
         "asr": (by_model.sort(order, maintain_order=True), "model", {}),
         "matched": (_rates(measured, (*TRAINED, *CHANGED), matched=True), "model", {}),
         "distance": (_frame(measured, _distances(measured)), "model", numbers | {"digits": 2}),
@@ -375,14 +379,6 @@ def _sentence(parts: pl.DataFrame, of: str) -> str:
         value, interval = signed(Estimate(*numbers), "points")
         words[series] = f"{value.removesuffix(' points')} {interval}"
     return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own))
-
-
-def _by_strata(measured: Measured) -> Iterator[Entry]:
-    """Yield what remains at equal margins for other numbers of strata than the usual one, and for that."""
-    for strata in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA):
-        for eps in EPS:
-            one, two = (measured.even(series, eps, strata) for series in (DIFFVIT, VIT))
-            yield str(strata), eps_label(eps), as_difference(_mean(one - two))
 
 
 _GEOMETRIC = {"margin m": "margin", "gradient ‖g‖₁": "norm1", "‖g_1‖₂": "positive", "‖g_2‖₂": "negative"}

@@ -16,6 +16,7 @@ from antiphase.studies.papers.robustness.bench import (
     PAPER,
     bench,
     clip_models,
+    measured,
     twins,
     vit_and_clip_settings,
     vit_study,
@@ -245,7 +246,7 @@ def _lipschitz_checks(rows: RowsByTable) -> Checks:
 
 FIGURE_3D = vit_study(
     "figure-3d",
-    lambda profile: [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)],
+    lambda profile: measured(twins(profile, None), partial(bench(profile).sense_of, part="lipschitz")),
     _draw_lipschitz,
     _lipschitz_checks,
 )
