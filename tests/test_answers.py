@@ -10,7 +10,7 @@ from PIL import Image
 from antiphase.commands import COMMANDS
 from antiphase.commands.doctor import run as doctor
 from antiphase.commands.rerun import compared, recorded
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from tests.vlm.tiny import tiny_language, tiny_tokenizer

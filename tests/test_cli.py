@@ -15,7 +15,7 @@ import torch
 
 from antiphase.cli.app import how_typed
 from antiphase.commands import COMMANDS, commands_of
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit import AuditOptions
 from antiphase.errors import UserError
 
 

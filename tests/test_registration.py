@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, combine, softmax_maps
 from antiphase.commands.lineup import Lineup
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import measure
 from antiphase.commands.train import TrainClipOptions
 from antiphase.data import ArrayImages, load_data, sources

@@ -7,13 +7,13 @@ import polars as pl
 import pytest
 
 from antiphase import store
-from antiphase.commands.audit.cells import measure
-from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.audit.run import measure
+from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.certify.run import certify
-from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate import EvaluateOptions
 from antiphase.commands.evaluate.run import Source, evaluate
 from antiphase.commands.lineup import Lineup
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.models import clip, load_model, vit, write_model

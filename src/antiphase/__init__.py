@@ -76,15 +76,9 @@ __all__ = [  # noqa: RUF022 (grouped)
 ]
 
 
-_PLACES = {
-    **dict.fromkeys(__all__[:11], "commands.python"),
-    "check": "commands.check.run",
-    "compare": "commands.compare.run",
-    "verify": "commands.verify.run",
-    "convert": "commands.convert",
-    "load_data": "data",
-    "load_model": "models",
-}
+_PLACES = dict.fromkeys(__all__[:11], "commands.python")
+_PLACES |= {name: f"commands.{name}.run" for name in ("check", "compare", "verify")}
+_PLACES |= {"convert": "commands.convert", "load_data": "data", "load_model": "models"}
 
 
 def __getattr__(name: str) -> Any:

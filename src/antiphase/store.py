@@ -125,7 +125,7 @@ class Cache(Generic[Key]):
     """Rows in cells of a run directory, completed by all its processes together.
 
     A cell is a folder named by the hash of what its rows depend on, in ``cells`` by key; ``wanted`` are keys and
-    samples. Every process opens the cache, appends rows within :meth:`filling` and calls :meth:`collect`.
+    samples. Every process appends rows within :meth:`filling` and calls :meth:`collect`.
     """
 
     def __init__(

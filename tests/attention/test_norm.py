@@ -7,8 +7,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
-from antiphase.attention.backends import norm
-from antiphase.attention.backends.norm import rms_norm
+from antiphase.attention.backends import compiled
+from antiphase.attention.backends.compiled import rms_norm
 from tests import needs
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 def form(request, monkeypatch):
     """Make every test one of the kernels, where there are some, and one of the operations that stand in for them."""
     if request.param == "plain":
-        monkeypatch.setattr(norm, "kernels", lambda: None)
+        monkeypatch.setattr(compiled, "kernels", lambda: None)
 
 
 def _draw(*shape, dtype=torch.float64):
@@ -82,8 +82,8 @@ def test_the_weights_gradient_does_not_depend_on_the_number_of_threads(form):
             found.append(torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), weight)[0])
     finally:
         torch.set_num_threads(before)
-    assert_close(found[1], found[0], rtol=0, atol=1e-4 if norm.kernels() is None else 0)
-    assert_close(found[2], found[0], rtol=0, atol=1e-4 if norm.kernels() is None else 0)
+    assert_close(found[1], found[0], rtol=0, atol=1e-4 if compiled.kernels() is None else 0)
+    assert_close(found[2], found[0], rtol=0, atol=1e-4 if compiled.kernels() is None else 0)
 
 
 def test_a_backward_pass_under_autocast_stays_in_float32():

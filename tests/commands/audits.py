@@ -1,6 +1,6 @@
 """Audits and attacks from Python objects, for tests."""
 
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import run
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result

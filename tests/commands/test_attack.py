@@ -13,8 +13,7 @@ from antiphase import store
 from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.other_libraries import run_foreign
-from antiphase.commands.audit.cells import measure
-from antiphase.commands.audit.time_estimate import say_time
+from antiphase.commands.audit.run import measure, say_time
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from antiphase.commands.certify.options import CertifyOptions
-from antiphase.commands.certify.result import curve_figure
-from antiphase.commands.certify.run import certify, curve, round_radii, smoothed_rows, summarise_certificates
+from antiphase.commands.certify import CertifyOptions
+from antiphase.commands.certify.run import (
+    certify,
+    curve,
+    curve_figure,
+    round_radii,
+    smoothed_rows,
+    summarise_certificates,
+)
 from antiphase.commands.lineup import Lineup
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit

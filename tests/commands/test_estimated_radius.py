@@ -10,7 +10,7 @@ from polars.testing import assert_frame_equal
 from torch import nn
 from torch.testing import assert_close
 
-from antiphase.commands.certify.estimated_radius import RADIUS_SCHEMA, margin_slopes, measure_radii
+from antiphase.commands.certify.run import RADIUS_SCHEMA, margin_slopes, measure_radii
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from antiphase.commands.evaluate.result import headline
-from antiphase.commands.evaluate.sources import requested
+from antiphase.commands.evaluate.run import requested
 from antiphase.data import image_sets, load_data, load_pairs
 from antiphase.data.sources import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation import probe

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.report.figure import as_png, as_svg, inline_svg
+from antiphase.report.figure import as_svg, inline_svg, saved
 from tests.commands.audits import audited
 
 
@@ -55,7 +55,7 @@ def test_each_attack_has_its_panel(tmp_path, make_run, make_rows):
     _, figure = draw(make_run(tmp_path, models, [], rows=rows))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["PGD (L∞)", "PGD (L2)"]
     assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear"]  # a log scale has no zero
-    assert as_png(figure).startswith(b"\x89PNG")
+    assert saved(figure, "png").startswith(b"\x89PNG")
 
 
 def test_names_are_text_and_not_formulas(tmp_path, make_run):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from antiphase.commands.audit.card import _escaped, _quoted
+from antiphase.commands.audit.card import _escaped
 from antiphase.commands.certify.run import round_radii
 from antiphase.commands.options import eps_text, read_models, read_settings, read_words
 from antiphase.commands.result import listed
@@ -100,7 +100,6 @@ EXAMPLES = [
         r"$\varepsilon$ = 4/255: $-$3.1 \% of a\_b, m / ($\surd$2$\cdot$L)",
     ),
     (_escaped("<b>|[a](b)|\n# _c_ d_e"), r"\<b>\|[a\](b)\| # \_c\_ d_e"),
-    (_quoted('a "ε" 🙂\x1b'), r'"a \"ε\" 🙂\\x1b"'),
 ]
 
 

@@ -5,14 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from antiphase.commands.look.figure import (
-    MOST_ROWS,
-    MapColumn,
-    check_suffix,
-    figure_bytes,
-    look_figure,
-    paint,
-)
+from antiphase.commands.look.run import MOST_ROWS, MapColumn, check_suffix, figure_bytes, look_figure, paint
 from antiphase.errors import UserError
 
 GENERATOR = np.random.default_rng(0)

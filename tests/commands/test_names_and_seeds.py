@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 import antiphase as ap
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import attack_settings
 from antiphase.commands.lineup import seeded
 from antiphase.commands.options import read_models

@@ -9,8 +9,7 @@ import torch
 from antiphase.attacks import Threat, apgd, catalogue, pgd, sweep
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.sweep import Ensemble, Stage
-from antiphase.commands.audit.cells import measure
-from antiphase.commands.audit.run import attack_settings
+from antiphase.commands.audit.run import attack_settings, measure
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card

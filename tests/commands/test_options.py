@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 import antiphase as ap
 from antiphase.cli.app import how_typed, register
-from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
-from antiphase.commands.certify.options import CertifyOptions
+from antiphase.commands.audit import AttackOptions, AuditOptions, QuickstartOptions
+from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.command import Command
-from antiphase.commands.evaluate.options import EvaluateOptions
-from antiphase.commands.export import ExportOptions
+from antiphase.commands.convert import ExportOptions
+from antiphase.commands.evaluate import EvaluateOptions
 from antiphase.commands.look import LookOptions
 from antiphase.commands.options import Options
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.train import TrainClipOptions, TrainOptions
 from antiphase.errors import UserError
 from antiphase.studies import options as studies

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from antiphase import registry
-from antiphase.commands.evaluate.sources import requested
+from antiphase.commands.evaluate.run import requested
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import ROW_SCHEMA, accuracies, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, can_learn, find_task, image_features, labelled

@@ -9,7 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from antiphase.attacks import Threat, pgd
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.errors import UserError

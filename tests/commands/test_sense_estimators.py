@@ -6,7 +6,7 @@ from rich.console import Console
 from antiphase import registry
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model

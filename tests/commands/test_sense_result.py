@@ -11,7 +11,7 @@ from rich.console import Console
 
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.result import differences_of, headline, plane_figure
 from antiphase.commands.sense.run import measure
 from antiphase.data import load_data

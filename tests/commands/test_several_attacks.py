@@ -12,9 +12,8 @@ import torch
 
 from antiphase.attacks import Threat, pgd, square, sweep
 from antiphase.attacks.catalogue import find_attack, most_passes
-from antiphase.commands.audit.cells import KeptImages, measure, passes_left
-from antiphase.commands.audit.gallery import shown_samples, with_images
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit import AuditOptions
+from antiphase.commands.audit.run import KeptImages, measure, passes_left, shown_samples, with_images
 from antiphase.commands.run_folder import CLOCK, finished, run_folder
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from antiphase.commands.audit.options import AuditOptions
+from antiphase.commands.audit import AuditOptions
 from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.models.schemes.python_code import source_digest

@@ -73,7 +73,7 @@ def test_a_fingerprint_tells_functions_apart():
         ("/" + "x" * 5000, "no such directory"),
         ("", "model '': expected a string"),
         (None, "model None: expected a string such as 'specimen:diffvit-0'"),
-        (Path("runs/vit"), "expected a string"),
+        (Path("runs/vit"), "model 'runs/vit': no such directory"),
     ],
 )
 def test_an_unknown_model_is_named_with_what_there_is(spec, named):

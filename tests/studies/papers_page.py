@@ -10,7 +10,7 @@ PAPERS = {paper: printed_settings(paper) for paper in ("robustness", "diffclip")
 PLACES = {
     "train": "training/recipe.py",
     "attack": "attacks/catalogue.py",
-    "sense": "commands/sense/options.py",
+    "sense": "commands/sense/__init__.py",
     "given": "models.load_model",
     "clip": "training/recipe.py",
     "look": "studies/cells/evaluate.py",

@@ -12,9 +12,8 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from antiphase.commands.evaluate.options import EvaluateOptions
-from antiphase.commands.evaluate.run import evaluate
-from antiphase.commands.evaluate.sources import load_source
+from antiphase.commands.evaluate import EvaluateOptions
+from antiphase.commands.evaluate.run import evaluate, load_source
 from antiphase.data import load_pairs
 from antiphase.data.shards import CC12M
 from antiphase.errors import UserError

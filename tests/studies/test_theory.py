@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model

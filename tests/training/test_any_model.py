@@ -85,7 +85,7 @@ def test_code_that_was_edited_is_said_and_code_that_moved_is_refused(code, tmp_p
 
 
 def test_a_run_of_own_code_needs_permission_like_the_code_itself(code):
-    from antiphase.commands.audit.options import AuditOptions
+    from antiphase.commands.audit import AuditOptions
     from antiphase.commands.loading import check_code
 
     ap.train(code, "digits", out="run", **QUICK)

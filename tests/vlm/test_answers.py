@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from antiphase.commands.evaluate.options import EvaluateOptions
+from antiphase.commands.evaluate import EvaluateOptions
 from antiphase.commands.evaluate.run import evaluate
 from antiphase.commands.result import read_result
 from antiphase.data import load_pairs

@@ -42,7 +42,6 @@ def autoattack(
     - ``"rand"``: APGD-CE and APGD-DLR on the mean logits of 20 passes, for randomised models.
 
     The result's ``stages`` holds the result of each attack, ``settings["felled"]`` how many samples each broke.
-    Robust samples keep the image of the last attack.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
     Parameter-free Attacks*, ICML 2020, Section 6; the defaults are the official implementation's, whose standard
@@ -70,9 +69,8 @@ def autoattack_ensemble(
     malt = Stage("apgd-t", gradient, {"steps": steps, "targets": "malt"})
     # as in the official ensemble; not among the settings, which name stored rows
     boundary = partial(unchecked(fab), final_search=False)
-    blind = Stage(
-        "square", partial(unchecked(square), rescale_schedule=False), {"queries": queries}, black_box=True
-    )
+    windows = partial(unchecked(square), rescale_schedule=False)
+    blind = Stage("square", windows, {"queries": queries}, black_box=True)
     # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
     plain_fab = Stage("fab", boundary, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
     fab_t = Stage("fab-t", boundary, {"steps": steps, "targets": targets}, nearest=True)

@@ -16,18 +16,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import (
-    DUAL,
-    Bounds,
-    Flags,
-    Norm,
-    Numbers,
-    Points,
-    Threat,
-    per_row,
-    random_point,
-    row_norm,
-)
+from antiphase.attacks.threat import DUAL, Bounds, Norm, Points, Threat, per_row, random_point, row_norm
 from antiphase.errors import UserError
 
 Values = Float64[Tensor, " batch"]
@@ -184,7 +173,7 @@ class _Fab:
         if oracle.precision != "float32":
             rows["exact"] = rows["t"] == self.exact_from
 
-    def _search_segment(self, rows: Rows, oracle: Oracle, ended: Flags) -> None:
+    def _search_segment(self, rows: Rows, oracle: Oracle, ended: Tensor) -> None:
         """Look for a nearer example between the clean image and the nearest one of the rows that have ended."""
         at = (ended & rows["loss"].isfinite()).nonzero().flatten()
         if not len(at):
@@ -192,7 +181,7 @@ class _Fab:
         some = rows.take(at)
         clean, change, label = some["clean"], some["best"] - some["clean"], some["label"]
 
-        def margin_at(x: Points) -> Numbers:
+        def margin_at(x: Points) -> Tensor:
             return margin(oracle.verdict(x, some.get("context")), label)
 
         inside, outside = margin_at(clean), margin_at(some["best"])

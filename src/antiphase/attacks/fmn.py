@@ -66,9 +66,8 @@ class _Fmn:
     name, targets, restarts = "fmn", None, 1
 
     def __post_init__(self) -> None:
-        self.falling = 0.5 + 0.5 * torch.cos(
-            math.pi * torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
-        )
+        progress = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
+        self.falling = 0.5 + 0.5 * torch.cos(math.pi * progress)
 
     def start(self, rows: Rows) -> None:
         rows["x"], rows["crossed"] = rows["clean"].clone(), rows["found"].clone()

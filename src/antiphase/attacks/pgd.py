@@ -50,9 +50,9 @@ def pgd(
     """Maximise the loss by projected gradient ascent.
 
     x₀ is drawn uniformly from the ε-ball and clipped to the bounds; x_{t+1} = Π(x_t + α_t·d_t), with d_t the sign of
-    the gradient (linf) or the normalised gradient (l2), and Π the projection onto the ε-ball and the bounds. By default
-    the search stops at the first iterate that is classified differently from the label; otherwise the iterate of
-    highest loss is kept. A restart takes at most ``steps + 1`` forward passes, and one more to confirm a success.
+    the gradient (linf) or the normalised gradient (l2), and Π the projection onto the ε-ball and the bounds. The search
+    stops at the first iterate that changes the prediction; otherwise the iterate of highest loss is kept. A restart
+    takes at most ``steps + 1`` forward passes, and one more to confirm a success.
 
     Source: A. Madry et al., *Towards Deep Learning Models Resistant to Adversarial Attacks*, ICLR 2018;
     robustness paper, Appendix C.2.1, which gives neither step size nor number of steps: α = ε/4 and 20 are our choice.
@@ -94,8 +94,6 @@ def fgsm(
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Take one step of length ε from the clean image: x + ε·sign(∇loss) in linf, x + ε·∇loss/‖∇loss‖ in l2.
-
-    This is :func:`pgd` with one step and no random start.
 
     Source: I. Goodfellow, J. Shlens, C. Szegedy, *Explaining and Harnessing Adversarial Examples*, ICLR 2015.
 

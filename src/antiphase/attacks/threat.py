@@ -101,11 +101,7 @@ def per_row(values: Tensor, like: Tensor) -> Tensor:
 
 
 def row_norm(delta: Points, norm: Norm) -> Numbers:
-    """Return the norm of each row.
-
-    Sums run in float64: in float32 a long row summed by two threads differs in the last bits from one
-    summed by one, and how many threads share a row depends on the size of the batch.
-    """
+    """Return the norm of each row; sums run in float64, since in float32 their last bits depend on the batch."""
     flat = delta.flatten(1)
     if norm == "linf":
         return flat.abs().amax(1)
@@ -117,11 +113,7 @@ def row_norm(delta: Points, norm: Norm) -> Numbers:
 
 
 def project(x: Points, clean: Points, eps: Numbers, norm: Norm, bounds: Bounds) -> Points:
-    """Project onto the ε-ball, then clip to the bounds.
-
-    For linf and l1 this is the nearest point of the intersection; for l0 the ε largest changes remain. Clipping to
-    bounds that contain the clean image never increases the norm of the change.
-    """
+    """Project onto the ε-ball, then clip to the bounds: for linf and l1 the nearest point; in l0 ε changes remain."""
     eps = per_row(eps, x)
     if norm == "linf":
         return torch.minimum(torch.maximum(x, clean - eps), clean + eps).clamp(*bounds)

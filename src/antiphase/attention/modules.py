@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend, attend_grouped
-from antiphase.attention.backends.compiled import Parts
-from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.compiled import HeadNorm, Parts
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
 from antiphase.attention.maps import combine, mean_over_queries, plain_combine, softmax_maps
 from antiphase.attention.variants import Layout, Variant, layout_of
@@ -254,19 +253,13 @@ class DifferentialAttention(_SelfAttention):
         given = dict(parameterisation=parameterisation, head_norm=head_norm, rescale=rescale, bias=bias)
         changes = {name: value for name, value in given.items() if value is not None}
         own: dict[str, Any] = form.defaults | changes
-        super().__init__(
-            dim,
-            layout_of(form, dim, num_heads, ratio, kv_heads),
-            parameterisation=own["parameterisation"],
-            lambda_init=lambda_init,
-            integral=form.combined == "integral",
-            head_norm=own["head_norm"],
-            scale=1.0 - lambda_init if own["rescale"] else 1.0,
-            output_gate=output_gate,
-            qkv_bias=qkv_bias and own["bias"],
-            proj_bias=own["bias"],
-            backend=backend,
+        options: Any = {name: own[name] for name in ("parameterisation", "head_norm")}
+        options |= dict(
+            lambda_init=lambda_init, integral=form.combined == "integral", output_gate=output_gate
         )
+        options |= dict(qkv_bias=qkv_bias and own["bias"], proj_bias=own["bias"], backend=backend)
+        options["scale"] = 1.0 - lambda_init if own["rescale"] else 1.0
+        super().__init__(dim, layout_of(form, dim, num_heads, ratio, kv_heads), **options)
         self.num_diff_heads, self.lambda_init, self.variant = self.layout.signal, lambda_init, variant
         self.shown = ("num_diff_heads", "lambda_init", "scale")
         self.shown += ("variant", "layout") if variant != "v1" else ()

@@ -78,8 +78,8 @@ def layout_of(variant: Variant, dim: int, num_heads: int, ratio: int | None, kv_
     keys = num_heads if kv_heads is None else kv_heads
     for name, value in (("ratio", ratio), ("kv_heads", keys)):
         if value not in divisors:
-            choices = ", ".join(map(str, divisors))
-            raise UserError(f"{name} {value}: expected a divisor of num_heads {num_heads}: {choices}")
+            among = f"a divisor of num_heads {num_heads}: {', '.join(map(str, divisors))}"
+            raise UserError(f"{name} {value}: expected {among}")
     noise = num_heads // ratio if grouped else num_heads
     if max(keys, noise) % min(keys, noise):
         raise UserError(f"kv_heads {keys}: expected a multiple or a divisor of {noise}, the maps A2")

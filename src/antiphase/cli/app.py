@@ -116,21 +116,18 @@ def _build(name: str) -> Any:
     return get_group_from_info(app.registered_groups.pop(), suggest_commands=True, **how)
 
 
-_CONFIG: Any = {
-    "metavar": "FILE",
-    "help": "TOML file of these options, by name; the command line overrides it.",
+_CONFIG: Any = {"metavar": "FILE"} | {
+    "help": "TOML file of these options, by name; the command line overrides it."
 }
 _TABLES: Any = {"metavar": " | ".join(TABLE_FORMATS)} | {
     "help": "Print all tables of the report in this format to standard output; all else goes to standard error. A "
     "finished run is not measured again."
 }
-_JSON: Any = {
-    "help": "Print one JSON value to standard output; all else goes to standard error.",
-    "metavar": "",
+_JSON: Any = {"metavar": ""} | {
+    "help": "Print one JSON value to standard output; all else goes to standard error."
 }
-_SAY: Any = {
-    "help": "Say more: why a backend was not chosen, and after a mistake where it was found.",
-    "metavar": "",
+_SAY: Any = {"metavar": ""} | {
+    "help": "Say more: why a backend was not chosen, and after a mistake where it was found."
 }
 
 
@@ -140,11 +137,8 @@ def register(group: typer.Typer, command: "Command") -> None:
 
     options = command.options
     own_first = dict.fromkeys(key for kind in options.__mro__ for key in inspect.get_annotations(kind))
-    fields = {
-        key: options.model_fields[key]
-        for key in own_first
-        if key in options.model_fields and key not in options.left_out
-    }
+    offered = options.model_fields.keys() - options.left_out
+    fields = {key: options.model_fields[key] for key in own_first if key in offered}
 
     def read(context: typer.Context, path: Path | None) -> Path | None:
         if path is not None:
@@ -355,8 +349,10 @@ _ALL = 2**62  # a bound that leaves nothing out that one would type
 
 
 def _bounds(field: "FieldInfo") -> str:
-    pairs = [
-        (sign, getattr(marker, name, _ALL)) for marker in field.metadata for name, sign in _SIGNS.items()
+    bounds = [
+        f"{sign}{bound}"
+        for marker in field.metadata
+        for name, sign in _SIGNS.items()
+        if (bound := getattr(marker, name, _ALL)) < _ALL
     ]
-    bounds = [f"{sign}{bound}" for sign, bound in pairs if bound < _ALL]
     return f" [{', '.join(bounds)}]" if bounds else ""

@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {name: line for name, line in (one.split(" ", 1) for 
 _MODULES = {
     "quickstart": "antiphase.commands.audit",
     "attack": "antiphase.commands.audit",
+    "export": "antiphase.commands.convert",
     "train-clip": "antiphase.commands.train",
     "train-vlm": "antiphase.commands.train",
     "study": "antiphase.studies.command",

@@ -1,38 +1,33 @@
 """Models, their twins and the images that all of them are measured on."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
+import polars as pl
 import torch
 from torch import nn
 
 from antiphase.commands.loading import check_twins, find_device, live_object, load_models, measured_attention
 from antiphase.commands.options import Options
+from antiphase.commands.run_folder import finished
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import described_pixels, resized_images
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
-from antiphase.models.card import (
-    ModelCard,
-    card_of,
-    doubts_about,
-    mean_lambdas,
-    settle_size,
-    size_for,
-    square_of,
-    with_card,
-    with_own_pixels,
-)
-from antiphase.models.class_names import read_class_names
+from antiphase.files import printable, write_json
+from antiphase.models import card as model_card
+from antiphase.models.class_names import in_model_order, read_class_names
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.zeroshot import bound, is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.precision import multiplies_bf16
+from antiphase.processes import this_process
+from antiphase.store import write_frame
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Lineup:
 
     @cached_property
     def names(self) -> list[str]:
-        return short_names([card_of(model) for model in self.everyone])
+        return short_names([model_card.card_of(model) for model in self.everyone])
 
     @property
     def by_name(self) -> dict[str, nn.Module]:
@@ -65,36 +60,39 @@ class Lineup:
 
     def check_fit(self) -> None:
         for model in self.everyone:
-            check_fit(card_of(model), self.data)
+            check_fit(model_card.card_of(model), self.data)
+
+    def ordered(self) -> "tuple[Lineup, list[str]]":
+        """Return the same with labels in the order of the models' outputs, which have to fit, and doubts about it."""
+        cards = [model_card.card_of(model) for model in self.everyone]
+        data, notes = in_model_order(cards, self.data)
+        lineup = replace(self, data=data)
+        lineup.check_fit()
+        return lineup, notes
 
     def about(self) -> list[dict[str, Any]]:
         """Return what ``summary.json`` says of each model."""
         entries = []
         for name, model in self.by_name.items():
-            card = card_of(model)
+            card, lambdas = model_card.card_of(model), model_card.mean_lambdas(model)
+            if isinstance(self.data, ImageSet) and card.attention not in ("softmax", "none"):
+                images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
+                lambdas = model_card.mean_lambdas(model, images) or measured_attention(model, images)[1]
             entry = {"name": name, "attention": card.attention, "seed": card.seed}
-            entries.append(entry | {"lambda": self._lambdas(model), "num_classes": card.classes})
+            entries.append(entry | {"lambda": list(lambdas), "num_classes": card.classes})
         return entries
-
-    def _lambdas(self, model: nn.Module) -> list[float]:
-        """Return mean λ of each layer: as its modules say, else as it is found in what they compute."""
-        if not isinstance(self.data, ImageSet) or card_of(model).attention in ("softmax", "none"):
-            return mean_lambdas(model)
-        images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
-        return mean_lambdas(model, images) or list(measured_attention(model, images)[1])
 
     def doubts(self) -> list[str]:
         """Return what was assumed, and in what models and twins differ besides their attention."""
-        return doubts_about(self.models, self.twins, self.data)
+        return model_card.doubts_about(self.models, self.twins, self.data)
 
     def record(
         self, options: Options, settings: dict[str, Any], warnings: list[str], command: str, seconds: float
     ) -> dict[str, Any]:
         """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
-        cards = {name: card_of(model) for name, model in self.by_name.items()}
-        preprocessing = {
-            name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing
-        }
+        cards = {name: model_card.card_of(model) for name, model in self.by_name.items()}
+        shown = {name: card.preprocessing for name, card in cards.items() if card.preprocessing}
+        preprocessing = {name: asdict(how) for name, how in shown.items()}
         with_images = isinstance(self.data, ImageSet) and hasattr(options, "resize")
         return {
             "command": command,
@@ -115,21 +113,18 @@ class Lineup:
 
 
 def load_lineup(options: Any) -> Lineup:
-    """Load models, their twins and the images: those that were asked for, else those the first was trained for.
-
-    A dual encoder is bound to the images' classes, so that it is a classifier like all others.
-    """
+    """Load models, their twins and the images: those that were asked for, else those the first was trained for."""
     seeds = getattr(options, "seeds", ())
     models, twins = seeded(options.model, seeds), seeded(options.against, seeds)
     check_twins(models, twins)
     loaded = load_models([*models, *twins], find_device(options.device), options.random_weights)
     if seeds and len({*map(fingerprint, loaded)}) < len(loaded):
-        names = ", ".join(card_of(model).name for model in loaded)
+        names = ", ".join(model_card.card_of(model).name for model in loaded)
         fix = "name each one's own, as in runs/vit-{seed}"
         raise UserError(f"seeds: of {names}, two have the same weights; {fix}")
     if options.prompt is not None and not any(map(is_dual_encoder, loaded)):
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
-    card = card_of(loaded[0])
+    card = model_card.card_of(loaded[0])
     usual = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
     source = options.data or usual or (card.recipe or {}).get("data")
     if source is None:
@@ -140,16 +135,16 @@ def load_lineup(options: Any) -> Lineup:
     if (images := live_object(source)) is not None:
         images = load_data(images, **how)
     else:
-        size, channels = size_for(loaded)
+        size, channels = model_card.size_for(loaded)
         if size and wanted not in (None, size):
             raise UserError(f"image_size {wanted}: {card.spec} takes images of {size} pixels; leave it out")
         how |= {"num_classes": (card.classes or source_of(source).classes) if noise else None}
         size = size or wanted or (card.image_shape[1] if noise else None)
         images = load_data(source, split=options.split, image_size=size, channels=channels, **how)
-    settle_size(loaded, images.image_shape)
+    model_card.settle_size(loaded, images.image_shape)
     if noise:
-        square_of(loaded[0])  # refuses a model whose images are not square
-    images = with_own_pixels(images, loaded)  # the preprocessing travels with the model
+        model_card.square_of(loaded[0])  # refuses a model whose images are not square
+    images = model_card.with_own_pixels(images, loaded)  # the preprocessing travels with the model
     if options.resize:
         images = resized_images(images, options.resize)
     if (file := getattr(options, "classes", None)) is not None:
@@ -157,8 +152,8 @@ def load_lineup(options: Any) -> Lineup:
             why = "a CLIP takes the data's own class names, random images have none"
             raise UserError(f"--classes: {why}; leave it out")
         for model in loaded:
-            names = read_class_names(file, card_of(model).classes)
-            with_card(model, replace(card_of(model), class_names=names))
+            names = read_class_names(file, model_card.card_of(model).classes)
+            model_card.with_card(model, replace(model_card.card_of(model), class_names=names))
     loaded = [bound(model, images, options.prompt) for model in loaded]
     return Lineup(loaded[: len(models)], loaded[len(models) :], images)
 
@@ -179,7 +174,7 @@ def seeded(specs: Sequence[str], seeds: Sequence[int]) -> list[str]:
     return [spec if named_spec(spec).seed is not None else f"{spec}@seed={seed}" for spec, seed in pairs]
 
 
-def short_names(cards: Sequence[ModelCard]) -> list[str]:
+def short_names(cards: Sequence[model_card.ModelCard]) -> list[str]:
     """Return short names where they tell the models apart; else with the seed at their end, or specifications."""
     plain, specs = [card.name for card in cards], [card.spec.replace("@seed=", "-") for card in cards]
     seeds = ["" if card.seed is None or card.name.endswith(str(card.seed)) else card.seed for card in cards]
@@ -190,7 +185,7 @@ def short_names(cards: Sequence[ModelCard]) -> list[str]:
     raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")
 
 
-def check_fit(card: ModelCard, data: ImageSet) -> None:
+def check_fit(card: model_card.ModelCard, data: ImageSet) -> None:
     """Refuse images whose shape or number of classes a model does not take."""
     if card.image_shape != data.image_shape:
         why = f"takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}"
@@ -202,15 +197,11 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    inner = model
-    while type(inner).__module__.startswith("antiphase.models.") and isinstance(
-        wrapped := getattr(inner, "model", None), nn.Module
-    ):
-        inner = wrapped
-    return {
-        "architecture": type(inner).__name__,
-        "parameters": sum(each.numel() for each in model.parameters()),
-    }
+    inner: Any = model
+    while type(inner).__module__.startswith("antiphase.models.") and hasattr(inner, "model"):
+        inner = inner.model
+    parameters = sum(each.numel() for each in model.parameters())
+    return {"architecture": type(inner).__name__, "parameters": parameters}
 
 
 def environment_record(device: torch.device) -> dict[str, Any]:
@@ -222,3 +213,56 @@ def environment_record(device: torch.device) -> dict[str, Any]:
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
         "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
     }
+
+
+def described(
+    rows: pl.DataFrame,
+    schema: Mapping[str, Any],
+    name: str,
+    model: nn.Module,
+    data: ImageSet | None = None,
+    **shared: Any,
+) -> pl.DataFrame:
+    """Return rows with the columns of a schema: what they share is added, and the true labels of the data."""
+    card = model_card.card_of(model)
+    shared = {"model": name, "attention": card.attention, "seed": card.seed} | shared
+    if data is not None:
+        labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
+        rows = rows.join(labels, on="sample", maintain_order="left")
+    columns = [pl.lit(value, schema[column]).alias(column) for column, value in shared.items()]
+    return rows.with_columns(columns).select(*schema).cast(dict[Any, Any](schema))
+
+
+def write_run(
+    lineup: Lineup,
+    options: Any,
+    summary: Mapping[str, Any],
+    frames: Mapping[str, pl.DataFrame | None],
+    settings: dict[str, Any],
+    warnings: list[str],
+    command: str,
+    began: float,
+    **record: Any,
+) -> None:
+    """Write the tables of a finished run, ``run.json`` and ``summary.json`` into ``options.out``, in one process.
+
+    A table that is None may lie there from an earlier run, and is removed; ``record`` replaces parts of ``run.json``.
+    """
+    if not this_process().first:
+        return
+    out = options.out
+    for name, frame in frames.items():
+        if frame is None:
+            (out / f"{name}.parquet").unlink(missing_ok=True)
+        else:
+            files = getattr(lineup.data, "files", None)
+            if files is not None and "sample" in frame.columns:  # the samples are files
+                named = pl.DataFrame({"sample": lineup.data.ids.numpy(), "file": list(map(printable, files))})
+                before = frame.columns[: frame.columns.index("sample") + 1]
+                frame = frame.join(named, on="sample", how="left", maintain_order="left")
+                frame = frame.select(*before, "file", pl.exclude(*before, "file"))
+            write_frame(out / f"{name}.parquet", frame)
+    end = finished(out, began)
+    about = lineup.record(options, settings, warnings, command, end["seconds"])
+    write_json(out / "run.json", about | end | record)
+    write_json(out / "summary.json", summary)

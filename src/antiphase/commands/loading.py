@@ -81,15 +81,11 @@ def load_models(
         loaded.append(with_kind_found(differentiable(model)).to(place))
         card, answers = getattr(model, "card", None), answers_questions(model)
         if answers and not answering:
-            raise UserError(
-                f"{text}: a vision-language model, which answers questions; give --data pope or emoji-pope to "
-                "antiphase evaluate, audit or attack"
-            )
+            fix = "give --data pope or emoji-pope to antiphase evaluate, audit or attack"
+            raise UserError(f"{text}: a vision-language model, which answers questions; {fix}")
         if not (answers or card is None or card.num_classes or is_dual_encoder(model)):
-            raise UserError(
-                f"{text}: neither classifies images nor encodes images and texts; in Python, "
-                "antiphase.sensitivity.attention_maps shows the attention of such a model"
-            )
+            fix = "in Python, antiphase.sensitivity.attention_maps shows the attention of such a model"
+            raise UserError(f"{text}: neither classifies images nor encodes images and texts; {fix}")
     return loaded
 
 
@@ -184,9 +180,8 @@ def as_text(
     for option in ("data", "held_out"):
         if not _is_text(data := values.get(option)):
             if "models" in values:
-                raise UserError(
-                    "data: evaluate takes the names of data sets; antiphase.evaluation has the tasks for arrays"
-                )
+                fix = "antiphase.evaluation has the tasks for arrays"
+                raise UserError(f"data: evaluate takes the names of data sets; {fix}")
             images = data if isinstance(data, ImageSet) else load_data(data)
             text[option] = f"{PREFIX}{images.name}" + " held out" * (option == "held_out")
             held[text[option]] = images
@@ -204,10 +199,9 @@ def as_text(
             stack.enter_context(evaluating(module))
             if not hasattr(module, "card"):
                 if (source := text.get("data")) is None or "models" in values:
-                    raise UserError(
-                        f"model {type(module).__name__}: says nothing of its images; give data=, as the name of a "
-                        "source or as images, such as antiphase.data.load_data('digits')"
-                    )
+                    fix = "as the name of a source or as images, such as antiphase.data.load_data('digits')"
+                    why = f"says nothing of its images; give data=, {fix}"
+                    raise UserError(f"model {type(module).__name__}: {why}")
                 if source not in held:
                     how = {name: values[name] for name in ("image_size", "skip_bad") if name in values}
                     how["split"] = values.get("split", split)

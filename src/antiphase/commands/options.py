@@ -28,9 +28,8 @@ from antiphase.registry import MODELS
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
 _MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
 _MOST_PARTS = 256  # of a path: pathlib makes them one within the other
-_NUMBER = re.compile(
-    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
-)  # e999999999 takes minutes
+# e999999999 takes minutes
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _SETTING = re.compile(rf"\w+\s*=(?!({'|'.join(MODELS)}):)")  # of a model, and no model with a name
 _STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset())  # names of fields from a file
 
@@ -251,7 +250,7 @@ def _one(spec: Any) -> Any:
     models = read_models(spec) if isinstance(spec, str) else spec
     if isinstance(models, tuple | list) and len(models) > 1:
         raise ValueError(f"{len(models)} models; expected one")
-    return models[0] if isinstance(spec, tuple) and spec else spec
+    return spec[0] if isinstance(spec, tuple) and spec else spec
 
 
 Single = Annotated[str, BeforeValidator(_one), Typed(metavar="MODEL")]
@@ -273,11 +272,9 @@ Seeds = Annotated[
         "runs/vit-{seed}."
     ),
 ]
+_OF_LIBRARIES = "timm:, torchvision:, hf: and open_clip: models"
 RandomWeights = Annotated[
-    bool,
-    Field(
-        description="Build timm:, torchvision:, hf: and open_clip: models with random weights, without a download."
-    ),
+    bool, Field(description=f"Build {_OF_LIBRARIES} with random weights, without a download.")
 ]
 
 # images

@@ -1,6 +1,8 @@
 """The result of a command: the files of its run, held in memory, and what is drawn and compared from them."""
 
 import base64
+import io
+import json
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -9,21 +11,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import polars as pl
+from matplotlib.figure import Figure
+from rich.text import Text
 
 from antiphase.arguments import validated
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
 from antiphase.files import as_json, as_json_lines, as_rows, replacing
+from antiphase.report.figure import Family, colors_of, families, saved
+from antiphase.report.page import Headline, Section, environment, write_page
+from antiphase.report.table import Table, table_text
+from antiphase.report.words import estimate_of
+from antiphase.statistics.decisions import decide
 from antiphase.terminal import eps_label
-
-if TYPE_CHECKING:
-    import polars as pl
-    from matplotlib.figure import Figure
-
-    from antiphase.report.page import Headline, Section
-    from antiphase.report.table import Table
 
 WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
@@ -65,33 +69,40 @@ class Result(ABC):
         return ""
 
     @abstractmethod
-    def headlines(self) -> "list[Headline]":
+    def headlines(self) -> list[Headline]:
         """Return what the run shows; the first is the title of its page."""
 
     @abstractmethod
-    def sections(self) -> "list[Section]":
+    def sections(self) -> list[Section]:
         """Return the sections of the page: figures and tables."""
 
-    @abstractmethod
-    def differences(self, other: Any) -> "pl.DataFrame":
+    def differences(self, other: Any) -> pl.DataFrame:
         """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
+        raise UserError(
+            f"compare: got a run of antiphase {self.kind}; expected two runs that measured models"
+        )
 
     @cached_property
-    def drawn(self) -> "list[Section]":
+    def families(self) -> list[Family]:
+        """The models by what they differ in besides their training seed, each family with its colour."""
+        return families(self.summary["models"])
+
+    @cached_property
+    def colors(self) -> dict[str, str]:
+        return colors_of(self.families)
+
+    @cached_property
+    def drawn(self) -> list[Section]:
         """The sections, drawn once for the page and the console."""
         return self.sections()
 
     def console(self) -> list[Any]:
         """Return what the command prints of its result."""
-        from rich.text import Text
-
         titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
         return [*titles, *(table.console() for section in self.drawn for table in section.tables)]
 
     def write_report(self, folder: Path) -> Path:
         """Write the page into the directory of the run, and return its path."""
-        from antiphase.report.page import write_page
-
         path = folder / "report.html"
         headlines, settings = self.headlines(), self.settings_title
         write_page(path, self.record, headlines, self.drawn, settings=settings, reading=self.reading)
@@ -127,10 +138,8 @@ class Result(ABC):
         """The names of the tables that :meth:`frame` returns."""
         return [Path(name).stem for name in self.files if Path(name).suffix in (".parquet", ".jsonl")]
 
-    def frame(self, table: str | None = None) -> "pl.DataFrame":
+    def frame(self, table: str | None = None) -> pl.DataFrame:
         """Return the stored rows, one per image, layer, epoch and so on, of one of ``tables``, or the main one."""
-        import polars as pl  # takes time to import
-
         names = self.tables
         stem = table or (self.main_table if self.main_table in names else names[0])
         if stem not in names:
@@ -139,32 +148,25 @@ class Result(ABC):
             return as_rows(rows, file)
         return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], f"{stem}.jsonl"))
 
-    def plot(self) -> "Figure":
+    def plot(self) -> Figure:
         """Draw the first figure of the report."""
-        from antiphase.report.figure import as_png
-
         figure = self.figure()
         # a notebook shows a figure by itself only if pyplot made it
-        figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
+        figure._repr_png_ = lambda: saved(figure, "png")  # pyright: ignore[reportAttributeAccessIssue]
         return figure
 
-    def figure(self) -> "Figure":
+    def figure(self) -> Figure:
         """Return the first figure of the report."""
         return next(plot.figure for section in self.sections() for plot in section.plots)
 
-    def compare(self, other: "Result") -> "pl.DataFrame":
+    def compare(self, other: "Result") -> pl.DataFrame:
         """Return how the models of this result differ from those of another of the same kind: this minus the other.
 
         Models of the same name are paired, and the others in their order. Differences are on the images, attacks and ε
         that both have, with 95 % intervals. ``decided`` is 1 or −1 where the difference is above or below 0, corrected
-        by Holm for those that are read together: of one quantity at all ε, radii, layers or texts. A UserError refuses
+        by Holm for those that are read together: of one quantity at all ε, radii or layers. A UserError refuses
         results that share nothing.
         """
-        import polars as pl
-
-        from antiphase.report.words import estimate_of
-        from antiphase.statistics.decisions import decide
-
         if type(self) is not type(other):
             kinds = f"{type(self).__name__} and {type(other).__name__}"
             raise UserError(f"compare: got {kinds}; expected two results of the same kind")
@@ -173,12 +175,9 @@ class Result(ABC):
         blocks = []
         for _, block in frame.group_by(compared_together(frame), maintain_order=True):
             rows = block.rows(named=True)
-            estimates, p_values = (
-                [estimate_of(row, "difference") for row in rows],
-                [row.get("p_value") for row in rows],
-            )
-            signs = pl.Series(decide(estimates, p_values), dtype=pl.Int64)
-            blocks.append(block.with_columns(decided=signs))
+            estimates = [estimate_of(row, "difference") for row in rows]
+            signs = decide(estimates, [row.get("p_value") for row in rows])
+            blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
         return pl.concat(blocks).sort("place").drop("place")
 
     def save(self, directory: str | Path) -> Path:
@@ -197,9 +196,7 @@ class Result(ABC):
 
     def __fspath__(self) -> str:
         if self.directory is None:
-            raise UserError(
-                f"a result of antiphase {self.kind} that is not on disk: give it out=, or save it"
-            )
+            raise UserError(f"a result of {self.kind} that is not on disk: give it out=, or save it")
         return str(self.directory)
 
     def line(self) -> str:
@@ -209,20 +206,17 @@ class Result(ABC):
         return f"<antiphase {self.kind}: {self.line()}>"
 
     def _repr_html_(self) -> str:
-        from antiphase.report.figure import as_svg
-        from antiphase.report.page import environment
-
-        picture = base64.b64encode(as_svg(self.figure()).encode()).decode()
+        picture = base64.b64encode(saved(self.figure(), "svg")).decode()
         values = {"warnings": self.warnings, "tables": self.all_tables(), "most": _MOST_ROWS}
         template = environment().get_template("notebook.html")
         return template.render(values, line=repr(self)[1:-1], picture=picture)
 
-    def all_tables(self) -> "list[Table]":
+    def all_tables(self) -> list[Table]:
         """Return the tables of the page, or the main ones of them."""
         return list(self._on_page.values())
 
     @cached_property
-    def _on_page(self) -> "dict[str, Table]":
+    def _on_page(self) -> dict[str, Table]:
         parts = [part for section in self.drawn for part in (section, *section.panels)]
         return {table.name: table for part in parts for table in part.tables}
 
@@ -233,8 +227,6 @@ class Result(ABC):
 
     def table(self, name: str | None = None, form: str = "markdown") -> str:
         """Return one of ``table_names``, or all, as ``"latex"`` (for booktabs), ``"markdown"`` or ``"csv"``."""
-        from antiphase.report.table import table_text
-
         if name is None:
             return "\n\n".join(self.table(each, form) for each in self.table_names)
         if name not in self._on_page:
@@ -244,9 +236,8 @@ class Result(ABC):
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return the content of a JSON file of the run, which has to have some keys."""
         if name not in self.files:
-            raise UserError(
-                f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
-            )
+            has = ", ".join(self.files)
+            raise UserError(f"a result of antiphase {self.kind} has no {name}; it has {has}")
         content = as_json(self.files[name], name)
         for key in keys:
             if key not in content:
@@ -273,9 +264,8 @@ def read_result(directory: Path, command: str, *, stored: bool = True) -> Result
     kind = find_command(command).result_type().of_files(files)
     for name in kind.needs:
         if name not in files:
-            raise UserError(
-                f"{directory}: has no {name}; the run is not finished: repeat its command to resume"
-            )
+            fix = "the run is not finished: repeat its command to resume"
+            raise UserError(f"{directory}: has no {name}; {fix}")
     return kind(command, files, directory.resolve() if stored else None)
 
 
@@ -298,6 +288,16 @@ def open_result(directory: str | Path) -> Result:
     return find_command(command).result_type().open(folder, command)
 
 
+def in_files(contents: Mapping[str, Any], **frames: pl.DataFrame) -> dict[str, bytes]:
+    """Return JSON and tables as the files of a run, by their names without an ending."""
+    tables = {f"{name}.parquet": io.BytesIO() for name in frames}
+    for frame, buffer in zip(frames.values(), tables.values(), strict=True):
+        frame.write_parquet(buffer)
+    texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in contents.items()}
+    files = {name: buffer.getvalue() for name, buffer in tables.items()}
+    return files | {f"{name}.json": f"{text}\n".encode() for name, text in texts.items()}
+
+
 def listed(models: Sequence[Mapping[str, Any]]) -> str:
     """Name the models of a summary, such as ``a, b and 2 more``."""
     names = [model["name"] for model in models]
@@ -305,17 +305,17 @@ def listed(models: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(names[:2] if more else names) + more
 
 
-_ALONG = ("eps", "radius", "layer", "text")  # columns whose values are read together
+_ALONG = ("eps", "radius", "layer")  # columns whose values are read together
 _NUMBERS = ("difference", "low", "high", "p_value", "n", "seeds", "headline", "decided", "place")
 _CELL = ("attack", "norm", "eps", "site", "layer", "sample")  # of rows, those that they have
 
 
-def along(frame: "pl.DataFrame") -> str | None:
+def along(frame: pl.DataFrame) -> str | None:
     """Return the column of differences whose values are read together; None if all of two models are."""
     return next((name for name in _ALONG if name in frame.columns), None)
 
 
-def compared_together(frame: "pl.DataFrame") -> list[str]:
+def compared_together(frame: pl.DataFrame) -> list[str]:
     """Return the columns of differences by which those that are read together are told from others."""
     if along(frame) is None:
         return ["model", "against"]
@@ -337,13 +337,11 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
 
 def combined_rows(
     one: Result, two: Result, table: str | None = None
-) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
+) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
     """Return the rows that both have, under names that differ, and the pairs of these names.
 
     Their first attacks are paired, the worst case where there are several, and the attacks that both have.
     """
-    import polars as pl
-
     pairs = paired_models(one, two)
     sides = [pl.col("model").is_in(names) for names in zip(*pairs, strict=True)]
     frames = [result.frame(table).filter(side) for result, side in zip((one, two), sides, strict=True)]
@@ -362,8 +360,14 @@ def combined_rows(
         for part in rows.select("model", *cell).unique().partition_by("model", include_key=False):
             kept = [each.join(part, on=cell, how="semi", nulls_equal=True) for each in kept]
     if kept[0].is_empty():
-        told = [name for name in ("norm", "eps") if name in cell]
-        has = [", ".join(f"{name} {_values(rows[name])}" for name in told) or "other rows" for rows in frames]
+
+        def told(column: pl.Series) -> str:
+            values = column.unique(maintain_order=True).to_list()
+            words = (eps_label(value) if isinstance(value, float) else str(value) for value in values)
+            return f"{column.name} {', '.join(words)}"
+
+        names = [name for name in ("norm", "eps") if name in cell]
+        has = [", ".join(told(rows[name]) for name in names) or "other rows" for rows in frames]
         expected = "expected the same norm and an ε in both"
         raise UserError(f"compare: nothing in common: {' and '.join(has)}; {expected}")
     taken = {mine for mine, _ in pairs}
@@ -372,10 +376,8 @@ def combined_rows(
     return pl.concat(kept, how="diagonal"), [(mine, renamed[theirs]) for mine, theirs in pairs]
 
 
-def _of_same_images(one: Result, two: Result, frames: "list[pl.DataFrame]") -> "list[pl.DataFrame]":
+def _of_same_images(one: Result, two: Result, frames: list[pl.DataFrame]) -> list[pl.DataFrame]:
     """Return the rows on the data that both have: of one fingerprint, or of one name with one label for each id."""
-    import polars as pl
-
     names, prints = ([result.record[key] for result in (one, two)] for key in ("data", "data_fingerprint"))
     if isinstance(names[0], list):  # an evaluation
         mine, theirs = (dict(zip(*each, strict=True)) for each in zip(names, prints, strict=True))
@@ -390,8 +392,3 @@ def _of_same_images(one: Result, two: Result, frames: "list[pl.DataFrame]") -> "
         both = " and ".join(", ".join([name] if isinstance(name, str) else name) for name in names)
         raise UserError(f"compare: different images, {both}; expected the same data and split")
     return frames
-
-
-def _values(column: "pl.Series") -> str:
-    values = column.unique(maintain_order=True).to_list()
-    return ", ".join(eps_label(value) if isinstance(value, float) else str(value) for value in values)

@@ -41,9 +41,8 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
         except OSError as error:
             held.close()
             _remove(missing)
-            raise UserError(
-                f"out {shown(str(out))}: cannot be written ({error.strerror}); give another directory"
-            ) from None
+            why = f"cannot be written ({error.strerror}); give another directory"
+            raise UserError(f"out {shown(str(out))}: {why}") from None
         try:
             with room(out):
                 yield
@@ -87,10 +86,9 @@ def _locked(out: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise UserError(
-                    f"out {shown(str(out))}: {file.read(200).strip() or 'another process'} is writing it; wait "
-                    "until it has ended, or give another directory"
-                ) from None
+                who = file.read(200).strip() or "another process"
+                fix = "wait until it has ended, or give another directory"
+                raise UserError(f"out {shown(str(out))}: {who} is writing it; {fix}") from None
             except OSError:
                 pass  # a file system without locks
             with contextlib.suppress(FileNotFoundError):  # whoever held it before may have deleted the file

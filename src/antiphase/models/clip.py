@@ -19,6 +19,7 @@ from antiphase.errors import UserError
 from antiphase.models.checkpoints import as_config
 from antiphase.models.preprocessing import Images
 from antiphase.models.transformer import (
+    PRESETS_OF,
     ScheduleName,
     Size,
     TextConfig,
@@ -27,15 +28,7 @@ from antiphase.models.transformer import (
     attention_slot,
     check_memory,
 )
-from antiphase.models.vit import (
-    PRESETS_OF,
-    Kept,
-    VisionTransformer,
-    VitConfig,
-    build_vision,
-    draw_own,
-    draw_uniform,
-)
+from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
@@ -162,14 +155,9 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
     """Draw the weights: ``"matched"`` twins start from equal projections, ``"released"`` as in DiffCLIP's code."""
     dim, depth = model.text.pos_embed.shape[1], len(model.text.blocks)
     out = dim**-0.5 * (2 * depth) ** -0.5
-    stds = {
-        "text.token_embed.weight": 0.02,
-        "text.pos_embed": 0.01,
-        "text.attn.qkv.weight": dim**-0.5,
-        "text.attn.proj.weight": out,
-        "text.mlp.fc1.weight": (2 * dim) ** -0.5,
-        "text.mlp.fc2.weight": out,
-    }
+    stds = {"text.token_embed.weight": 0.02, "text.pos_embed": 0.01, "text.attn.qkv.weight": dim**-0.5}
+    stds |= {"text.mlp.fc1.weight": (2 * dim) ** -0.5}
+    stds |= dict.fromkeys(("text.attn.proj.weight", "text.mlp.fc2.weight"), out)
     # where PyTorch's default is kept, unless there is a standard deviation above
     kept = ["visual.patch_embed.", "text.mlp."]
     if init == "released":

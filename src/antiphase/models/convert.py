@@ -1,8 +1,7 @@
 """A vision transformer or CLIP with standard attention as a differential one that starts from the same outputs.
 
-A variant can start there in one of two ways. Where λ may be 0 it is, and A2 is a copy of one of the A1 that it serves.
-Where λ = σ(x·W), W = 0 makes it ½ everywhere, each A2 is a copy of its A1, and twice the output projection undoes the
-factor 1 − λ. A norm behind the heads would change the output in both cases and is left out.
+Where λ may be 0 it is, and A2 is a copy of one of the A1 that it serves. Where λ = σ(x·W), W = 0 makes it ½ everywhere,
+each A2 is a copy of its A1, and twice the output projection undoes the factor 1 − λ. There is no norm behind the heads.
 """
 
 import copy
@@ -82,8 +81,8 @@ def converted(
         recipe[SQUARE] = asdict(square)
         object.__setattr__(new, "square", square)
     about = (card.seed, new.image_shape, getattr(new, "num_classes", 0), recipe, card.class_names)
-    spec = f"{IN_MEMORY}{type(new).__name__}"
-    return with_card(new, ModelCard(f"{card.name}-{to}", spec, attention_kind(new), *about))
+    name = f"{IN_MEMORY}{type(new).__name__}"
+    return with_card(new, ModelCard(f"{card.name}-{to}", name, attention_kind(new), *about))
 
 
 def _settings(to: str, ratio: int | None) -> dict[str, Any]:

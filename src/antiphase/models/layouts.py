@@ -36,11 +36,9 @@ def write_foreign(model: CLIP, directory: Path, layout: str) -> Path:
     open_clip: ``create_model_and_transforms("local-dir:DIRECTORY")``. An image tower of other sizes than ViT-B/16 is
     described in a folder of its own, which ``open_clip_config.json`` names by its absolute path.
 
-    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. Its layer norm before
-    the first block, which ours lacks, only subtracts each token's mean, as all later norms do: tokens are scaled down
-    by 2^32 before it, so that its ε counts and not their variance. Float16 cannot hold them; float32 and bfloat16 can.
-
-    A UserError refuses what the layout cannot express: differential attention, a logit bias, other layer norms.
+    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. Tokens are scaled down
+    by 2^32 before its first layer norm, which ours lacks, so that its ε counts and not their variance; float16 cannot
+    hold them. A UserError refuses differential attention, a logit bias and other layer norms.
     """
     config = model.config
     assert config is not None
@@ -94,18 +92,13 @@ def _write_open_clip(model: CLIP, config: ClipConfig, folder: Path, final: Path)
 def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> str:
     transformers = import_extra("transformers", "layout 'transformers'")
     vision, text, end = config.vision, config.text, config.text.vocab_size - 1
-    image, words = (
-        {
-            "hidden_size": tower.dim,
-            "intermediate_size": int(tower.dim * tower.mlp_ratio),
-            "num_hidden_layers": tower.depth,
-            "num_attention_heads": tower.num_heads,
-            "layer_norm_eps": tower.norm_eps,
-            "projection_dim": config.embed_dim,
-            "hidden_act": activation,
-        }
-        for tower, activation in ((vision, "gelu"), (text, "quick_gelu"))
-    )
+    names = "hidden_size num_hidden_layers num_attention_heads layer_norm_eps intermediate_size hidden_act"
+    fields = [
+        (one.dim, one.depth, one.num_heads, one.norm_eps, int(one.dim * one.mlp_ratio), activation)
+        for one, activation in ((vision, "gelu"), (text, "quick_gelu"))
+    ]
+    both = {"projection_dim": config.embed_dim}
+    image, words = (both | dict(zip(names.split(), sizes, strict=True)) for sizes in fields)
     image |= {"image_size": vision.image_size, "patch_size": vision.patch_size}
     words |= {"vocab_size": text.vocab_size, "max_position_embeddings": text.context_length}
     words |= {"bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": end}
@@ -116,13 +109,10 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
             theirs = transformers.CLIPModel(about)
         theirs.load_state_dict(_to_transformers(model, vision.norm_eps), assign=True)
         theirs.save_pretrained(folder)
-        transformers.CLIPImageProcessor(
-            size={"shortest_edge": side},
-            crop_size={"height": side, "width": side},
-            resample={"bilinear": 2, "bicubic": 3}[config.interpolation],
-            image_mean=list(vision.mean or _HALF),
-            image_std=list(vision.std or _HALF),
-        ).save_pretrained(folder)
+        pixels = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+        pixels |= {"image_mean": list(vision.mean or _HALF), "image_std": list(vision.std or _HALF)}
+        resample = {"bilinear": 2, "bicubic": 3}[config.interpolation]
+        transformers.CLIPImageProcessor(**pixels, resample=resample).save_pretrained(folder)
     # open_clip's byte pairs, of which a CLIPTokenizer calls the first and the last token otherwise
     ours, start, end_text = tokenizer(), "<|startoftext|>", "<|endoftext|>"
     special: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end_text}

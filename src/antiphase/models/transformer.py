@@ -1,10 +1,12 @@
 """The transformers' block, with attention as a slot, and what a tower is told: its sizes and what attends in it."""
 
 import os
+import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import torch
@@ -133,6 +135,7 @@ def _registered(table: Mapping[str, Any]) -> AfterValidator:
 
 
 ScheduleName = Annotated[str, _registered(SCHEDULES)]
+PRESETS_OF: Any = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 
 
 class TowerConfig(Fields):
@@ -216,15 +219,13 @@ def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Mo
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 
+def _normed(config: TowerConfig, layer: int) -> nn.Module:
+    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
+
+
 SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
 DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
-NORMED = AttentionSpec(
-    "ViT with norm and factor",
-    False,
-    lambda config, layer: NormedAttention(
-        config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer)
-    ),
-)
+NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 
 
 def attention_spec(name: str) -> AttentionSpec:

@@ -1,8 +1,6 @@
 """One vision transformer with attention as a slot: ViT and DiffViT of any size, and how their weights start."""
 
-import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,6 +14,7 @@ from antiphase.errors import UserError, invalid, one_line
 from antiphase.models.preprocessing import Images, Normalize
 from antiphase.models.transformer import (
     ACTIVATIONS,
+    PRESETS_OF,
     Activation,
     AttentionFactory,
     Block,
@@ -49,10 +48,9 @@ class VisionTransformer(nn.Module):
     """A classifier of images in [0, 1]: patches, class token, learned positions, blocks, linear head.
 
     Source: A. Dosovitskiy et al., *An Image is Worth 16x16 Words*, ICLR 2021. Parameter names and shapes are those of
-    timm's ``VisionTransformer`` (class-token pooling), so its state dicts load as they are. ``attention(layer_index)``
-    is a layer's attention, from ``(batch, tokens, dim)`` to the same shape; ``num_classes=0`` leaves the head out;
-    ``mlp_ratio`` is the MLP's hidden width over ``dim``, ``activation`` ``"gelu"`` or ``"quick_gelu"``; images are
-    normalised by ``mean`` and ``std``, 0.5 by default; with ``pre_norm`` a layer norm precedes the blocks, as in CLIP.
+    timm's ``VisionTransformer``, so its state dicts load as they are. ``attention(layer_index)`` is that of a layer,
+    from ``(batch, tokens, dim)`` to the same shape; ``num_classes=0`` leaves the head out; images are normalised by
+    ``mean`` and ``std``, 0.5 by default; with ``pre_norm`` a layer norm precedes the blocks, as in CLIP.
     """
 
     pos_embed: Tensor
@@ -147,9 +145,6 @@ class VitConfig(TowerConfig):
 
 
 _SIZES = ("patch_size", "in_channels", "dim", "depth", "num_heads", "num_classes")
-PRESETS_OF: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
-)
 PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in PRESETS_OF["vit"].items()}
 
 
@@ -158,8 +153,7 @@ def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransf
     """Build a ViT with standard attention; sizes that are not given come from the image size's preset.
 
     Presets are for ``image_size`` 8, 28, 32, 64 and 224 pixels; ``sizes`` are ``patch_size, in_channels, dim, depth,
-    num_heads, num_classes`` and the other fields of :class:`VitConfig`. One that is unknown, missing or does not fit is
-    a ``UserError``.
+    num_heads, num_classes`` and the other fields of :class:`VitConfig`.
     """
     return build(configure("softmax", image_size, sizes), seed)
 

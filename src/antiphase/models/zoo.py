@@ -202,8 +202,8 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
 
     Layout ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads; of a foreign model
     the recipe has the specification, not the code. ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's
-    checkpoints, for its authors' code; size and λ_init are in its header, where ``load_model("diffclip:FILE")`` finds
-    them. ``"open_clip"``, ``"transformers"``: see :func:`~antiphase.models.layouts.write_foreign`.
+    checkpoints, size and λ_init in its header. ``"open_clip"``, ``"transformers"``: see
+    :func:`~antiphase.models.layouts.write_foreign`.
     """
     directory, card = Path(directory), getattr(model, "card", None)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:

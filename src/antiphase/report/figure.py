@@ -1,6 +1,7 @@
 """Families of models that differ only in their training seed: each has one colour and one mean."""
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,12 +38,9 @@ class Family:
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
     """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour."""
     attention = {model["name"]: model["attention"] for model in models}
-    first, further = dict(_FIRST), list(_FURTHER)
-    found = []
+    first, further, found = dict(_FIRST), itertools.cycle(_FURTHER), []
     for name, members in by_seed(models).items():
-        color = first.pop(attention[members[0]], None) or further[0]
-        if color == further[0]:
-            further.append(further.pop(0))  # reuse colours if there are more families
+        color = first.pop(attention[members[0]], None) or next(further)
         found.append(Family(name, color, tuple(members)))
     return found
 
@@ -63,9 +61,8 @@ def with_means(
     The frame has ``model, value, low, high`` and the keys; ``name``, of a model or family, then stands for ``model``.
     """
     owner = {model: group.name for group in groups for model in group.models}
-    means = over_seeds(
-        frame.with_columns(name=pl.col("model").replace(owner)), ["name", *keys], "value", within
-    )
+    named = frame.with_columns(name=pl.col("model").replace(owner))
+    means = over_seeds(named, ["name", *keys], "value", within)
     return pl.concat([frame.rename({"model": "name"}), means.drop("n")], how="diagonal_relaxed")
 
 
@@ -127,10 +124,8 @@ class Axis:
     axis: str = "layer"
 
 
-LEVEL: Any = {"color": "#8a8a86", "lw": 0.9, "ls": (0, (4, 3)), "zorder": 0}
-"""How a level is drawn."""
-UNDECIDED = "#77797e"
-"""The colour of a difference that is not decided."""
+LEVEL: Any = {"color": "#8a8a86", "lw": 0.9, "ls": (0, (4, 3)), "zorder": 0}  # how a level is drawn
+UNDECIDED = "#77797e"  # the colour of a difference that is not decided
 
 
 @dataclass(frozen=True)
@@ -173,10 +168,9 @@ def mean_line(
     marked: bool = False,
 ) -> ForestLine:
     """Return a line for one estimate, or for the mean of those of several seeds, see :func:`with_means`."""
-    if len(estimates) == 1:
-        return ForestLine(label, estimates[0], color, (), marked)
-    seeds = [estimate.value for estimate in estimates]
-    return ForestLine(label, within(mean_over_seeds(seeds)), color, seeds, marked)
+    seeds = [estimate.value for estimate in estimates] if len(estimates) > 1 else []
+    estimate = within(mean_over_seeds(seeds)) if seeds else estimates[0]
+    return ForestLine(label, estimate, color, seeds, marked)
 
 
 def chance(models: Sequence[Mapping[str, Any]]) -> float | None:
@@ -201,10 +195,11 @@ def answer_figure(
     colors = (UNDECIDED, sides[0][1], sides[-1][1])
     within = as_difference if signed else as_share
     lines = [mean_line(label, found, within, colors[sign], marked) for label, found, sign, marked in rows]
-    forests = [Forest(f"{what}, %", lines, limits=(0, 1))] if lines else []
-    if signed and lines:
-        names = " minus ".join(shortened(name, 18) for name, *_ in sides)
-        forests = [Forest(f"{what}, {names}, points", lines, 0.0, signed=True)]
+    names = " minus ".join(shortened(name, 18) for name, *_ in sides)
+    forest = Forest(f"{what}, %", lines, limits=(0, 1))
+    if signed:
+        forest = Forest(f"{what}, {names}, points", lines, 0.0, signed=True)
+    forests = [forest] if lines else []
     below = [mean_line(name, found, as_share, color) for name, color, found in sides if found]
     return forest_figure([*forests, Forest(f"{accuracy}, %", below, level, "chance", limits=(0, 1))])
 
@@ -276,11 +271,7 @@ def draw_families(
     bars: bool = False,
     marks: bool = True,
 ) -> dict[str, Any]:
-    """Draw values by ``name`` over a column, with intervals as bars or a band; return the artists of a legend.
-
-    A single model is a line with its interval. A family of several is a thin line for each seed and a thick one for
-    their mean, with the interval of the mean.
-    """
+    """Draw values by ``name`` over a column, with intervals as bars or a band; return the artists of a legend."""
     frame, drawn = frame.sort(along), {}
     for place, family in enumerate(groups):
         style: Any = {"color": family.color, "lw": 1.9}
@@ -289,15 +280,13 @@ def draw_families(
         aside = 0.07 * (place - (len(groups) - 1) / 2) if bars else 0.0
         for model in family.models if len(family.models) > 1 else ():
             thin = frame.filter(name=model)
-            mark = marker if bars else "-"  # one layer has no line
-            axes.plot(
-                thin[along] + aside, thin["value"], mark, ms=2.0, color=family.color, lw=0.8, alpha=0.55
-            )
+            look: Any = {"ms": 2.0, "color": family.color, "lw": 0.8, "alpha": 0.55}
+            # one layer has no line
+            axes.plot(thin[along] + aside, thin["value"], marker if bars else "-", **look)
         thick = frame.filter(name=family.name)
         if thick.is_empty():
             continue
-        across, ends = thick[along] + aside, (thick["low"], thick["high"])
-        label = legend_label(family)
+        across, ends, label = thick[along] + aside, (thick["low"], thick["high"]), legend_label(family)
         if bars:
             sizes = [(thick["value"] - ends[0]).clip(0), (ends[1] - thick["value"]).clip(0)]
             more: Any = {"elinewidth": 1.1, "capsize": 2.5}
@@ -311,9 +300,24 @@ def draw_families(
     return drawn
 
 
+_SAVED: Any = {
+    "svg": {"metadata": dict.fromkeys(("Creator", "Date", "Format", "Type"))},
+    "png": {"dpi": 200},
+    "pdf": {"metadata": {"CreationDate": None}},
+}
+
+
+def saved(figure: Figure, form: str) -> bytes:
+    """Return a figure as ``svg``, ``png`` or ``pdf``: the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format=form, **_SAVED[form])
+    return buffer.getvalue()
+
+
 def as_svg(figure: Figure) -> str:
-    """Return the figure as an SVG document, the same bytes for the same figure."""
-    return _saved(figure, "svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode()
+    """Return a figure as an SVG document."""
+    return saved(figure, "svg").decode()
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
@@ -325,23 +329,6 @@ def inline_svg(svg: str, name: str, description: str) -> str:
         body = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", body, count=1)
     body = body.replace("fill: #ffffff", "fill: none")
     return body.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
-
-
-def as_png(figure: Figure) -> bytes:
-    """Return the figure as PNG at 200 dots per inch, on white."""
-    return _saved(figure, "png", dpi=200)
-
-
-def as_pdf(figure: Figure) -> bytes:
-    """Return the figure as PDF, without a date."""
-    return _saved(figure, "pdf", metadata={"CreationDate": None})
-
-
-def _saved(figure: Figure, form: str, **how: Any) -> bytes:
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=form, **how)
-    return buffer.getvalue()
 
 
 def legend_label(family: Family) -> str:

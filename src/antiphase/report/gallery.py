@@ -57,9 +57,8 @@ def read_gallery(content: bytes) -> AttackGallery:
         arrays: Any = load(content)
         return AttackGallery(parse_json(header["eps"]), **names, **{name: arrays[name] for name in _ARRAYS})
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise UserError(
-            f"gallery.safetensors cannot be read ({error}): expected a run's gallery; delete it or run again"
-        ) from error
+        expected = "expected a run's gallery; delete it or run again"
+        raise UserError(f"gallery.safetensors cannot be read ({error}): {expected}") from error
 
 
 _SMALL = 96  # images of at most this many pixels per side are enlarged without smoothing
@@ -78,31 +77,19 @@ def gallery_markup(
     answers: Mapping[str, Sequence[Sequence[str]]] | None = None,
     words: str = "",
 ) -> Markup:
-    """Draw a gallery for a page; perturbations are magnified and centred on grey.
+    """Draw a gallery for a page; perturbations are magnified and centred on grey."""
+    known = dict(enumerate(gallery.class_names))
 
-    ``titles`` of the samples are their classes, and the ``answers`` of each model without and with the perturbation
-    the names of the predicted classes, where not given.
-    """
-    names = dict(enumerate(gallery.class_names))
-    named = {
-        model: [
-            [names.get(label, str(label)) for label in both]
-            for both in zip(*map(np.ndarray.tolist, pair), strict=True)
-        ]
-        for model, *pair in zip(gallery.models, gallery.clean_prediction, gallery.prediction, strict=True)
-    }
+    def names(labels: Any) -> list[str]:
+        return [known.get(label, str(label)) for label in labels.tolist()]
+
+    pairs = zip(gallery.models, gallery.clean_prediction, gallery.prediction, strict=True)
+    named = {model: list(zip(*map(names, pair), strict=True)) for model, *pair in pairs}
     values = {"gallery": gallery, "colors": colors, "titles": titles, "words": words, "data_uri": data_uri}
-    return Markup(
-        environment()
-        .get_template("gallery.html")
-        .render(
-            values,
-            labels=[names.get(label, str(label)) for label in gallery.label.tolist()],
-            answers=answers or named,
-            magnification=magnification(gallery),
-            hard_pixels=max(gallery.clean.shape[-2:]) <= _SMALL,
-        )
-    )
+    values |= {"labels": names(gallery.label), "answers": answers or named}
+    values |= {"magnification": magnification(gallery)}
+    values["hard_pixels"] = max(gallery.clean.shape[-2:]) <= _SMALL
+    return Markup(environment().get_template("gallery.html").render(values))
 
 
 def data_uri(image: Float[np.ndarray, "channels height width"]) -> str:

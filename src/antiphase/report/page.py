@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from antiphase.files import replacing, write_text
 from antiphase.report import words
-from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, shortened
+from antiphase.report.figure import inline_svg, saved, shortened
 from antiphase.report.table import Table, table_files
 from antiphase.terminal import eps_label
 
@@ -119,7 +119,12 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    templates.filters |= {"breakable": _breakable, "in_one_line": in_one_line, "table_files": table_files}
+
+    def breakable(text: str) -> Markup:
+        """Allow line breaks after the separators of path-like names, for narrow screens."""
+        return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))
+
+    templates.filters |= {"breakable": breakable, "in_one_line": in_one_line, "table_files": table_files}
     templates.filters |= {"eps": eps_label, "attack": words.attack_label}
     formats = ("percent", "percent_range", "points", "points_interval", "p_text", "lambda_range")
     templates.filters |= {name: getattr(words, name) for name in formats}
@@ -152,17 +157,13 @@ def answer(template: str, part: str, names: Mapping[str, str], **values: Any) ->
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
-    svg, downloads = as_svg(figure), {}
-    files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    for ending, content in files.items():
-        downloads[ending] = f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
-    shown = Markup(inline_svg(svg, name, description))
+    files = {ending: saved(figure, ending) for ending in types}
+    downloads = {
+        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
+        for ending, content in files.items()
+    }
+    shown = Markup(inline_svg(files["svg"].decode(), name, description))
     places = [axes.get_subplotspec() for axes in figure.axes]
     wide = any(place.get_gridspec().ncols > 2 for place in places if place)  # scrolls on a narrow screen
     return {"name": name, "svg": shown, "files": files, "downloads": downloads, "wide": wide}
-
-
-def _breakable(text: str) -> Markup:
-    """Allow line breaks after the separators of path-like names, for narrow screens."""
-    return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))

@@ -164,16 +164,15 @@ def table_files(table: Any) -> list[tuple[str, str, str]]:
 
 def markdown(table: Any) -> str:
     """Return a table in Markdown, notes after the values; columns of numbers are aligned to the right."""
+
+    def text(field: Any) -> str:
+        words, href = escaped(" ".join((field.text, *field.notes))), getattr(field, "href", "")
+        return f"[{words}]({href})" if href else words
+
     numeric = all(field.kind == "" for row in table.rows for field in row[1:])
     rule = ["---", *["---:" if numeric else "---"] * (len(table.columns) - 1)]
-    rows = [[_in_markdown(field) for field in row] for row in table.rows]
-    lines = [[escaped(name) for name in table.columns], rule, *rows]
+    lines = [map(escaped, table.columns), rule, *(map(text, row) for row in table.rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _in_markdown(field: Any) -> str:
-    text, href = escaped(" ".join((field.text, *field.notes))), getattr(field, "href", "")
-    return f"[{text}]({href})" if href else text
 
 
 def escaped(text: str) -> str:
@@ -192,16 +191,15 @@ def latex(table: Any) -> str:
         lines.append(" & ".join(texts).replace("[", "{[}", texts[0].startswith("[")))
         for notes in itertools.zip_longest(*(field.notes for field in row), fillvalue=""):
             lines.append(" & ".join(f"\\scriptsize {in_latex(note)}" if note else "" for note in notes))
-    return "\n".join(
-        [
-            f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}",
-            f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{_sides(table)}}}\n\\toprule",
-            " & ".join(map(in_latex, table.columns)) + r" \\",
-            "\\midrule",
-            *(line.strip() + r" \\" for line in lines),
-            "\\bottomrule\n\\end{tabular}\n\\end{table}",
-        ]
-    )
+    head = " & ".join(map(in_latex, table.columns))
+    parts = [f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}"]
+    parts += [
+        f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{_sides(table)}}}\n\\toprule",
+        rf"{head} \\",
+        "\\midrule",
+    ]
+    parts += [rf"{line.strip()} \\" for line in lines]
+    return "\n".join([*parts, "\\bottomrule\n\\end{tabular}\n\\end{table}"])
 
 
 def _sides(table: Any) -> str:

@@ -7,12 +7,11 @@ A module counts as attention if it computes softmax rows A and, whatever its lay
 - the values are of tokens: with A fixed, changing token k changes output i ≠ k only if A_ik ≠ 0;
 - output i depends on row i of A only.
 
-Softmax calls with equal maps are one map. The attention is differential if each of its maps is a minuend or a
-subtrahend, and each minuend A1 has one subtrahend A2 with ∂y/∂A2 = −Σ λ·∂y/∂A1 over the minuends of A2. Either one λ
-serves all samples, tokens and a second input, or there is one for each query, which is then a function of the tokens.
-Several minuends may share one subtrahend. DINT adds λ times the mean of A1 over the queries; then output i depends on
-every row of A1, and ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2 over the queries). Attention is standard if nothing is
-subtracted and the slopes ∂y/∂A of all maps are linearly independent; any other module is not recognised.
+Softmax calls with equal maps are one map. The attention is differential if each minuend A1 has one subtrahend A2 with
+∂y/∂A2 = −Σ λ·∂y/∂A1 over the minuends of A2, with one λ for all inputs or one for each query, a function of the tokens.
+DINT adds λ times the mean of A1 over the queries; then output i depends on every row of A1, and ∂y/∂A2 = −λ·(∂y/∂A1 +
+mean of ∂y/∂A2 over the queries). Attention is standard if nothing is subtracted and the slopes ∂y/∂A of all maps are
+linearly independent; any other module is not recognised.
 """
 
 import math

@@ -92,16 +92,14 @@ def _by_group(
 
 
 def alignment(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate, for each model, site and layer:
+    """Estimate metrics of each model, site and layer.
 
     - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
     - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured; ``norm``: ‖J_DA‖ (or ‖J‖), root mean square;
     - ``below``: share of samples and heads whose cosθ as estimated is below 0 (Figure 5);
     - ``negative``, ``positive``, ``undecided``: shares of those whose interval of cosθ over the probes lies below 0,
-      above it, or on both sides; exact inner products decide them all.
-
-    Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
-    """  # noqa: D415 (a list follows)
+      above it, or on both sides.
+    """
     return _by_group(rows, ["model", "site", "layer", "name"], _sample_parts, _statistics)
 
 
@@ -117,8 +115,7 @@ def terms(rows: pl.DataFrame) -> pl.DataFrame:
 def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Estimate how much larger each metric of :func:`alignment` is than another model's, samples paired.
 
-    Metrics that only one of the two has are left out, and the norm along the loss's gradient, which is along another
-    cotangent in each. Columns ``model, against, site, layer, metric, difference, low, high, n``.
+    The norm along the loss's gradient is left out, which is along another cotangent in each.
     """
     blocks, count = list[Block](), len(_PARTS)
     for pair in pairs:
@@ -147,12 +144,8 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     lemma = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
     low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
     sign = pl.when(high < 0).then(-1).when(low > 0).then(1).otherwise(0)
-    signs = {
-        "negative": sign == -1,
-        "positive": sign == 1,
-        "undecided": sign == 0,
-        "below": pl.col("cross") < 0,
-    }
+    signs = {"negative": sign == -1, "positive": sign == 1, "undecided": sign == 0}
+    signs["below"] = pl.col("cross") < 0
     shares = {name: true.cast(pl.Float64) for name, true in signs.items()}
     return rows.with_columns(difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0), **shares)
 
@@ -172,8 +165,7 @@ def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
 
     γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads; the angle's part is what is left of Theorem 2, ½·ln(1 −
     2λρ·cosθ / (1 + λ²ρ²)). Pairs (differential model, its standard twin) have as many layers; others are left out, and
-    so is the loss's gradient. Metrics ``gamma``, and in logarithms ``relative, by_gamma, by_rho, by_cosine``; columns
-    ``model, against, site, layer, metric, value, low, high, n``.
+    so is the loss's gradient.
     """
     signed = _signed(rows.filter(pl.col("site") != "loss"))
     kind = dict(rows.select("model", "attention").unique().iter_rows())

@@ -127,9 +127,8 @@ def power_iteration(
 ) -> OperatorNorm:
     """Return a lower bound of ‖J(x)‖ that rises towards it: ‖Jv‖ after v ← JᵀJv / ‖JᵀJv‖, T times.
 
-    f needs second derivatives. Each of the T ``steps`` costs two backward passes; a sample stops by itself once a step
-    adds no more than ``tolerance`` of its value. The best of several ``restarts`` is kept; ``start`` is taken in place
-    of the first random direction where it is not zero.
+    Each of the T ``steps`` costs two backward passes; a sample stops once a step adds no more than ``tolerance`` of its
+    value. ``start`` is taken in place of the first random direction where it is not zero.
     """
     ids = _ids(x, ids)
     best = Rows(value=x.new_full((len(x),), -1.0), direction=torch.zeros_like(x))
@@ -193,8 +192,7 @@ def uniform_sampling(
     """Return the largest and the mean ‖f(x + ξ) − f(x)‖ / ‖ξ‖ over K ξ drawn uniformly from the ball.
 
     The robustness paper's estimator is the largest quotient (Section 5.3; “mean” there is over layers). With D inputs
-    both are near the average slope: where f is nearly linear the mean comes to ‖J‖_F/√D. ``eps`` is in the units of x,
-    in float32 at least about 10⁻³ of them; ``samples`` is K, a forward pass each; the paper names none.
+    both are near the average slope, ‖J‖_F/√D where f is nearly linear. ``samples`` is K, a forward pass each.
     """
     return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
 

@@ -125,12 +125,11 @@ def smooth(
     With probability at least 1 − α per image (not jointly), the smoothed model g(x) = argmax_c P(f(x + ε) = c), ε ~
     N(0, σ²I), predicts ``prediction`` everywhere within L2 distance ``radius``; this holds for g, not for f. Noisy
     copies are not clamped to [0, 1], because the theorem assumes Gaussian noise. The noise is keyed by (seed, id,
-    draw): it depends neither on other images nor on the batch size, and 1,000 draws are the first of a longer run.
+    draw): 1,000 draws are the first of a longer run.
 
     ``sigma`` to ``seed`` and ``precision`` are the settings of :class:`Smoothing`; ``ids`` key the noise, the positions
     if None; ``batch_size`` is in noisy copies; ``progress`` is the title of a bar on stderr. ``on_finished`` gets the
-    position of each finished image and its ``prediction``, ``radius``, ``top`` and ``count``. A UserError refuses
-    settings out of range, and logits that are not finite.
+    position of each finished image and its ``prediction``, ``radius``, ``top`` and ``count``.
     """
     began = time.monotonic()
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)

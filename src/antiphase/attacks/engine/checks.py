@@ -1,7 +1,6 @@
 """Checks of an attack's inputs, and of signs that its results are unreliable, such as masked gradients.
 
-Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Sections 3 and 4; F. Croce, M. Hein,
-*Reliable Evaluation of Adversarial Robustness …*, ICML 2020, Section 2.
+Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Sections 3 and 4.
 """
 
 import math
@@ -85,10 +84,7 @@ def check_classes(name: str, values: Tensor, classes: int) -> None:
 
 
 def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None) -> list[str]:
-    """Return warnings about a model's logits that concern every attack, and set ``oracle.alike``.
-
-    The model is run on at most 16 images: twice on the same batch, then on the first of them alone and among others.
-    """
+    """Return warnings about a model's logits of at most 16 images, and set ``oracle.alike``."""
     some = [part[:QUANTUM].to(oracle.device) for part in (images, context) if part is not None]
     oracle.alike = True
     first = oracle.verdict(*some)
@@ -143,10 +139,7 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
 
 
 def black_box_wins(broken: int, black_box: Mapping[str, int], samples: int) -> list[str]:
-    """Return a warning if attacks without gradients break samples that those before them failed to break.
-
-    ``broken`` of ``samples`` were broken by any attack, those in ``black_box`` by each attack without gradients.
-    """
+    """Return a warning if attacks without gradients, in ``black_box``, break samples that those before them did not."""
     blind = sum(black_box.values())
     if blind <= max(1, _BLACK_BOX_GAIN * samples):
         return []

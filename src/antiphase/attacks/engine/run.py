@@ -1,9 +1,8 @@
 """Run a search on every sample, in full batches, until every sample is decided.
 
-Searches start from a schedule, leave the batch as soon as they are decided, and are replaced. Since rows are
-independent and random draws are keyed by sample, results depend neither on the batch size nor on the order of the
-samples. Searches in low precision that fail within rounding error are repeated in float32, in a separate batch, before
-the sample counts as robust.
+Searches leave the batch as soon as they are decided, and are replaced. Since rows are independent and random draws are
+keyed by sample, results depend neither on the batch size nor on the order of the samples. Searches in low precision
+that fail within rounding error are repeated in float32 before the sample counts as robust.
 """
 
 import time
@@ -17,17 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from antiphase.attacks.engine.checks import (
-    ALL_TARGETS,
-    LIKELY,
-    check_budgets,
-    check_classes,
-    check_goal,
-    check_inputs,
-    check_targets,
-    inspect_model,
-    inspect_search,
-)
+from antiphase.attacks.engine import checks
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane, Schedule
 from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
@@ -45,18 +34,7 @@ _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance
 _REACH = 1.02  # times ε
 _TOGETHER = 20  # of them whose gradients are in memory at once
 _COUNTS = ("forwards", "backwards")
-_SETTLED = (
-    *_COUNTS,
-    "position",
-    "item",
-    "clean",
-    "best",
-    "prediction",
-    "success",
-    "near",
-    "loss",
-    "start_loss",
-)
+_SETTLED = ("position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss")
 
 
 def run_search(
@@ -76,7 +54,7 @@ def run_search(
     began = time.monotonic()
     run = read_options(options, search.name)
     if run.goal is not None:
-        goal, clean = check_goal(model, images, labels, search.targets, run)
+        goal, clean = checks.check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
         result = run_search(
             _Towards(model), images, torch.zeros_like(goal), threat, search, options, budgets, settings
@@ -85,7 +63,7 @@ def run_search(
         recorded = result.settings | {"goal": goal.tolist()}
         return replace(result, label=clean, clean_prediction=clean, prediction=after, settings=recorded)
     ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()
-    images = check_inputs(images, threat, ids, run.context)
+    images = checks.check_inputs(images, threat, ids, run.context)
     if settings is None:
         names = [one.name for one in fields(cast(Any, search))]
         names = [name for name in names if name not in ("threat", "name", "mask", "loss")]
@@ -94,11 +72,11 @@ def run_search(
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
     else:
-        check_budgets(budgets, threat)
+        checks.check_budgets(budgets, threat)
         settings["budgets"] = budgets.tolist()
     title = run.progress if isinstance(run.progress, str) else search.name
     with attacked(model, "float32", run.compile, run.passes, images.device) as oracle:
-        warnings = inspect_model(oracle, images, run.context)
+        warnings = checks.inspect_model(oracle, images, run.context)
         oracle.search_in(*search_model(oracle.model, images, run.context, run.precision, oracle.device))
         work = _Work(oracle, images, labels, threat, budgets, search, run, ids)
         with status_bar(title, len(images), bool(run.progress)) as bar:
@@ -107,7 +85,7 @@ def run_search(
                     search.step(lane.batch, lane.oracle)
                 work.collect()
                 bar.show(work.resolved, f"{work.broken:,} broken")  # no rate: what is decided early is broken
-        warnings += inspect_search(oracle, work.failed, work.stuck)
+        warnings += checks.inspect_search(oracle, work.failed, work.stuck)
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
     settings |= {"precision": oracle.precision} if oracle.precision != "float32" else {}
     settings |= {"passes": run.passes} if run.passes > 1 else {}
@@ -151,11 +129,11 @@ class _Work:
         count, classes = logits.shape
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
-        check_classes("labels", label, classes)
-        check_targets(search.targets, classes)
+        checks.check_classes("labels", label, classes)
+        checks.check_targets(search.targets, classes)
         others = logits.scatter(1, label[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
         wrong = clean != label  # already: nothing to search for
-        number = ALL_TARGETS if search.targets == "malt" else search.targets or 0
+        number = checks.ALL_TARGETS if search.targets == "malt" else search.targets or 0
         self.targets = others.indices[:, : max(1, min(number, classes - 1))].clone()
         self.items = self.targets.shape[1] * search.restarts
         self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
@@ -163,18 +141,17 @@ class _Work:
             "label": label,
             "clean_prediction": clean,
             "prediction": clean.clone(),
-            "success": wrong.clone(),
-            "adversarial": images.cpu().clone(),
-            "distance": torch.zeros(count, dtype=images.dtype),
-            "forwards": torch.full((count,), oracle.passes),
-            "backwards": torch.zeros(count, dtype=torch.int64),
         }
+        self.results |= {"success": wrong.clone(), "adversarial": images.cpu().clone()}
+        self.results["distance"] = torch.zeros(count, dtype=images.dtype)
+        self.results["forwards"] = torch.full((count,), oracle.passes)
+        self.results["backwards"] = torch.zeros(count, dtype=torch.int64)
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
         self.schedule = Schedule(~wrong, self.items, run.early_stop)
         self.main = Lane(oracle, size, run.early_stop, repeats=False)
         self.exact = Lane(oracle.in_float32(), size, run.early_stop, repeats=True)
         if search.targets == "malt":
-            likely = others.indices[:, : min(LIKELY, classes - 1)]
+            likely = others.indices[:, : min(checks.LIKELY, classes - 1)]
             for some in (~wrong).nonzero().flatten().split(size):
                 self._choose_targets(some, likely[some])
         self.held = Rows()  # ended, but an earlier item has not
@@ -253,7 +230,7 @@ class _Work:
 
     def _settle(self, rows: Rows) -> None:
         """Take finished rows, and record those that count now, in the order of each sample's items."""
-        rows = Rows({name: rows[name].cpu() for name in _SETTLED if name in rows})
+        rows = Rows({name: rows[name].cpu() for name in (*_SETTLED, *_COUNTS) if name in rows})
         decided = self.schedule.end(rows)
         held = Rows.stack([self.held, rows])
         held = held.take(held["item"] <= self.schedule.last[held["position"]])

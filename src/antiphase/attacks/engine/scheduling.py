@@ -1,8 +1,7 @@
 """Which searches run in the batch, and in which order their outcomes count.
 
-The items (targets, restarts) of a sample count in order: the first success decides, and later items are ignored. They
-may still run early, to fill rows that would otherwise be empty; their outcomes are held back until every earlier item
-has failed.
+The items (targets, restarts) of a sample count in order: the first success decides. Later items may run early, to fill
+rows that would otherwise be empty; their outcomes are held back until every earlier item has failed.
 """
 
 import torch
@@ -39,8 +38,7 @@ class Schedule:
     def next(self, repeats: bool, room: int, spare: int, running: int) -> Int64[Tensor, "2 new"]:
         """Return item and position of at most ``room`` items to start; ``running`` rows are at work already.
 
-        If too few samples have none at work, items ahead of their turn fill ``spare`` rows in any case, and all rows
-        while they are at least as likely as not to count.
+        Items ahead of their turn fill ``spare`` rows, and all rows while they are as likely as not to count.
         """
         if not room or not self.waiting[repeats]:
             return torch.empty(2, 0, dtype=torch.int64)

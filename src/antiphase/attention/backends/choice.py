@@ -7,9 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.attention.backends import compiled
-from antiphase.attention.backends.compiled import Call, View, maps_of, split
-from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.compiled import (
+    Call,
+    HeadNorm,
+    View,
+    maps_of,
+    native_attention,
+    split,
+    takes,
+)
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
@@ -34,11 +40,7 @@ def _sdpa(call: Call) -> Tensor:
     return call.finish(plain_combine(outs[0], outs[1], call.lam).to(dtype) if len(outs) > 1 else outs[0])
 
 
-BACKENDS: dict[str, Callable[[Call], Tensor]] = {
-    "eager": _eager,
-    "native": compiled.native_attention,
-    "sdpa": _sdpa,
-}
+BACKENDS: dict[str, Callable[[Call], Tensor]] = {"eager": _eager, "native": native_attention, "sdpa": _sdpa}
 
 
 def attend(
@@ -53,11 +55,8 @@ def attend(
 
     - ``"auto"`` takes the fastest backend that can compute the call (dev/attention-backends.md).
     - ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
-    - ``"native"`` works in C++, built at first use, in pieces that fit a CPU's cache, and keeps no map; no forward
-      mode: float32 on Linux on x86-64 with AVX-512 and a C++ compiler, bfloat16 if the processor has AVX512-BF16.
+    - ``"native"``, in C++ built at first use, keeps no map and has no forward mode; a λ for each query takes "eager".
     - ``"sdpa"`` calls torch's fused attention for each branch.
-
-    A λ for each query goes through ``"eager"`` in place of ``"native"``.
     """
     if backend != "auto" and backend not in BACKENDS:
         raise UserError(f"backend {backend!r}: expected one of auto, {', '.join(BACKENDS)}")
@@ -72,7 +71,7 @@ def attend(
         if torch.is_autocast_enabled(device):
             sources = tuple(source.to(torch.get_autocast_dtype(device)) for source in sources)
             call = call._replace(sources=sources, parts=view(*sources))
-        if device != "cpu" or not compiled.takes(call.dtypes, queries[0][-1]):
+        if device != "cpu" or not takes(call.dtypes, queries[0][-1]):
             kinds = f"{' and '.join(sorted(map(str, call.dtypes)))}, {queries[0][-1]} wide"
             raise UserError(f"backend 'native' for {kinds}: expected {_NATIVE}; or take 'auto'")
     return BACKENDS[name](call)
@@ -97,7 +96,7 @@ def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
     if plain_forward() or (call.mask is not None and call.mask.requires_grad):
         return "eager"
     dtypes = {torch.get_autocast_dtype("cpu")} if torch.is_autocast_enabled("cpu") else call.dtypes
-    native = compiled.takes(dtypes, queries[0][-1])
+    native = takes(dtypes, queries[0][-1])
     if len(queries) == 1 and torch.bfloat16 not in dtypes and (not native or v.shape[-2] <= _VERY_FEW):
         return "sdpa"
     return "native" if native else "eager"

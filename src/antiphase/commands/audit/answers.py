@@ -18,16 +18,22 @@ from typing import Any
 import polars as pl
 import torch
 
-from antiphase.commands.audit.cells import KeptImages, measure
-from antiphase.commands.audit.gallery import draw_gallery, keep_some, with_images
-from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.audit.run import attack_settings, attacks_of, combined
-from antiphase.commands.audit.time_estimate import say_time
-from antiphase.commands.evaluate.sources import load_source
-from antiphase.commands.lineup import Lineup
+from antiphase.commands.audit import AuditOptions
+from antiphase.commands.audit.run import (
+    KeptImages,
+    attack_settings,
+    attacks_of,
+    combined,
+    draw_gallery,
+    keep_some,
+    measure,
+    say_time,
+    with_images,
+)
+from antiphase.commands.evaluate.run import load_source
+from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.run_files import write_run
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import printable, write_json
@@ -62,12 +68,9 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         lineup = Lineup(loaded[:count], loaded[count:], asked_of.followed_by(options.suffix))
     pope: PopeSet = lineup.data
     began, out = time.monotonic(), options.out
-    for model in lineup.everyone:
-        if not answers_questions(model):
-            raise UserError(
-                f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
-                f"antiphase train-vlm writes it, for {pope.name}"
-            )
+    if mute := [card_of(model).spec for model in lineup.everyone if not answers_questions(model)]:
+        expected = "expected a vision-language model, as antiphase train-vlm writes it"
+        raise UserError(f"{mute[0]}: does not answer questions; {expected}, for {pope.name}")
     models: dict[str, Any] = dict(lineup.by_name)
     asked = {name: asked_images(pope, model.square) for name, model in models.items()}
     first = asked[lineup.names[0]]
@@ -174,16 +177,14 @@ class AnswersResult(Result):
         return pl.DataFrame(summarise_answers(rows, names, pairs)["differences"], infer_schema_length=None)
 
     def sections(self) -> list[Section]:
-        groups = families(self.summary["models"])
-        colors = colors_of(groups)
-        pope = self.summary["pope"]
+        pope, colors = self.summary["pope"], self.colors
         results, differences = (
             pl.DataFrame(pope[part], infer_schema_length=None) for part in ("results", "differences")
         )
         shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
         blocks = shown.rename({"family": "name"}).group_by(["attack", "metric"], maintain_order=True)
         panels = [(attack_name(str(attack)), str(metric), rows) for (attack, metric), rows in blocks]
-        plot = Plot("false-yes", rate_figure(panels, groups), _words("caption"), beside=True)
+        plot = Plot("false-yes", rate_figure(panels, self.families), _words("caption"), beside=True)
         results = results.with_columns(color=pl.col("family").replace_strict(colors))
         rates = _tables(results, ["metric", "attack"], rate_field)
         sections = [Section("rates", "Answers", _words("rates"), [plot], rates)]
@@ -204,25 +205,20 @@ class AnswersResult(Result):
 
 
 def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, Any]], Field]) -> list[Table]:
+    def budget(eps: float) -> str:
+        return eps_label(eps) if eps else "no attack"
+
     tables, line = [], pl.format("{}, {}", "family", "sampling")
     for names, block in frame.group_by(by, maintain_order=True):
         *what, attack = map(str, names)
         name, title = "-".join((*what, attack)), f"{', '.join(what).capitalize()}, {attack_name(attack)}"
         lines = block.with_columns(model=line)
-        tables.append(tabulate(name, title, lines, ["model"], "eps", field, _budget, block))
+        tables.append(tabulate(name, title, lines, ["model"], "eps", field, budget, block))
     return tables
 
 
-def _budget(eps: float) -> str:
-    return eps_label(eps) if eps else "no attack"
-
-
 def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Headline:
-    """Return whether hallucination moves more for the models than for their twins, at the smallest ε.
-
-    Where an attack changes every answer, as large budgets tend to, the difference of the rises says nothing but which
-    model said yes more often before.
-    """
+    """Return whether hallucination moves more for the models than for their twins, at the smallest ε."""
     first = {"attack": answers["results"][0]["attack"], "metric": "false yes", "sampling": ALL}
     eps = min(row["eps"] for row in answers["results"] if row["eps"])
     moves = _only(answers["differences"], first | {"what": "move", "eps": eps})

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,10 +113,9 @@ class Model(Part):
             robust = rates.robust_accuracy
             counts = (rates.asr.n, robust.n, correct, robust.hits)
             if counts != (count, count, right, right - broken):
-                raise ValueError(
-                    f"rates[{place}]: asr.n, robust_accuracy.n, asr_correct.n and robust images are {counts}: expected "
-                    f"{(count, count, right, right - broken)}, from clean_accuracy and asr_correct"
-                )
+                names = "asr.n, robust_accuracy.n, asr_correct.n and robust images"
+                expected = f"{(count, count, right, right - broken)}, from clean_accuracy and asr_correct"
+                raise ValueError(f"rates[{place}]: {names} are {counts}: expected {expected}")
         return self
 
 
@@ -196,21 +196,21 @@ class RobustnessCard(Part):
         for model in self.models:
             if model.clean_accuracy.n != self.data.n:
                 raise ValueError(f"data.n {self.data.n}: {model.name} has {model.clean_accuracy.n} images")
-        asr = {
-            (model.name, row.attack, row.norm, row.eps): row.asr.value
-            for model in self.models
-            for row in model.rates
-        }
         for place, row in enumerate(self.differences):
+            cells = [(name, row.attack, row.norm, row.eps) for name in (row.model, row.against)]
             model, against = (
-                asr.get((name, row.attack, row.norm, row.eps), math.nan) for name in (row.model, row.against)
+                self.cells[cell].asr.value if cell in self.cells else math.nan for cell in cells
             )
             if not abs(model - against - row.difference) <= _NEAR:
-                raise ValueError(
-                    f"differences[{place}].difference {row.difference:g} does not fit the ASR of {row.model} and "
-                    f"{row.against}"
-                )
+                why = f"does not fit the ASR of {row.model} and {row.against}"
+                raise ValueError(f"differences[{place}].difference {row.difference:g} {why}")
         return self
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str, str, float], Rates]:
+        """The rates by model, attack, norm and ε."""
+        rows = ((model.name, row) for model in self.models for row in model.rates)
+        return {(name, row.attack, row.norm, row.eps): row for name, row in rows}
 
     def content(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -227,9 +227,8 @@ def read_card(path: str | Path) -> RobustnessCard:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "is no text"
-        raise UserError(
-            f"{name}cannot be read ({why}); expected {CARD} or the directory of an audit"
-        ) from None
+        expected = f"expected {CARD} or the directory of an audit"
+        raise UserError(f"{name}cannot be read ({why}); {expected}") from None
     try:
         return RobustnessCard.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -319,22 +318,22 @@ _METRICS = dict(asr="ASR", asr_correct="ASR, correctly classified only", robust_
 
 def card_markdown(card: RobustnessCard) -> str:
     """Return ``CARD.md``; its front matter has the models' numbers as a ``model-index``, which the hub shows."""
-    rows = {(model.name, row.attack, row.norm, row.eps): row for model in card.models for row in model.rates}
+
+    def linked(model: Model) -> str:
+        name = _escaped(model.name)
+        return f"[{name}]({model.link})" if model.link and not re.search(r"[\s()<>]", model.link) else name
+
     attacks: dict[tuple[str, str], dict[float, None]] = {}
-    for _, attack, norm, eps in sorted(rows, key=lambda cell: cell[-1]):
+    for _, attack, norm, eps in sorted(card.cells, key=lambda cell: cell[-1]):
         attacks.setdefault((attack, norm), {})[eps] = None
-    values = {"card": card, "metrics": _METRICS, "attacks": attacks, "rates": rows}
-    values |= {"escaped": _escaped, "quoted": _quoted, "code": _code, "linked": _linked}
-    return (
-        environment()
-        .get_template("CARD.md")
-        .render(
-            values,
-            differential=any(model.lam for model in card.models),
-            differences=_decided(card.differences, n=card.data.n),
-            mean_differences=_decided(card.mean_differences),
-        )
-    )
+    values = {"card": card, "metrics": _METRICS, "attacks": attacks, "rates": card.cells}
+    values |= {"escaped": _escaped, "linked": linked, "differential": any(one.lam for one in card.models)}
+    values["quoted"] = lambda text: json.dumps(safe(text), ensure_ascii=False)  # as YAML
+    # what could end the code or a cell is escaped
+    values["code"] = lambda text: f"`{text}`" if _PLAIN.fullmatch(text) else _escaped(text)
+    values["differences"] = _decided(card.differences, n=card.data.n)
+    values["mean_differences"] = _decided(card.mean_differences)
+    return environment().get_template("CARD.md").render(values)
 
 
 def _decided(differences: Sequence[Any], **more: int) -> list[tuple[Any, str]]:
@@ -343,26 +342,9 @@ def _decided(differences: Sequence[Any], **more: int) -> list[tuple[Any, str]]:
     frame = pl.DataFrame([row.model_dump() | more for row in differences])
     if "seeds" in frame.columns:
         frame = frame.rename({"difference": "value", "seeds": "n"})
-    words = {1: "higher", -1: "lower", 0: "no"}
-    return [
-        (row, words[sign]) for row, sign in zip(differences, with_decisions(frame)["decided"], strict=True)
-    ]
-
-
-def _linked(model: Model) -> str:
-    name = _escaped(model.name)
-    return f"[{name}]({model.link})" if model.link and not re.search(r"[\s()<>]", model.link) else name
+    words = ({1: "higher", -1: "lower", 0: "no"}[sign] for sign in with_decisions(frame)["decided"])
+    return list(zip(differences, words, strict=True))
 
 
 def _escaped(text: str) -> str:
     return escaped(safe(text))
-
-
-def _quoted(text: str) -> str:
-    r"""Return text as YAML."""
-    return json.dumps(safe(text), ensure_ascii=False)
-
-
-def _code(text: str) -> str:
-    """Return text as code, or escaped if it could end the code or a cell."""
-    return f"`{text}`" if _PLAIN.fullmatch(text) else _escaped(text)

@@ -20,34 +20,15 @@ import polars as pl
 from matplotlib.figure import Figure
 from rich.text import Text
 
+from antiphase.commands.audit import WORST, read_gates
 from antiphase.commands.audit.card import write_card
-from antiphase.commands.audit.options import WORST, read_gates
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import (
-    COMPARISON_SCHEMA,
-    ROW_SCHEMA,
-    by_seed,
-    clean_accuracy,
-    compare,
-    family_comparisons,
-    family_results,
-    over_images,
-    rates,
-    with_decisions,
-)
+from antiphase.evaluation import rates as asr
 from antiphase.registry import imported
+from antiphase.report import figure as figures
 from antiphase.report import words
-from antiphase.report.figure import (
-    Family,
-    answer_figure,
-    chance,
-    colors_of,
-    families,
-    rate_figure,
-    seed_counts,
-)
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
 from antiphase.report.table import Field, OnConsole, Table, difference_field, rate_field, tabulate
@@ -74,15 +55,14 @@ class AuditResult(Result):
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
-        return (
-            imported("antiphase.commands.audit.answers:AnswersResult") if "questions.json" in files else cls
-        )
+        answers = "antiphase.commands.audit.answers:AnswersResult"
+        return imported(answers) if "questions.json" in files else cls
 
     @cached_property
     def rows(self) -> pl.DataFrame:
         """A row for each model, ε and image; a UserError if they are incomplete or of other models than the summary."""
         rows, again = self.frame("rows"), "expected the rows of a finished run; run it again"
-        if missing := [name for name in ROW_SCHEMA if name not in rows.columns]:
+        if missing := [name for name in asr.ROW_SCHEMA if name not in rows.columns]:
             raise UserError(f"rows.parquet has no column {missing[0]!r}: {again}")
         if rows.is_empty():
             raise UserError(f"rows.parquet has no rows: {again}")
@@ -95,14 +75,6 @@ class AuditResult(Result):
         return self.summary["models"]
 
     @cached_property
-    def families(self) -> list[Family]:
-        return families(self.models)
-
-    @cached_property
-    def colors(self) -> dict[str, str]:
-        return colors_of(self.families)
-
-    @cached_property
     def pairs(self) -> list[tuple[str, str]]:
         """(model, twin) by name."""
         entries = self.summary["comparisons"]
@@ -111,37 +83,33 @@ class AuditResult(Result):
     @cached_property
     def rates(self) -> pl.DataFrame:
         """Every rate, see :func:`antiphase.evaluation.rates.rates`."""
-        return rates(self.rows)
+        return asr.rates(self.rows)
 
     @cached_property
     def accuracy(self) -> pl.DataFrame:
-        return clean_accuracy(self.rows)
-
-    @cached_property
-    def _accuracy_of(self) -> dict[str, dict[str, Any]]:
-        return {row["model"]: row for row in self.accuracy.to_dicts()}
+        return asr.clean_accuracy(self.rows)
 
     @cached_property
     def comparisons(self) -> pl.DataFrame:
         """Paired differences, with ``decided``: 1, −1 or 0."""
-        frames = [compare(self.rows, *pair) for pair in self.pairs]
-        return with_decisions(pl.concat([pl.DataFrame(schema=COMPARISON_SCHEMA), *frames]))
+        frames = [asr.compare(self.rows, *pair) for pair in self.pairs]
+        return asr.with_decisions(pl.concat([pl.DataFrame(schema=asr.COMPARISON_SCHEMA), *frames]))
 
     @cached_property
     def mean_rates(self) -> pl.DataFrame:
-        return family_results(self.rates, by_seed(self.models))
+        return asr.family_results(self.rates, asr.by_seed(self.models))
 
     @cached_property
     def mean_comparisons(self) -> pl.DataFrame:
         """Differences averaged over pairs of training seeds, with intervals over the seeds and over the images."""
-        means = family_comparisons(self.comparisons.drop("decided"), by_seed(self.models))
+        means = asr.family_comparisons(self.comparisons.drop("decided"), asr.by_seed(self.models))
         frames = [means.clear().with_columns(image_low=pl.lit(0.0), image_high=pl.lit(0.0))]
         for sides, mean in means.group_by(_FAMILIES, maintain_order=True):
-            images = over_images(self.rows, self._pairs_of[sides])
+            images = asr.over_images(self.rows, self._pairs_of[sides])
             frames.append(mean.join(images, on=["attack", "norm", "eps"], how="left"))
-        return with_decisions(pl.concat(frames))
+        return asr.with_decisions(pl.concat(frames))
 
-    @cached_property
+    @property
     def _family_of(self) -> dict[str, str]:
         return {model: group.name for group in self.families for model in group.models}
 
@@ -163,13 +131,9 @@ class AuditResult(Result):
             rates = _of(self.rates, self._attack).filter(metric="robust_accuracy", eps=gate.eps)
             for row in rates.filter(~pl.col("model").is_in(self.twins)).iter_rows(named=True):
                 if row["low" if gate.low else "value"] < gate.share - 1e-9:
-                    interval = words.percent_range(row["low"], row["high"])
-                    lines.append(
-                        f"{gate.text}: {row['model']} has {words.percent(row['value'])} % {interval}"
-                    )
+                    rate = f"{words.percent(row['value'])} % {words.percent_range(row['low'], row['high'])}"
+                    lines.append(f"{gate.text}: {row['model']} has {rate}")
         return lines
-
-    # what is shown
 
     def headlines(self) -> list[Headline]:
         means = self.mean_comparisons.rename({"value": "difference"})
@@ -180,7 +144,15 @@ class AuditResult(Result):
             if tuple(self._family_of[str(name)] for name in pair) not in means
         }
         compared = {sides: (self._pairs_of[sides], frame) for sides, frame in means.items()} | singles
-        return list(starmap(self._headline, compared.items())) or [self._headline_alone()]
+        if compared:
+            return list(starmap(self._headline, compared.items()))
+        model = self.models[0]["name"]
+        own = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
+        middle = own.row((len(own) - 1) // 2, named=True)
+        title = answer("audit.txt", "title_alone", {"model": model}, **middle)
+        shown = own.with_columns(decided=1, difference="value")
+        plot = partial(self._plot, [model], [[model]], shown, shown, middle["eps"])
+        return [Headline(title, _words("lead_alone", **middle), plot=plot)]
 
     def _headline(self, names: tuple[Any, ...], of: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
@@ -200,28 +172,11 @@ class AuditResult(Result):
             "seeds": 0 if "p_value" in quoted else quoted["n"],
             "least_seeds": LEAST_SEEDS,
             "images": self.accuracy["n"].max(),
-            "condition": words.attack_condition(
-                *self._attack, _steps(self.record["settings"], self._attack[0])
-            ),
+            "condition": words.attack_condition(*self._attack, self._steps),
         }
-        return Headline(
-            answer("audit.txt", "title", named, **values),
-            _words("lead", **values | named),
-            _words("condition", **values),
-            lambda: self._plot(names, sides, own, single, quoted["eps"]),
-        )
-
-    def _headline_alone(self) -> Headline:
-        model = self.models[0]["name"]
-        frame = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
-        middle = frame.row((len(frame) - 1) // 2, named=True)
-        title = answer("audit.txt", "title_alone", {"model": model}, **middle)
-        own, eps = frame.with_columns(decided=1), middle["eps"]
-        return Headline(
-            title,
-            _words("lead_alone", **middle),
-            plot=lambda: self._plot([model], [[model]], own, own.rename({"value": "difference"}), eps),
-        )
+        title, lead = answer("audit.txt", "title", named, **values), _words("lead", **values | named)
+        plot = partial(self._plot, names, sides, own, single, quoted["eps"])
+        return Headline(title, lead, _words("condition", **values), plot)
 
     def _plot(
         self,
@@ -232,31 +187,31 @@ class AuditResult(Result):
         quoted: float,
     ) -> Plot:
         """Draw differences or rates by ε, those of ``single`` models or pairs as dots, above the accuracies."""
-        rows = [
-            (
-                f"ε = {eps_label(eps)}",
-                [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()],
-                sign,
-                eps == quoted,
-            )
-            for eps, sign in shown.select("eps", "decided").iter_rows()
-        ]
-        accuracies = [
-            (
-                name,
-                self.colors[name],
-                [words.estimate_of(self._accuracy_of[one]) for one in dict.fromkeys(models)],
-            )
-            for name, models in zip(names, sides, strict=True)
-        ]
+        rows, accuracies = [], []
+        for eps, sign in shown.select("eps", "decided").iter_rows():
+            estimates = [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()]
+            rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == quoted))
+        accuracy_of = {row["model"]: words.estimate_of(row) for row in self.accuracy.to_dicts()}
+        for name, models in zip(names, sides, strict=True):
+            accuracies.append((name, self.colors[name], [accuracy_of[one] for one in dict.fromkeys(models)]))
         title, below = "Attack success rate", "Accuracy without an attack"
         caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
-        figure = answer_figure(title, rows, below, accuracies, chance(self.models))
+        figure = figures.answer_figure(title, rows, below, accuracies, figures.chance(self.models))
         return Plot(f"answer-{names[0]}", figure, caption)
 
     @property
     def _attack(self) -> tuple[str, str]:
         return self.rates.select(_ATTACK).row(0)
+
+    @property
+    def _steps(self) -> int | None:
+        """The number of steps of the first attack; runs stored before November 2026 have its settings as a text."""
+        settings = self.record["settings"]
+        of_attack = settings.get(self._attack[0], settings)
+        if isinstance(of_attack, str):
+            number = re.search(r"\bsteps (\d+)", of_attack)
+            return int(number[1]) if number else None
+        return of_attack.get("steps")
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -265,22 +220,22 @@ class AuditResult(Result):
         clean = rows.unique(["model", "sample"], keep="first")
         rates["clean_accuracy"] = clean.with_columns(success=correct, eps=0.0, attack=pl.lit("none"))
         return pl.concat(
-            compare(rows, *pair).with_columns(metric=pl.lit(name))
+            asr.compare(rows, *pair).with_columns(metric=pl.lit(name))
             for name, rows in rates.items()
             for pair in pairs
         )
 
     def sections(self) -> list[Section]:
-        seeds, single = seed_counts(self.families), any(len(group.models) == 1 for group in self.families)
+        seeds, single = (
+            figures.seed_counts(self.families),
+            any(len(group.models) == 1 for group in self.families),
+        )
         bands = _words("bands", n=self.record["n"], seeds=seeds, single=single)
-        plots = {
-            metric: [Plot(metric, self.rate_figure(metric), bands, beside=metric == "asr")]
-            for metric in ("asr", "robust_accuracy")
-        }
-        panels = [
-            Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula, plots.get(metric, ()))
-            for metric, (title, tab, formula) in _RATES.items()
-        ]
+        panels = []
+        for metric, (title, tab, formula) in _RATES.items():
+            drawn = metric != "asr_correct"
+            plots = [Plot(metric, self.rate_figure(metric), bands, beside=metric == "asr")] if drawn else []
+            panels.append(Panel(f"rate-{metric}", tab, self.rate_tables(metric), title, formula, plots))
         nested_up = str(self.record["settings"].get("budgets", "")).startswith("nested up")
         further = [
             ("differences", "Paired differences", "Differences", self.difference_tables()),
@@ -288,18 +243,15 @@ class AuditResult(Result):
             ("broken", "Images broken by each attack", "", self._broken_tables()),
             ("lambda", "λ of each layer", "λ", self.lambda_tables()),
         ]
-        names = ("rates", *(name for name, *_ in further))
-        texts = {name: _words(name, seeds=seeds, nested_up=nested_up) for name in names}
+        told = partial(_words, seeds=seeds, nested_up=nested_up)
         sections = [
-            Section("rates", "Rates under attack", texts["rates"], panels=panels, in_navigation="Rates"),
+            Section("rates", "Rates under attack", told("rates"), panels=panels, in_navigation="Rates"),
             Section("models", "Models", tables=[self.models_table()]),
-            *(
-                Section(name, title, texts[name], tables=tables, in_navigation=short)
-                for name, title, short, tables in further
-                if tables
-            ),
-            *sensitivity_sections(self, self.pairs, self.families),
         ]
+        for name, title, short, tables in further:
+            if tables:
+                sections.append(Section(name, title, told(name), tables=tables, in_navigation=short))
+        sections += sensitivity_sections(self, self.pairs, self.families)
         if "gallery.safetensors" in self.files:
             gallery = read_gallery(self.files["gallery.safetensors"])
             sections.append(Section("gallery", "Gallery", markup=gallery_markup(gallery, self.colors)))
@@ -311,7 +263,7 @@ class AuditResult(Result):
     def console(self) -> list[Any]:
         def shown(tables: list[Table], what: str = "") -> list[Any]:
             """Single models are left out where their family has a mean."""
-            rows = [tuple(row for row in table.rows if row[0].kind != "member") for table in tables]
+            rows = (tuple(row for row in table.rows if row[0].kind != "member") for table in tables)
             pairs = zip(tables, rows, strict=True)
             return [OnConsole(replace(table, title=what + table.title, rows=own)) for table, own in pairs]
 
@@ -327,7 +279,11 @@ class AuditResult(Result):
 
     @property
     def reading(self) -> str:
-        return environment().get_template("how_to_read_rates.html").render(seeds=seed_counts(self.families))
+        return (
+            environment()
+            .get_template("how_to_read_rates.html")
+            .render(seeds=figures.seed_counts(self.families))
+        )
 
     def write_report(self, folder: Path) -> Path:
         write_card(self, folder)
@@ -338,9 +294,7 @@ class AuditResult(Result):
         lines = pl.concat([self.rates, means]).filter(metric=metric).rename({"model": "name"})
         blocks = lines.group_by(_ATTACK, maintain_order=True)
         panels = [(_title(*map(str, attack)), _RATES[metric][0], block) for attack, block in blocks]
-        return rate_figure(panels, self.families)
-
-    # tables
+        return figures.rate_figure(panels, self.families)
 
     def all_tables(self) -> list[Table]:
         return [*self.rate_tables("asr"), *self.difference_tables()]
@@ -367,8 +321,15 @@ class AuditResult(Result):
         return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
 
     def difference_tables(self) -> list[Table]:
+        def field(entry: Mapping[str, Any]) -> Field:
+            field = difference_field(entry)
+            if entry["p_value"] is not None:
+                return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
+            images = words.percent_range(entry["image_low"], entry["image_high"])
+            return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
+
         means = self.mean_comparisons.rename({"value": "difference"})
-        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, _difference_field)
+        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, field)
 
     def _tables(
         self,
@@ -414,11 +375,17 @@ class AuditResult(Result):
         return self._by_model("lambda", "λ, mean over the heads of each layer", entries, *how)
 
     def _norm_tables(self) -> list[Table]:
+        def field(entry: Mapping[str, Any]) -> Field:
+            if entry["eps"] is None:
+                return Field("not reached")
+            high = "∞" if entry["high"] is None else f"{entry['high']:.4g}"
+            return Field(f"{entry['eps']:.4g}", (f"[{entry['low']:.4g}, {high}]",))
+
         entries = self.summary.get("norms", [])
         attacks = {entry["attack"] for entry in entries}
         attack = "each attack" if len(attacks) > 1 else next(iter(attacks), "")
         title = _title(attack, entries[0]["norm"]) if entries else ""
-        return self._by_model("norms", title, entries, "level", _norm_field, "{:.0%}".format)
+        return self._by_model("norms", title, entries, "level", field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
         frame = pl.DataFrame(entries, infer_schema_length=None)
@@ -450,29 +417,5 @@ def _title(attack: str, norm: str) -> str:
     return words.attack_label("Worst case" if attack.startswith(WORST) else attack, norm)
 
 
-def _steps(settings: Mapping[str, Any], attack: str) -> int | None:
-    """Return the number of steps of an attack; runs stored before November 2026 have its settings as a text."""
-    of_attack = settings.get(attack, settings)
-    if isinstance(of_attack, str):
-        number = re.search(r"\bsteps (\d+)", of_attack)
-        return int(number[1]) if number else None
-    return of_attack.get("steps")
-
-
 def _of(frame: pl.DataFrame, attack: tuple[str, str]) -> pl.DataFrame:
     return frame.filter(attack=attack[0], norm=attack[1])
-
-
-def _difference_field(entry: Mapping[str, Any]) -> Field:
-    field = difference_field(entry)
-    if entry["p_value"] is not None:
-        return replace(field, notes=(*field.notes, words.p_text(entry["p_value"])))
-    images = words.percent_range(entry["image_low"], entry["image_high"])
-    return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
-
-
-def _norm_field(entry: Mapping[str, Any]) -> Field:
-    if entry["eps"] is None:
-        return Field("not reached")
-    high = "∞" if entry["high"] is None else f"{entry['high']:.4g}"
-    return Field(f"{entry['eps']:.4g}", (f"[{entry['low']:.4g}, {high}]",))

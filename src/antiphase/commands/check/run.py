@@ -1,16 +1,18 @@
 """The work of ``antiphase check``: build a module, find its attention, and say what is off."""
 
 import copy
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from antiphase.attention.lambdas import depth_scheduled
 from antiphase.commands.check import CheckOptions
-from antiphase.commands.check.examination import LayerCheck, examined_layer
 from antiphase.commands.command import Answer, Refusal
 from antiphase.errors import UserError, first_line
 from antiphase.models import load_model
@@ -18,10 +20,349 @@ from antiphase.models.schemes.python_code import split_spec
 from antiphase.models.schemes.scheme import Wanted
 from antiphase.registry import MODELS, find
 from antiphase.sensitivity.attention_adapters import find_adapter, guessed
-from antiphase.sensitivity.detection import detected_layer
-from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients
+from antiphase.sensitivity.detection import (
+    Detection,
+    NotAttention,
+    Replay,
+    TorchCalls,
+    detected_layer,
+    examine,
+    softmax_rows,
+)
+from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients, leaf
 from antiphase.sensitivity.maps import default_call, make_call, observe, take_apart, until
 from antiphase.terminal import console, say
+
+_SAME = 2e-3  # relative difference of equal numbers
+_SMALL, _LARGE = 1e2, 1e4  # what maps are multiplied by to see a norm, whose eps does not count there
+_HALVES = "V2 by halves, whose maps weigh other values; expected neighbours: o[:, 0::2] - lam * o[:, 1::2]"
+# calls whose output has the factor of their argument; a multiple of it; that of q times that of k; or none yet
+_KEEPS = re.compile(
+    "view|reshape|transpose|permute|chunk|split|unbind|__getitem__|select|narrow|unflatten|flatten|contiguous|expand|"
+    "expand_as|repeat|repeat_interleave|(un)?squeeze|movedim|swapaxes|to|float|double|type_as|clone|detach|__get__|cat|"
+    "stack|(__i?r?)?(add|sub)(_|__)?|masked_fill_?|where|dropout|neg|roll"
+)
+_TIMES = re.compile("(__[ir]?)?mul(_|__)?|multiply")
+_OVER = re.compile("(__i?)?(true)?(_?div)(_|__|ide)?")
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum", "mm")
+_NONE_YET = ("linear", "layer_norm", "rms_norm", "group_norm")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: the pairing, the scale, λ, λ_init, the norm or the factor 1 − λ_init."""
+
+    about: str
+    state: Literal["right", "off", "unknown"]
+    text: str
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """What one module, by its name in the model, was found to be; ``lam`` is the mean λ."""
+
+    name: str
+    attention: Literal["differential", "softmax", "unknown"]
+    findings: tuple[Finding, ...]
+    variant: Literal["V1", "V2", "grouped", "gated", "DINT"] | None = None
+    lam: float | None = None
+
+
+def examined_layer(call: Call, index: int | None) -> LayerCheck:
+    """Examine the module of a call; ``index``: of its layer, from 0, if that is known."""
+    with eager_attention():
+        try:
+            detection = examine(call)
+        except NotAttention as reason:
+            finding = Finding("attention", "unknown", f"not recognised: {reason}")
+            if paired_by_halves(call):
+                finding = Finding("pairing", "off", _HALVES)
+            return LayerCheck(call.name, "unknown", (finding,))
+        try:
+            if detection.negative:
+                return _Examination(call, detection).result(index)
+        except Exception as error:  # the user's code
+            finding = Finding("attention", "unknown", f"cannot be run with other maps ({first_line(error)})")
+            return LayerCheck(call.name, "differential", (finding,))
+    finding = Finding("attention", "off", "standard attention: no map is subtracted, or its λ is 0")
+    return LayerCheck(call.name, "softmax", (finding,))
+
+
+class _Examination:
+    """A module that computes differential attention."""
+
+    def __init__(self, call: Call, detection: Detection) -> None:
+        self.call, self.module, self.detection = call, call.module, detection
+        self.maps: Tensor = Replay(call, detection.groups)(call.tokens).maps
+        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        self.tensors = {name: one for name, one in named if one.is_floating_point()}
+        self.lam = self.lambda_now().detach()
+
+    def result(self, index: int | None) -> LayerCheck:
+        norm, ratio = self.norm(), len(self.detection.positive) // len({*self.detection.negative})
+        learned = self.learned()
+        initial = self.initial(learned)
+        early, factor = self.factor(initial) if norm else (False, None)
+        rescaled = factor is not None and abs(factor - 1) > _SAME
+        integral = self.detection.integral
+        variant = "DINT" if integral else "grouped" if ratio > 1 else "V1"
+        if self.detection.lam is None and (ratio > 1 or not rescaled):
+            variant = "gated" if ratio > 1 else "V2"
+        shared = f"{ratio} maps share a subtracted one"
+        text = shared if ratio > 1 else "pairs of maps that weigh the same values"
+        findings = [Finding("pairing", "right", text), self.scale(), self.lambda_moves(learned)]
+        if norm and variant in ("V2", "gated"):
+            text = f"it removes the size of the difference; {variant} has none"
+            findings.append(Finding("norm", "off", text))
+        elif variant in ("V2", "gated"):
+            findings.append(_of_norm(norm))
+        elif early and not rescaled and not integral:
+            why = f"1 − λ_init = {1 - (initial or 0.0):.4g}, which comes before it; multiply behind the norm"
+            findings += [_by_depth(initial, index), Finding("norm", "off", f"it removes the factor {why}")]
+        else:
+            findings += [_by_depth(initial, index), _of_norm(norm)]
+            findings += [] if integral or norm is False else [_of_factor(factor, initial)]
+        return LayerCheck(self.call.name, "differential", tuple(findings), variant, float(self.lam.mean()))
+
+    def run(self, maps: Tensor) -> Any:
+        return traced(self.call, maps, self.detection.groups)
+
+    def scale(self) -> Finding:
+        scales = score_scales(self.run(self.maps)[1])
+        told = [one for one in scales if one and one[0] == one[0]]  # not NaN
+        wrong = [one for one in told if abs(one[0] * one[1] ** 0.5 - 1) > _SAME]
+        if not wrong and (not told or len(told) < len(scales)):
+            return Finding("scale", "unknown", "what queries and keys are multiplied by cannot be told")
+        factor, width = (wrong or told)[0]
+        right = f"1/√{width} = {width**-0.5:.4g}, by the width of a query"
+        text = f"scores are multiplied by {factor:.4g}; expected {right}" if wrong else right
+        return Finding("scale", "off" if wrong else "right", text)
+
+    def lambda_now(self) -> Tensor:
+        """Return λ, (batch, heads, queries), from the slopes of the maps, with a graph to the parameters."""
+        with gradients(enabled=True):
+            maps, generator = leaf(self.maps), torch.Generator().manual_seed(7)
+            output = Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
+            probes = torch.randn(8, *output.shape, generator=generator).to(output)
+            grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
+            places = (self.detection.positive, self.detection.negative)
+            one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in places)
+            one = one + two.mean(3, keepdim=True) if self.detection.integral else one
+            squares, products = (torch.einsum("bpgij,bphij->bigh", one, other) for other in (one, two))
+            size = squares.detach().diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+            ridge = (1e-13 * size + 1e-300) * torch.eye(one.shape[2]).to(size)
+            return -torch.linalg.solve(squares + ridge, products).diagonal(dim1=-2, dim2=-1).mT
+
+    def lambda_with(self, names: Sequence[str], noise: float) -> Tensor:
+        """Return λ with some parameters and buffers at 0, or at random where they are."""
+        before = {name: self.tensors[name].detach().clone() for name in names}
+        generator = torch.Generator().manual_seed(8)
+        try:
+            for name, value in before.items():
+                draw = torch.randn(value.shape, generator=generator).to(value) * (value.abs() + 1)
+                self.tensors[name].data.copy_(value + noise * draw if noise else torch.zeros_like(value))
+            return self.lambda_now().detach()
+        finally:
+            for name, value in before.items():
+                self.tensors[name].data.copy_(value)
+
+    def learned(self) -> list[str]:
+        """Return the parameters by which λ has a gradient that is not 0."""
+        free, lam = {name: one for name, one in self.tensors.items() if one.requires_grad}, self.lambda_now()
+        if not free or not lam.requires_grad:
+            return []
+        weights = torch.linspace(0.5, 1.5, lam.numel()).view(lam.shape).to(lam) / lam.numel()
+        slopes = torch.autograd.grad(lam, list(free.values()), weights, materialize_grads=True)
+        small = 1e-8 if lam.dtype == torch.float64 else 1e-3
+        return [name for name, slope in zip(free, slopes, strict=True) if slope.abs().max() > small]
+
+    def lambda_moves(self, learned: list[str]) -> Finding:
+        def listed(names: list[str]) -> str:
+            return ", ".join(name.removeprefix("inner.") for name in names)
+
+        def read(*names: str) -> bool:
+            return bool((self.lambda_with(names, 0.2) - self.lam).abs().max() > 1e-3 * self.lam.abs().max())
+
+        text = f"{float(self.lam.mean()):.4g}" + ", the mean over tokens" * (self.detection.lam is None)
+        if learned:
+            return Finding("λ", "right", f"{text}; learned: {listed(learned)}")
+        readers = [name for name in self.tensors if read(name)]
+        why = f"no gradient reaches {listed(readers)}; look for detach, .data, .item() or no_grad"
+        if not readers:
+            zero = self.tensors and read(*self.tensors)
+            why = "its gradient is 0 here, as of a product of zeros" if zero else "it depends on no parameter"
+        elif not any(self.tensors[name].requires_grad for name in readers):
+            why = f"{listed(readers)} are buffers, or requires_grad is False; expected an nn.Parameter"
+        return Finding("λ", "off", f"{text}; it never moves: {why}")
+
+    def initial(self, learned: list[str]) -> float | None:
+        """Return λ_init: an attribute of this name, or λ with the parameters that it is learned from at 0."""
+        for part in self.module.modules():
+            value: Any = getattr(part, "lambda_init", None)
+            if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+                return float(value)
+        lam = self.lambda_with(learned, 0.0)
+        same = self.detection.lam is not None and (lam - lam.mean()).abs().max() < 1e-6 < lam.mean().abs()
+        return float(lam.mean()) if same else None
+
+    def norm(self) -> bool | None:
+        """Return whether the output forgets the size of the difference, or is linear in it; None if neither."""
+        zero, one, two = (self.run(times * self.maps)[0].output for times in (0.0, _SMALL, _LARGE))
+        change, more = one - zero, two - one
+        if more.abs().max() < _SAME * change.abs().max():
+            return True
+        linear = (more - (_LARGE / _SMALL - 1) * change).abs().max() < _SAME * more.abs().max()
+        return False if linear else None
+
+    def factor(self, initial: float | None) -> tuple[bool, float]:
+        """Return whether 1 − λ_init multiplies what the norm removes, and what multiplies what the norm returns."""
+        times = (_SMALL * self.maps, _LARGE * self.maps, _LARGE * self.maps.flip(-1))
+        early, factor, right = False, 1.0, 1 - (initial or 0.0)
+        for calls in zip(*(self.run(maps)[1] for maps in times), strict=True):
+            factor = 1.0 if calls[0].is_softmax else factor  # what comes before the maps is the scale
+            if (number := calls[0].number) is None:
+                continue
+            small, large, other = (max(one.tensors, key=Tensor.numel).double() for one in calls)
+            moved, scaled = (
+                bool((one - large).abs().max() > _SAME * large.abs().max()) for one in (other, small)
+            )
+            wanted = bool(initial) and abs(number - right) < 1e-5
+            early |= wanted and moved and scaled
+            if (moved and not scaled) or (wanted and not moved):  # heads, or the weight of their norm
+                factor *= number
+        return early, factor
+
+
+def _of_norm(norm: bool | None) -> Finding:
+    if norm is None:
+        return Finding("norm", "unknown", "whether one follows the heads cannot be told")
+    return Finding("norm", "right", "one follows the heads" if norm else "none")
+
+
+def _of_factor(factor: float | None, initial: float | None) -> Finding:
+    """Compare the factor behind the norm with 1 − λ_init; None where it cannot be told."""
+    if factor is None or (initial is None and abs(factor - 1) > _SAME):
+        return Finding("factor", "unknown", "whether heads are multiplied by 1 − λ_init cannot be told")
+    value = "" if initial is None else f" = {1 - initial:.4g}"
+    if initial is not None and abs(factor - 1 + initial) < _SAME:
+        return Finding("factor", "right", f"1 − λ_init{value}")
+    return Finding("factor", "off", f"heads are multiplied by {factor:.4g}; expected 1 − λ_init{value}")
+
+
+def _by_depth(value: float | None, index: int | None) -> Finding:
+    """Compare λ_init with 0.8 − 0.6·exp(−0.3·index)."""
+    if value is None or index is None:
+        text = (
+            f"{value:.4g}; give --layer to compare it with the layer's"
+            if value is not None
+            else "cannot be told"
+        )
+        return Finding("λ_init", "unknown", text)
+    right = f"0.8 − 0.6·exp(−0.3·{index}) = {depth_scheduled(index):.4g}"
+    if abs(value - depth_scheduled(index)) < 1e-4:
+        return Finding("λ_init", "right", right)
+    if abs(value - depth_scheduled(index + 1)) < 1e-4:
+        text = f"{value:.4g}, counted from 1; expected {right}, the first layer being 0"
+        return Finding("λ_init", "off", text)
+    return Finding("λ_init", "right", f"{value:.4g}, not by depth")
+
+
+class TorchCall(NamedTuple):
+    """One call of torch; ``is_softmax``: of a map."""
+
+    name: str
+    args: tuple[Any, ...]
+    tensors: list[Tensor]  # among the arguments, those in lists included
+    output: Any
+    is_softmax: bool
+
+    @property
+    def width(self) -> int:
+        """How long the rows are that a product multiplies; 0 if it cannot be told."""
+        inputs, _, output = str(self.args[0]).partition("->") if self.name == "einsum" else ("d,", "", "")
+        return 0 if inputs.partition(",")[0].strip()[-1:] in output else self.tensors[0].shape[-1]
+
+    @property
+    def number(self) -> float | None:
+        """The number by which a tensor is multiplied; None for any other call."""
+        over = _OVER.fullmatch(self.name)
+        if len(self.args) < 2 or not (over or _TIMES.fullmatch(self.name)):
+            return None
+        for factor in self.args[1:] if over else self.args[1::-1]:
+            if isinstance(factor, int | float) or (type(factor) is Tensor and factor.numel() == 1):
+                return 1 / (float(factor) or 1.0) if over else float(factor)
+        return None
+
+
+def traced(
+    call: Call, maps: Tensor | None = None, groups: tuple[int, ...] | None = None
+) -> tuple[Any, list[TorchCall]]:
+    """Run the module of a call, with ``maps`` in place of its own; return the run and its calls of torch."""
+    calls: list[TorchCall] = []
+
+    def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = func(*args, **kwargs)
+        parts = [one if isinstance(one, list | tuple) else (one,) for one in (*args, *kwargs.values())]
+        tensors = [one for one in itertools.chain(*parts) if isinstance(one, Tensor)]
+        is_softmax = softmax_rows(func, args, kwargs, output)
+        calls.append(TorchCall(getattr(func, "__name__", ""), args, tensors, output, is_softmax))
+        return output
+
+    with gradients(enabled=False), TorchCalls(note):
+        return Replay(call, groups)(call.tokens, maps), calls
+
+
+def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
+    """Return for each softmax map the factor of its scores q·k and the width of q; None where it cannot be told."""
+    known: dict[int, tuple[float, int]] = {}  # factor and width, 0 before the product, by id of tensors
+    scales: list[tuple[float, int] | None] = []
+    for one in calls:
+        states = [known[id(tensor)] for tensor in one.tensors if id(tensor) in known]
+        state = float("nan"), 0
+        if one.is_softmax:
+            scales.append(states[0] if states and states[0][1] else None)
+        elif one.name in _NONE_YET or (one.name in _PRODUCTS and len(states) < 2):
+            state = 1.0, 0
+        elif one.name in _PRODUCTS and (width := one.width):
+            state = states[0][0] * states[1][0], width
+        elif states and (number := one.number) is not None:
+            state = states[0][0] * number, states[0][1]
+        elif states and all(other == states[0] for other in states) and _KEEPS.fullmatch(one.name):
+            state = states[0]
+        elif len(states) == 1 and _TIMES.fullmatch(one.name):  # such as by cosines of rotary positions
+            state = state if any(isinstance(tensor, nn.Parameter) for tensor in one.tensors) else states[0]
+        elif not states:
+            continue
+        outputs = one.output if isinstance(one.output, tuple | list) else (one.output,)
+        known |= {id(part): state for part in outputs if isinstance(part, Tensor)}
+    return scales
+
+
+def paired_by_halves(call: Call) -> bool:
+    """Return whether output i + h is subtracted from output i of 2h maps, and neighbours alone weigh the same values.
+
+    If all maps but one are 0, what is left of both sides of the subtraction are the values of that map, in its place.
+    """
+    runs = []
+    try:
+        maps = traced(call)[0].maps
+        for number in range(maps.shape[1]):
+            alone, generator = torch.zeros_like(maps), torch.Generator().manual_seed(6)
+            alone[:, number] = torch.rand(maps[:, 0].shape, generator=generator).to(maps)
+            runs.append(traced(call, alone)[0].differences)
+    except Exception:  # the user's code, with maps that it never had
+        return False
+    half, batch = maps.shape[1] // 2, call.tokens.shape[:2].numel()
+    for sides in zip(*runs, strict=True):
+        flat = [side[number >= half].flatten() for number, side in enumerate(sides)]
+        places = [one.nonzero().flatten().tolist() for one in flat]
+        if places[:half] == places[half:] and all(place and len(place) % batch == 0 for place in places):
+            rows = [nn.functional.normalize(one[one != 0].view(batch, -1).double(), dim=-1) for one in flat]
+            same = [[bool(((a * b).sum(-1).abs() > 1 - 1e-6).all()) for b in rows] for a in rows]
+            apart = not all(same[at][at + half] for at in range(half))
+            return apart and all(same[at][at + 1] for at in range(0, 2 * half, 2))
+    return False
+
 
 _INDEX = ("depth", "layer_idx", "layer_index", "layer", "layer_id", "layer_number")  # arguments
 

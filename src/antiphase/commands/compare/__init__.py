@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
 from antiphase.commands.options import Options, Typed
@@ -26,14 +24,10 @@ class CompareOptions(Options):
     antiphase compare runs/certify-0.25 runs/certify-0.5 --tables latex
     """
 
-    first: Annotated[
-        Path, Typed(argument=True, metavar="A"), Field(description="Directory of a run, of any command.")
-    ]
-    second: Annotated[
-        Path,
-        Typed(argument=True, metavar="B"),
-        Field(description="Directory of another run of that command."),
-    ]
+    first: Annotated[Path, Typed(argument=True, metavar="A")]
+    """Directory of a run that measured models."""
+    second: Annotated[Path, Typed(argument=True, metavar="B")]
+    """Directory of another run of that command."""
     out: fields.Directory = Path("antiphase-compare")
     """Directory to write."""
 
@@ -42,5 +36,5 @@ COMMAND = Command(
     "compare",
     CompareOptions,
     "antiphase.commands.compare.run:run",
-    "antiphase.commands.compare.result:CompareResult",
+    "antiphase.commands.compare.run:CompareResult",
 )

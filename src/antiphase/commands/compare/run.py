@@ -1,26 +1,28 @@
 """Two results compared: their paired differences, and in what their settings differ."""
 
-import io
-import json
+import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import torch
+from matplotlib.figure import Figure
 
 from antiphase.commands.compare import CompareOptions
 from antiphase.commands.lineup import environment_record
-from antiphase.commands.result import Result, open_result
+from antiphase.commands.result import Result, along, compared_together, in_files, open_result
 from antiphase.errors import UserError
-from antiphase.files import replacing
-from antiphase.report.page import in_one_line
+from antiphase.files import replacing, write_text
+from antiphase.report.figure import UNDECIDED, Forest, ForestLine, forest_figure, shortened
+from antiphase.report.page import Headline, Plot, Section, in_one_line, quoted_place
+from antiphase.report.table import Field, Table, difference_field, estimate_field, tabulate
+from antiphase.report.words import attack_name, estimate_of, number, p_text, with_interval
 from antiphase.terminal import eps_label
-
-if TYPE_CHECKING:
-    from antiphase.commands.compare.result import CompareResult
 
 # options that affect no result, or that settings have under another name
 _NO_SETTING = {"out", "quiet", "device", "batch_size", "cache", "track", "model", "models", "against"}
@@ -28,11 +30,7 @@ _NO_SETTING |= {"eps", "seed", "nested", "settings"}
 
 
 def compare(first: Result | str | Path, second: Result | str | Path) -> "CompareResult":
-    """Compare two results as ``antiphase compare`` does, first minus second; ``save`` writes the page.
-
-    Args:
-        first: result of a command, or its directory.
-        second: result of the same command with other models or settings, or its directory.
+    """Compare two results of one command, or their directories, first minus second; ``save`` writes the page.
 
     Raises:
         UserError: a directory holds no finished run, or the two share nothing that can be paired.
@@ -51,23 +49,17 @@ def run(options: CompareOptions, command: str) -> None:
 def _compared(
     first: Any, second: Any, command: str = "", options: Mapping[str, Any] | None = None
 ) -> "CompareResult":
-    from antiphase.commands.compare.result import CompareResult
-
     began = time.monotonic()
     runs = [one if isinstance(one, Result) else open_result(one) for one in (first, second)]
     if any(isinstance(one, CompareResult) for one in runs):
         raise UserError("compare: got a comparison; expected two runs that were measured")
     frame = runs[0].compare(runs[1])
-    names = [
-        one.directory.name if one.directory else which
-        for one, which in zip(runs, ("first", "second"), strict=True)
-    ]
+    places = [one.directory or Path(which) for one, which in zip(runs, ("first", "second"), strict=True)]
+    names = [place.name for place in places]
     if names[0] == names[1]:
-        names = [str(one.directory) if one.directory else name for one, name in zip(runs, names, strict=True)]
-    records = [
-        one.record if "run.json" in one.files else {"settings": one.read_json("study.json")} for one in runs
-    ]
-    settings = [_settings(record) for record in records]
+        names = list(map(str, places))
+    records = [one.record for one in runs]
+    settings = list(map(_settings, records))
     summary = {
         "kind": runs[0].kind,
         "runs": names,
@@ -92,46 +84,35 @@ def _compared(
         **environment_record(torch.device("cpu")),
         "warnings": [
             *_left_out(runs, records, frame),
-            *(
-                f"{name}: {warning}"
-                for name, one in zip(names, runs, strict=True)
-                for warning in one.warnings
-            ),
+            *(f"{name}: {line}" for name, one in zip(names, runs, strict=True) for line in one.warnings),
         ],
     }
-    rows = io.BytesIO()
-    frame.write_parquet(rows)
-    written = {"summary.json": summary, "run.json": record}
-    texts = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in written.items()}
-    files = {"differences.parquet": rows.getvalue()} | {name: text.encode() for name, text in texts.items()}
-    return CompareResult("compare", files)
+    return CompareResult("compare", in_files({"summary": summary, "run": record}, differences=frame))
 
 
 def _left_out(runs: Sequence[Result], records: Sequence[Mapping[str, Any]], frame: pl.DataFrame) -> list[str]:
     """Return a line on what no difference is of, since one run lacks it or measured it on other units."""
     tables, lost = [run.frame() for run in runs], list[str]()
-    for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"], ["text"]):
+
+    def told(row: tuple[Any, ...]) -> str:
+        words = (
+            f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value
+        )
+        return ", ".join(words)
+
+    for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"]):
         if all({*keys} <= {*each.columns} for each in (*tables, frame)):
             held, compared = (
-                {_told(row) for each in some for row in each.select(keys).unique().rows()}
+                {told(row) for each in some for row in each.select(keys).unique().rows()}
                 for some in (tables, [frame])
             )
             lost += sorted(held - compared.union(*(told.split(" − ") for told in compared)))
     models = {name for record in records for name in record.get("models", ())}
     lost += sorted(models - {name.removesuffix(" (other)") for name in (*frame["model"], *frame["against"])})
-    lost += (
-        sorted({name for run in runs for name in run.tables} - {*frame["part"]})
-        if "part" in frame.columns
-        else []
-    )
+    if "part" in frame.columns:
+        lost += sorted({name for run in runs for name in run.tables} - {*frame["part"]})
     why = "not compared, since one run lacks it or measured it on other units"
     return [f"{why}: {', '.join(lost)}"] if lost else []
-
-
-def _told(row: tuple[Any, ...]) -> str:
-    return ", ".join(
-        f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value
-    )
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, str]:
@@ -146,3 +127,152 @@ def _settings(record: Mapping[str, Any]) -> dict[str, str]:
     flat |= {f"weights of {name}": value[:12] for name, value in record.get("fingerprints", {}).items()}
     flat |= {f"version of {name}": value for name, value in record.get("versions", {}).items()}
     return {name: str(in_one_line(value)) for name, value in flat.items() if value not in (None, [], {})}
+
+
+_METRICS = {"asr": "ASR", "robust_accuracy": "robust accuracy", "clean_accuracy": "clean accuracy"}
+_HEADS: dict[str, Any] = {
+    "eps": eps_label,
+    "radius": "{:g}".format,
+    "layer": lambda layer: "whole model" if layer < 0 else f"layer {layer + 1}",
+}
+_AXES = {"eps": "ε", "radius": "L2 radius"}
+_SHARES = ("below", "negative", "positive", "undecided")  # of the metrics of sense; the others are no shares
+_MOST_PANELS = 6
+_DECIDED = "#0072B2"
+
+
+class CompareResult(Result):
+    """Paired differences between two runs of one command."""
+
+    main_table = "differences"
+    keys = ("kind", "runs", "differing_settings", "differences")
+    settings_title = "Comparison"
+
+    @cached_property
+    def rows(self) -> pl.DataFrame:
+        """The differences, with what is compared in words (``what``), the two models (``pair``) and ``place``."""
+        frame, axis = self.frame(), along(self.frame())
+        together = [name for name in compared_together(frame) if name not in ("model", "against")]
+        keys = together if axis else [name for name in ("task", "data", "setting") if name in frame.columns]
+        rows, shares = frame.rows(named=True), self.summary["kind"] != "sense"
+
+        def what(row: Mapping[str, Any]) -> str:
+            metric = str(row.get("metric", "certified accuracy"))
+            parts = [_METRICS.get(metric, metric)]
+            if "attack" in row and row["eps"]:
+                parts += [" − ".join(map(attack_name, row["attack"].split(" − ")))]
+            parts += [str(row[name]) for name in keys if name not in ("metric", "attack", "norm")]
+            return ", ".join(parts)
+
+        same = pl.col("against") == pl.format("{} (other)", "model")
+        return frame.with_row_index().with_columns(
+            what=pl.Series(map(what, rows)),
+            pair=pl.when(same).then("model").otherwise(pl.format("{} − {}", "model", "against")),
+            place=pl.Series([row[axis] if axis else 0 for row in rows]),
+            points=pl.Series([shares or row.get("metric") in _SHARES for row in rows]),
+        )
+
+    @cached_property
+    def _quoted(self) -> dict[str, Any]:
+        """The difference in the title: of the first quantity and models, the decided one nearest to the middle."""
+        rows = self.rows.filter(what=self.rows["what"][0], pair=self.rows["pair"][0]).rows(named=True)
+        return rows[quoted_place([row["decided"] for row in rows])]
+
+    def headlines(self) -> list[Headline]:
+        row, axis = self._quoted, along(self.rows)
+        one, two = (shortened(name, 16) for name in self.summary["runs"])
+        where = f" at {_AXES[axis]} = {self._head(row['place'])}" if axis in _AXES else ""
+        number_ = with_interval(f"{_field(row).text}{' points' * row['points']}", _field(row).notes[0])
+        several = self.rows.filter(what=row["what"])["pair"].n_unique() > 1
+        what = row["what"] + f" of {shortened(row['pair'], 24)}" * several
+        side = "higher" if row["decided"] > 0 else "lower"
+        answer = f"No difference shown in {what}"
+        if row["decided"]:
+            answer = f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
+        title = f"{answer}: {number_}{where}"
+        above, below = (int((self.rows["decided"] == sign).sum()) for sign in (1, -1))
+        told = (
+            f"paired, on images that both runs have. Of {len(self.rows)} differences {above} are decided to be "
+            f"above 0 and {below} below, corrected by Holm for those that are read together."
+        )
+        lead = f"{' minus '.join(self.summary['runs'])}, {row['pair']}: {told}"
+        plot = Plot("differences", self.figure(), "Differences with their 95 % intervals.", beside=True)
+        return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]
+
+    def figure(self) -> Figure:
+        """Draw the differences, quantity by quantity."""
+        axis, several = along(self.rows), self.rows["pair"].n_unique() > 1
+        blocks = self.rows.partition_by("what", maintain_order=True)[:_MOST_PANELS] if axis else [self.rows]
+        forests = []
+        for block in blocks:
+            lines = []
+            for row in block.iter_rows(named=True):
+                head = f"{_AXES.get(axis, '')} {self._head(row['place'])}".strip() if axis else row["what"]
+                label = f"{row['pair']}, {head}" if several else head
+                color = _DECIDED if row["decided"] else UNDECIDED
+                marked = row["index"] == self._quoted["index"]
+                lines.append(ForestLine(label, estimate_of(row, "difference"), color, marked=marked))
+            shares = bool(block["points"].all())
+            title = f"{block['what'][0] if axis else 'Differences'}{', points' * shares}"
+            scale = {"scale": 100.0, "digits": 1} if shares else {"scale": 1.0, "digits": 3}
+            forests.append(Forest(title, lines, 0.0, signed=shares, **scale))
+        return forest_figure(forests)
+
+    def _head(self, place: Any) -> str:
+        return _HEADS.get(along(self.rows) or "", str)(place)
+
+    def sections(self) -> list[Section]:
+        settings, tables = self.summary["differing_settings"], []
+        words = "" if settings else "Nothing that was recorded differs between the two runs."
+        if settings:
+            columns, csv = ("setting", *self.summary["runs"]), pl.DataFrame(settings).write_csv()
+            names = ("first", "second")
+            lines = (
+                (Field(row["setting"]), *(Field(row[name] or "–", kind="word") for name in names))
+                for row in settings
+            )
+            tables = [Table("settings", "What differs between the runs", columns, tuple(lines), csv)]
+        return [
+            Section("differences", "Differences", tables=self._tables()),
+            Section("what-differs", "What differs", words, tables=tables),
+        ]
+
+    def _tables(self) -> list[Table]:
+        """Tabulate each quantity: pairs of models down, ε or radii across; or all quantities down and pairs across."""
+        if along(self.rows) is None:
+            return [self._table("differences", "Differences", self.rows, ["what"], "pair")]
+        if along(self.rows) == "layer":
+            rows = self.rows.with_columns(layer=pl.col("place").map_elements(self._head, pl.String))
+            return [
+                self._table(f"differences-{site}", f"Differences, {site}", block, ["pair", "layer"], "metric")
+                for (site,), block in rows.group_by("site", maintain_order=True)
+            ]
+        return [
+            self._table(re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-"), what, block, ["pair"], "place")
+            for (what,), block in self.rows.group_by("what", maintain_order=True)
+        ]
+
+    def _table(self, name: str, title: str, rows: pl.DataFrame, down: list[str], across: str) -> Table:
+        unit = "points" if rows["points"].all() else ""
+        numbers = rows.drop("index", "what", "pair", "place", "points")
+        metrics = rows["metric"].unique(maintain_order=True) if across == "metric" else ()
+        labels = {metric: f"{metric}, points" if metric in _SHARES else metric for metric in metrics}
+        heads: Any = {"place": self._head, "metric": labels}.get(across, str)
+        title = ", ".join(filter(None, [title, " − ".join(self.summary["runs"]), unit]))
+        return tabulate(name, title, rows, down, across, _field, heads, numbers)
+
+    def write_report(self, folder: Path) -> Path:
+        """Write ``report.html``, the figure, and ``differences.csv`` with all digits."""
+        write_text(folder / "differences.csv", self.frame().write_csv())
+        return super().write_report(folder)
+
+
+def _field(row: Mapping[str, Any]) -> Field:
+    """Return a difference with its interval and p, pale if it is not decided."""
+    if row["points"]:
+        field = difference_field(row)
+    else:
+        field = estimate_field(row["difference"], row["low"], row["high"], lambda end: number(end, 3))
+        field = replace(field, kind="" if row["decided"] else "undecided")
+    p_value = row.get("p_value")
+    return field if p_value is None else replace(field, notes=(*field.notes, p_text(p_value)))

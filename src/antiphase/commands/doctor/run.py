@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 
 from antiphase.attention.backends.native import CannotBuildError, library, missing
 from antiphase.commands.command import Answer
@@ -45,9 +45,7 @@ def answer(_: DoctorOptions, __: str) -> Answer:
     lines["data in"] = f"{report['data_root']}; ANTIPHASE_DATA names another folder"
     for name, source in report["data"].items():
         lines[name] = source["fix"] or (f"ready, {source['n']:,}" if "n" in source else "ready")
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
     for line in lines.items():
         table.add_row(*line)
     console().print(table)
@@ -61,9 +59,9 @@ def examine() -> dict[str, Any]:
         versions = _versions(extra)
         extras[extra] = _state(None if all(versions.values()) else f'pip install "antiphase[{extra}]"')
         extras[extra]["versions"] = versions
+    own = {"python": platform.python_version(), "antiphase": version("antiphase")}
     return {
-        "versions": {"python": platform.python_version(), "antiphase": version("antiphase")}
-        | _versions(None),
+        "versions": own | _versions(None),
         "extras": extras,
         "devices": _devices(),
         "kernels": _state(missing() or _failure(library)),
@@ -111,11 +109,11 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _data() -> dict[str, Any]:
-    left_out = ("random", *_DRAWN)
-    names = [name for name in {**SOURCES, **PAIR_SOURCES} if ":" not in name and name not in left_out]
     opened: dict[str, Any] = {}
     with _offline(data_root()):
-        for name in names:
+        for name in {**SOURCES, **PAIR_SOURCES}:
+            if ":" in name or name in ("random", *_DRAWN):
+                continue
             try:
                 images: Any = (load_data if name in SOURCES else load_pairs)(name, progress=False)
                 opened[name] = _state(None) | ({"n": len(images)} if hasattr(images, "__len__") else {})
@@ -145,12 +143,11 @@ def _offline(root: Path) -> Iterator[None]:
 
     before = set(root.glob("*"))
     importlib.import_module("torchvision.datasets")
-    with (
+    no_download, silent = (
         mock.patch.object(urllib.request, "urlopen", refuse),
         contextlib.redirect_stdout(sys.stderr),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
+    )
+    with no_download, silent, warnings.catch_warnings(action="ignore"):
         yield
     for new in set(root.glob("*")) - before:
         for folder in sorted((new, *new.rglob("*")), reverse=True):

@@ -20,17 +20,7 @@ from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.evaluation.rates import by_seed
 from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
-from antiphase.report.figure import (
-    Family,
-    Forest,
-    answer_figure,
-    colors_of,
-    families,
-    forest_figure,
-    legend_label,
-    mean_line,
-    shortened,
-)
+from antiphase.report import figure as figures
 from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, p_text, percent, points, points_interval
@@ -57,8 +47,7 @@ class EvaluateResult(Result):
         return [headline(self.summary)]
 
     def sections(self) -> list[Section]:
-        groups = families(self.summary["models"])
-        sections = []
+        groups, sections = self.families, []
         for name in TASKS:
             results = [row for row in self.summary["results"] if row["task"] == name]
             if results:
@@ -148,12 +137,8 @@ _MOST_LINES = 12  # of the figure next to the title
 
 
 def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quoted: Number) -> Plot:
-    """Draw the differences that stand for their tasks, and the numbers that the title compares, above chance.
-
-    Pairs that differ in their training seed alone are drawn as their mean, with the single seeds as dots; other pairs
-    than that of the title are left out.
-    """
-    owner, colors = _owners(summary["models"]), colors_of(families(summary["models"]))
+    """Draw the differences that stand for their tasks, and the numbers that the title compares, above chance."""
+    owner, colors = _owners(summary["models"]), figures.colors_of(figures.families(summary["models"]))
 
     def place(row: Number) -> tuple[str, ...]:
         return tuple(row[name] for name in ("task", "data", "setting", "metric"))
@@ -172,7 +157,7 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
             estimates = [estimate_of(row, "difference") for row in of_pairs]
             sign = (of_pairs[0] in higher) - (of_pairs[0] in lower)
             if seeds > 1:
-                (sign,) = decide([mean_line("", estimates, as_difference).estimate], seeds=seeds)
+                (sign,) = decide([figures.mean_line("", estimates, as_difference).estimate], seeds=seeds)
             label = f"{heading(of_pairs[0])}, {of_pairs[0]['data']}"
             rows.append((label, estimates, sign, where == place(quoted)))
     rates: dict[str, list[Number]] = {}
@@ -180,13 +165,15 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
         if place(row) == place(quoted):
             rates.setdefault(owner[row["model"]], []).append(row)
     level = next((row["chance"] for several in rates.values() for row in several if row.get("chance")), None)
-    title = shortened(f"{heading(quoted)}, {quoted['data']}")
+    title = figures.shortened(f"{heading(quoted)}, {quoted['data']}")
     accuracies = [
         (name, colors[name], list(map(estimate_of, rates.get(name, ())))) for name in sides or tuple(rates)
     ]
     more = max(0, len(rows) - _MOST_LINES)
     caption = _words("answer", seeds=seeds if seeds > 1 else 0, more=more, compared=bool(differences))
-    return Plot("answer", answer_figure("Difference", rows[:_MOST_LINES], title, accuracies, level), caption)
+    return Plot(
+        "answer", figures.answer_figure("Difference", rows[:_MOST_LINES], title, accuracies, level), caption
+    )
 
 
 def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
@@ -204,11 +191,11 @@ def _quoted(row: Number) -> str:
     return f"{number} for {row['model']} in {where} (n = {row['n']:,})"
 
 
-def _task_table(task: str, results: Sequence[Number], groups: Sequence[Family]) -> Table:
+def _task_table(task: str, results: Sequence[Number], groups: Sequence[figures.Family]) -> Table:
     """Tabulate the numbers of a task: models and data sets down, then levels without a model; numbers across."""
     frame = pl.DataFrame(results, infer_schema_length=None)
     heads = list(map(heading, results))
-    color = pl.col("model").replace_strict(colors_of(groups))
+    color = pl.col("model").replace_strict(figures.colors_of(groups))
     shown = frame.with_columns(color=color, number=pl.Series(heads))
     once = shown.unique(["data", "number"], keep="first", maintain_order=True).with_columns(color=pl.lit(""))
     levels = [
@@ -233,9 +220,9 @@ def _field(row: Number) -> Field:
     return replace(field, notes=tuple(notes))
 
 
-def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -> Table:
+def _difference_table(differences: Sequence[Number], groups: Sequence[figures.Family]) -> Table:
     """Tabulate how much higher each model is than its twin."""
-    colors = colors_of(groups)
+    colors = figures.colors_of(groups)
     rows = (
         (
             Field(row["model"], (), colors[row["model"]], "name"),
@@ -251,11 +238,8 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[Family]) -
     return Table("differences", "Differences to the twins, on the same images", columns, tuple(rows), csv)
 
 
-def numbers_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figure:
-    """Draw the numbers that stand for a task, or all of one that draws all: a panel each, a line for each family.
-
-    Dots are single training seeds, whose mean has Student's t interval; that of one model is over the images.
-    """
+def numbers_figure(results: Sequence[Number], groups: Sequence[figures.Family]) -> Figure:
+    """Draw the numbers that stand for a task, or all of one that draws all: a panel each, a line for each family."""
     shown = [row for row in results if row["headline"] or find_task(row["task"]).draws_all]
     panels: dict[str, list[Number]] = {}
     for row in shown:
@@ -264,12 +248,12 @@ def numbers_figure(results: Sequence[Number], groups: Sequence[Family]) -> Figur
     for title, rows in panels.items():
         of_family = [[estimate_of(row) for row in rows if row["model"] in group.models] for group in groups]
         lines = [
-            mean_line(legend_label(group), estimates, as_share, group.color)
+            figures.mean_line(figures.legend_label(group), estimates, as_share, group.color)
             for group, estimates in zip(groups, of_family, strict=True)
             if estimates
         ]
-        forests.append(Forest(f"{shortened(title, 60)}, %", lines))
+        forests.append(figures.Forest(f"{figures.shortened(title, 60)}, %", lines))
     drawn = [line.estimate for forest in forests for line in forest.lines]
     low, high = min(one.low for one in drawn) - 0.02, max(one.high for one in drawn) + 0.02
     limits = (max(0.0, low), min(1.0, high))
-    return forest_figure([replace(forest, limits=limits) for forest in forests])
+    return figures.forest_figure([replace(forest, limits=limits) for forest in forests])

@@ -1,10 +1,11 @@
 """Every task that several models and data sets allow: rows on disk as they come, shared among processes."""
 
 import dataclasses
+import itertools
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,19 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from antiphase.commands.evaluate.options import EvaluateOptions, is_pope
-from antiphase.commands.evaluate.sources import Tasks, left_out, load_source, requested
-from antiphase.commands.lineup import Lineup
+from antiphase.commands.evaluate import EvaluateOptions
+from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
-from antiphase.commands.run_files import write_run
-from antiphase.data import FileImages, ImageSet, PairSet
+from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, load_data, load_pairs
 from antiphase.data.folders import data_root
+from antiphase.data.hub import has_captions
 from antiphase.data.images import content_key
-from antiphase.errors import UserError
+from antiphase.errors import NoSuchSplit, UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
-from antiphase.evaluation.mmvp import MmvpSet
+from antiphase.evaluation.mmvp import EMOJI_MMVP, MmvpSet, emoji_mmvp, load_mmvp
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task, task_settings
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, all_tasks, find_task, task_settings
 from antiphase.files import digest
 from antiphase.models.card import card_of, doubts_about, settle_size
 from antiphase.models.image_towers import image_tower
@@ -33,21 +33,23 @@ from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.processes import Process, this_process
+from antiphase.registry import QUESTIONS, TASKS
 from antiphase.store import missing, read_frame, write_cell
 from antiphase.terminal import say
 from antiphase.vlm.answers import answers_questions
+from antiphase.vlm.pope import load_questions
 
+Tasks = Mapping[str, Collection[str] | None]
+"""Tasks, each with the names of the data sets that it is for; None for all."""
+
+PAPER = "paper"  # stands for the data sets of the DiffCLIP paper
 _VERSION = 1
 _OPTIONS = {"space": "features", "objectives": "objective"}  # settings that the tasks call something else
 _WHOLE = {"mmvp", "emoji-mmvp"}  # data that are always whole
 
 
 def run(options: EvaluateOptions, command: str = "") -> None:
-    """Load models and data, measure, and write rows, summary and record.
-
-    Raises:
-        UserError: models or data cannot be loaded, or do not allow what was asked for.
-    """
+    """Load models and data, measure, and write rows, summary and record."""
     protocol, progress = protocol_of(options), not options.quiet
     tasks, names = requested(options.tasks, options.data)
     check_twins(options.models, options.against)
@@ -59,10 +61,8 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         place, random = find_device(options.device), options.random_weights
         loaded = load_models(specs, place, random, answering=True, resize=options.resize)
         if protocol.templates and not any(map(is_dual_encoder, loaded)):
-            texts = ", ".join(map(repr, protocol.templates))
-            raise UserError(
-                f"templates {texts}: none of the models is a CLIP; leave out --templates and --prompt"
-            )
+            texts, fix = ", ".join(map(repr, protocol.templates)), "leave out --templates and --prompt"
+            raise UserError(f"templates {texts}: none of the models is a CLIP; {fix}")
         learned = None if tasks is None else any(find_task(task).learns for task in tasks)
         parts = (options.split, options.limit, options.train_limit, learned, options.skip_bad, progress)
         sources = [load_source(name, *parts) for name in names]
@@ -70,9 +70,8 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         raise UserError(f"--skip-bad: {', '.join(names)}: no labelled image files; leave it out")
     arrays = [isinstance(s.test, ImageSet) and not isinstance(s.test, FileImages) for s in sources]
     if options.resize and all(arrays):
-        raise UserError(
-            f"resize {options.resize}: {', '.join(names)}: no image files to resize; leave it out"
-        )
+        why = f"{', '.join(names)}: no image files to resize; leave it out"
+        raise UserError(f"resize {options.resize}: {why}")
     if tasks is None:
         able = dict.fromkeys(task for source in sources for task in source.tasks())
         possible = [task for task in map(find_task, able) if any(fits(task, model) for model in loaded)]
@@ -96,16 +95,7 @@ def evaluate(
     doubts: Sequence[str] = (),
     command: str = "",
 ) -> dict[str, Any]:
-    """Measure every task of every model on every data set and write the run directory; return the summary.
-
-    It then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
-    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
-    on a data set. Without ``tasks`` it is every task that models and data allow.
-
-    Raises:
-        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
-            fails; the cells that are done are kept.
-    """
+    """Measure every task of every model on every data set and write the run directory; return the summary."""
     began, protocol = time.monotonic(), protocol_of(options)
     test: Any = sources[0].test
     lineup = Lineup(models, twins, test)
@@ -118,26 +108,18 @@ def evaluate(
     rows = pl.concat([cell.named_rows() for cell in cells])
     patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
     summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
-    features = [(name, model) for name, model in lineup.by_name.items() if not answers_questions(model)]
     projected = [
         f"{name}: its features are taken behind its projection, before which it cannot be cut"
-        for name, model in features
-        if protocol.space == "raw" and not image_tower(model).raw
+        for name, model in lineup.by_name.items()
+        if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
     ]
-    told = [
-        line
-        for cell in cells
-        for line in cell.task.doubts(cell.name, cell.named_rows(), cell.source, protocol)
-    ]
-    said = [*doubts, *_at_chance(summary["results"], sources), *projected, *dict.fromkeys(told)]
-    settings = (
-        json.loads(json.dumps(vars(protocol)))
-        | options.chosen("resize")
-        | {
-            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
-            "precision": ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)),
-        }
-    )
+    told = [cell.task.doubts(cell.name, cell.named_rows(), cell.source, protocol) for cell in cells]
+    told = dict.fromkeys(itertools.chain(*told))
+    said = [*doubts, *_at_chance(summary["results"], sources), *projected, *told]
+    settings = json.loads(json.dumps(vars(protocol))) | options.chosen("resize")
+    settings["tasks"] = list(dict.fromkeys(cell.task.name for cell in cells))
+    precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
+    settings["precision"] = ", ".join(precisions)
     tests = [source.test for source in sources]
     of_data = {
         "data": titles,
@@ -172,7 +154,7 @@ def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: 
         idle |= {"templates", "prompt"} if setting == "templates" else {_OPTIONS.get(setting, setting)}
     idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
     kinds = {name.partition(":")[0] for name in data}
-    idle |= {"split", "skip_bad"} if all(kind in _WHOLE or is_pope(kind) for kind in kinds) else set()
+    idle |= {"split", "skip_bad"} if kinds <= _WHOLE.union(QUESTIONS) else set()
     idle |= {"limit"} if kinds <= _WHOLE else set()
     for name in sorted(filter(options.typed, idle)):
         option, words = name.replace("_", "-"), ", ".join(task.name for task in tasks)
@@ -284,14 +266,14 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
             if any(task in source.tasks() for source in data):
                 lack = "answer no questions in words" if find_task(task).answers else "encode no text"
                 why = f"the models {lack}"
-            raise UserError(
-                f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can"
-            )
+            named = f"task {task} ({find_task(task).summary})"
+            raise UserError(f"{named}: {why}; expected data and a model that can")
     if not cells:
-        raise UserError(
-            "nothing to measure: the data serve no task of these models; expected training images or a model that "
-            "encodes text, and for a vision-language model --data pope, emoji-pope or captions"
+        expected = (
+            "expected training images or a model that encodes text, and for a vision-language model --data"
         )
+        why = f"the data serve no task of these models; {expected} pope, emoji-pope or captions"
+        raise UserError(f"nothing to measure: {why}")
 
 
 def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
@@ -303,3 +285,105 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
     ]
     classes = {row["model"]: len(tests[row["data"]].class_names) for row in rows}
     return not_above_chance(pl.DataFrame(rows, infer_schema_length=None), classes) if rows else []
+
+
+def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, list[str]]:
+    """Return the tasks with the data sets that each is for, None where none was named, and all the data sets.
+
+    ``probe:openmoji`` is for that set, ``probe`` for all. ``paper`` among the data stands for the paper's sets of each
+    task; those for vision-language models only if their task is named. Where no data are named they are those of the
+    tasks, else openmoji; MMVP's own where it is the only task.
+
+    Raises:
+        UserError: an unknown task, or one for a set that is not among the data.
+
+    >>> requested(["retrieval", "probe:digits"], ["openmoji", "digits"])
+    ({'retrieval': None, 'probe': ['digits']}, ['openmoji', 'digits'])
+    """
+    sets: dict[str, list[str] | None] = {}
+    for word in tasks:
+        task, _, only = word.partition(":")
+        if task not in TASKS:
+            raise UserError(f"task {task!r}: expected some of {', '.join(TASKS)}")
+        known = sets.get(task, [])
+        sets[task] = None if known is None or not only else [*known, only]
+    if PAPER in data:
+        learned_first = sorted(all_tasks(), key=lambda task: not task.learns)  # as stored rows are ordered
+        of_paper = [task.name for task in learned_first if task.paper_data and not task.answers]
+        others = [name for name in data if name != PAPER]
+        asked = sets or dict.fromkeys(of_paper)
+        sets = {task: names or [*find_task(task).paper_data, *others] for task, names in asked.items()}
+        data = [name for names in sets.values() for name in names or ()]
+    named = [name for names in sets.values() for name in names or ()]
+    if not data:
+        defaults = {find_task(task).default_data for task in sets}
+        data = named or (list(defaults) if len(defaults) == 1 else ["openmoji"])
+    if odd := next((name for name in named if name not in data), None):
+        why = f"it is not among the data, {', '.join(data)}; name it with --data too"
+        raise UserError(f"task for {odd}: {why}")
+    return sets or None, list(dict.fromkeys(data))
+
+
+def load_source(
+    name: str,
+    split: str,
+    limit: int | None,
+    train_limit: int | None,
+    learned: bool | None,
+    skip_bad: bool,
+    progress: bool,
+) -> Source:
+    """Load the parts of a data set: pairs where it has captions, else labelled images.
+
+    ``learned``: whether images to learn from are needed; None: where they can be had, else a line on stderr.
+    """
+    kind, _, path = name.partition(":")
+    if kind == "mmvp":
+        return Source(load_mmvp(Path(path).expanduser() if path else None, name))  # pyright: ignore[reportArgumentType]
+    if name == EMOJI_MMVP:
+        return Source(emoji_mmvp(progress=progress))  # pyright: ignore[reportArgumentType]
+    if kind in QUESTIONS:
+        return Source(load_questions(name, limit, progress))  # pyright: ignore[reportArgumentType]
+    paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
+    if kind == "wds":  # mirrors of both kinds
+        paired = has_captions(Path(path).expanduser())
+
+    def load(part: str) -> ImageSet | PairSet:
+        if not paired:
+            images = load_data(name, split=part, progress=progress)
+            if skip_bad and isinstance(images, FileImages):  # among several data sets some are no files
+                return images.without_unreadable(progress=progress)
+            return images
+        pairs = load_pairs(name, split=part, progress=progress)
+        if not isinstance(pairs, PairSet):
+            raise UserError(f"{name}: shards are a stream to train on; expected pairs in random access")
+        return pairs
+
+    def to_learn_from(part: str) -> ImageSet | PairSet | None:
+        """Return a split; a table of one split only is the test set under every name."""
+        try:
+            images = load(part)
+        except NoSuchSplit:
+            return None
+        same_place = getattr(images, "root", None) == getattr(test, "root", None)
+        same = images.split == test.split or (same_place and images.fingerprint() == test.fingerprint())
+        return None if same else images.subset(train_limit, 0)
+
+    test = load(split)
+    if learned is False or test.labels is None:
+        return Source(test.subset(limit, 0))
+    try:
+        train, validation = to_learn_from("train"), to_learn_from("val")
+    except UserError as error:
+        if learned:
+            raise
+        lost = " and ".join(f"no {task.name}" for task in all_tasks() if task.learns)
+        say(f"antiphase: {lost} on {name}: {error}", err=True)
+        train = validation = None
+    return Source(test.subset(limit, 0), train, validation)
+
+
+def left_out(source: Source) -> list[str]:
+    """Return a line for each part of a data set that something was left out of."""
+    parts = (source.test, source.train, source.validation)
+    return [line for data in parts for line in getattr(data, "left_out", ())]

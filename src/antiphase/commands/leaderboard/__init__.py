@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from antiphase.commands.command import Command
 from antiphase.commands.options import Directory, Options, Typed
 
@@ -21,14 +19,10 @@ class LeaderboardOptions(Options):
     antiphase leaderboard runs --out site/index.html --json
     """
 
-    folder: Annotated[
-        Directory, Typed(argument=True), Field(description="Folder below which the cards are, at any depth.")
-    ]
-    out: Annotated[
-        Path | None,
-        Typed(metavar="FILE"),
-        Field(description="Page to write. If not given: leaderboard.html in the folder."),
-    ] = None
+    folder: Annotated[Directory, Typed(argument=True)]
+    """Folder below which the cards are, at any depth."""
+    out: Annotated[Path | None, Typed(metavar="FILE")] = None
+    """Page to write. If not given: leaderboard.html in the folder."""
 
 
 COMMAND = Command("leaderboard", LeaderboardOptions, "antiphase.commands.leaderboard.run:answer", tabled=True)

@@ -7,7 +7,7 @@ the ranking.
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -34,12 +34,30 @@ class Row(NamedTuple):
     model: Model
     rates: Rates
 
+    @property
+    def label(self) -> str:
+        return attack_label(self.rates.attack, self.rates.norm)
+
+    @property
+    def control(self) -> str:
+        """The attack, if it is a control."""
+        attack = self.rates.attack
+        return attack if attack in ATTACKS and find(ATTACKS, attack, "attack").control is None else ""
+
+    @property
+    def difference(self) -> Difference | None:
+        """The difference of the ASR from that of the twin."""
+        cell = (self.model.name, self.rates.attack, self.rates.norm, self.rates.eps)
+        same = (one for one in self.card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
+        return next(same, None)
+
 
 def answer(options: LeaderboardOptions, _: str) -> Answer:
     """Write the page and say what is on it."""
     folder, page = options.folder, options.out or options.folder / "leaderboard.html"
+    named = f"folder {shown(str(folder))}"
     if not folder.is_dir():
-        raise UserError(f"folder {shown(str(folder))}: no such directory; expected one with cards below it")
+        raise UserError(f"{named}: no such directory; expected one with cards below it")
     cards: dict[Path, RobustnessCard] = {}
     left_out: list[str] = []
     for path in sorted(folder.rglob(CARD)):
@@ -49,14 +67,29 @@ def answer(options: LeaderboardOptions, _: str) -> Answer:
             left_out.append(str(error))
     if not cards:
         invalid = "".join(f"; not valid: {line}" for line in left_out[:1])
-        raise UserError(
-            f"folder {shown(str(folder))}: no {CARD} below it; antiphase audit writes one{invalid}"
-        )
+        raise UserError(f"{named}: no {CARD} below it; antiphase audit writes one{invalid}")
     write_leaderboard(cards, left_out, page)
     for line in left_out:
         say(f"left out: {line}")
     say(f"leaderboard, cards: {len(cards)}: {page}")
-    rows = list(map(_entry, rows_of(cards)))
+    rows = [
+        {
+            **row.model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
+            **row.card.data.model_dump(include={"dataset", "split", "n"}),
+            **row.rates.model_dump(include={"attack", "norm", "eps"}),
+            "autoattack": row.rates.attack == "autoattack",
+            "date": row.card.date,
+            "control": bool(row.control),
+            "clean_accuracy": row.model.clean_accuracy.value,
+            "asr": row.rates.asr.value,
+            "asr_correct": row.rates.asr_correct and row.rates.asr_correct.value,
+            "robust_accuracy": row.rates.robust_accuracy.value,
+            "difference": row.difference and row.difference.difference,
+            "against": row.difference and row.difference.against,
+            "card": str(row.path),
+        }
+        for row in rows_of(cards)
+    ]
     told = {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
     return Tabled(told, [board["sheet"] for board in rankings(rows_of(cards), page.parent)])
 
@@ -73,26 +106,6 @@ def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
     return list(rows.values())
 
 
-def _entry(row: Row) -> dict[str, Any]:
-    card, model, rates = row.card, row.model, row.rates
-    difference = _difference(row)
-    return {
-        **model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
-        **card.data.model_dump(include={"dataset", "split", "n"}),
-        **rates.model_dump(include={"attack", "norm", "eps"}),
-        "autoattack": rates.attack == "autoattack",
-        "date": card.date,
-        "control": _is_control(rates.attack),
-        "clean_accuracy": model.clean_accuracy.value,
-        "asr": rates.asr.value,
-        "asr_correct": rates.asr_correct and rates.asr_correct.value,
-        "robust_accuracy": rates.robust_accuracy.value,
-        "difference": difference and difference.difference,
-        "against": difference and difference.against,
-        "card": str(row.path),
-    }
-
-
 def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
     """Write the page, which is self-contained, and return its path."""
     rows = rows_of(cards)
@@ -106,22 +119,50 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
     """Return a ranking for each data set, norm and ε, the most robust first; links start from ``folder``."""
     boards: dict[tuple[str, str, float], dict[Any, list[Row]]] = {}
     for row in rows:
-        data, control = row.card.data, row.rates.attack if _is_control(row.rates.attack) else ""
+        data = row.card.data
         place = (f"{data.dataset} ({data.split})", NORMS[row.rates.norm], row.rates.eps)
-        same = (row.model.weights, data.fingerprint, control)
+        same = (row.model.weights, data.fingerprint, row.control)
         boards.setdefault(place, {}).setdefault(same, []).append(row)
     drawn = []
     for (data, norm, eps), models in sorted(boards.items()):
-        lines = _ranked([_line(same, control, folder) for (*_, control), same in models.items()])
-        board = {
-            "data": data,
-            "norm": norm,
-            "eps": eps,
-            "means": _mean_differences(models, eps),
-            "lines": lines,
-        }
-        drawn.append(board | {"sheet": _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)})
+        lines = _ranked(models.values(), folder)
+        cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
+        means = [
+            {"pair": f"{one.family} − {one.against_family}", "attack": attack_label(one.attack, one.norm), "row": one}
+            for card, of_norm in cards.values()
+            for one in card.mean_differences
+            if (one.norm, one.eps) == (of_norm, eps)
+        ]  # fmt: skip
+        sheet = _sheet(f"{data}, {norm}, ε = {eps_label(eps)}", lines)
+        drawn.append({"data": data, "norm": norm, "eps": eps, "means": means, "lines": lines, "sheet": sheet})
     return drawn
+
+
+def _ranked(models: Iterable[Sequence[Row]], folder: Path) -> list[dict[str, Any]]:
+    """Return a line for each model, of its worst case; equal robust accuracies share a rank, controls have none."""
+    lines = []
+    for same in models:
+        worst = min(same, key=lambda row: row.rates.robust_accuracy.value)
+        report = worst.path.parent / "report.html"
+        files = {"card": worst.path} | ({"report": report} if report.is_file() else {})
+        line = {
+            "model": worst.model,
+            "control": worst.control,
+            "robust": worst.rates.robust_accuracy,
+            "asr": max((row.rates.asr for row in same), key=lambda rate: rate.value),
+            "attack": worst.label,
+            "others": sorted({row.label for row in same} - {worst.label}),
+            "difference": worst.difference,
+            "n": worst.card.data.n,
+            "date": (worst.card.date or "")[:10],
+            "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
+        }
+        lines.append(line)
+    lines.sort(key=lambda line: (bool(line["control"]), -line["robust"].value))
+    values = [line["robust"].value for line in lines if not line["control"]]
+    for line in lines:
+        line["rank"] = None if line["control"] else 1 + values.index(line["robust"].value)
+    return lines
 
 
 def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -131,72 +172,14 @@ def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
         rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
         about = {"rank": line["rank"], "model": line["model"].name}
         about |= {"attack": line["attack"], "images": line["n"]}
-        fields = [rate_field(rate.model_dump()) for rate in rates.values()]
         rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
-        words = Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images)
+        fields = [rate_field(rate.model_dump()) for rate in rates.values()]
+        words = (Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images))
         rows.append((*words, Field(line["date"] or "–")))
         pairs = [(name, end) for name in rates for end in ("value", "low", "high")]
         ends = {f"{name}_{end}": getattr(rates[name], end) for name, end in pairs}
         numbers.append(about | ends | {"date": line["date"]})
     name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
-    return Table(
-        name, title, columns, tuple(rows), pl.DataFrame(numbers, infer_schema_length=None).write_csv()
-    )
-
-
-def _line(same: Sequence[Row], control: str, folder: Path) -> dict[str, Any]:
-    """Return what the ranking says of one model: its worst case over the attacks of its cards."""
-    worst = min(same, key=lambda row: row.rates.robust_accuracy.value)
-    asr = max((row.rates.asr for row in same), key=lambda rate: rate.value)
-    report, tried = worst.path.parent / "report.html", {_label(row) for row in same}
-    files = {"card": worst.path} | ({"report": report} if report.is_file() else {})
-    return {
-        "model": worst.model,
-        "control": control,
-        "robust": worst.rates.robust_accuracy,
-        "asr": asr,
-        "attack": _label(worst),
-        "others": sorted(tried - {_label(worst)}),
-        "difference": _difference(worst),
-        "n": worst.card.data.n,
-        "date": (worst.card.date or "")[:10],
-        "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
-    }
-
-
-def _ranked(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number the lines; equal robust accuracies share a rank, and controls have none."""
-    lines.sort(key=lambda line: (bool(line["control"]), -line["robust"].value))
-    values = [line["robust"].value for line in lines if not line["control"]]
-    for line in lines:
-        line["rank"] = None if line["control"] else 1 + values.index(line["robust"].value)
-    return lines
-
-
-def _mean_differences(models: Mapping[Any, Sequence[Row]], eps: float) -> list[dict[str, Any]]:
-    cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
-    return [
-        {
-            "pair": f"{one.family} − {one.against_family}",
-            "attack": attack_label(one.attack, one.norm),
-            "row": one,
-        }
-        for card, norm in cards.values()
-        for one in card.mean_differences
-        if (one.norm, one.eps) == (norm, eps)
-    ]
-
-
-def _difference(row: Row) -> Difference | None:
-    cell = (row.model.name, row.rates.attack, row.rates.norm, row.rates.eps)
-    same = (one for one in row.card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
-    return next(same, None)
-
-
-def _label(row: Row) -> str:
-    return attack_label(row.rates.attack, row.rates.norm)
-
-
-def _is_control(attack: str) -> bool:
-    return attack in ATTACKS and find(ATTACKS, attack, "attack").control is None
+    csv = pl.DataFrame(numbers, infer_schema_length=None).write_csv()
+    return Table(name, title, columns, tuple(rows), csv)

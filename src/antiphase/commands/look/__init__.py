@@ -5,26 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import (
-    Device,
-    Model,
-    Models,
-    Options,
-    Quiet,
-    RandomWeights,
-    Resize,
-    Typed,
-    Unicode,
-    Words,
-    as_tuple,
-    at_least_one,
-)
 
-Files = Annotated[tuple[Path, ...], BeforeValidator(as_tuple)]
+Files = Annotated[tuple[Path, ...], BeforeValidator(fields.as_tuple)]
 
 
-class LookOptions(Options):
+class LookOptions(fields.Options):
     """Draw where a CLIP and its twin look in images for a text, side by side.
 
     Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
@@ -40,17 +27,17 @@ class LookOptions(Options):
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
     """
 
-    model: Model = Field(
+    model: fields.Model = Field(
         description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
         "diffclip:PATH."
     )
-    images: Annotated[Files, Typed(argument=True, metavar="IMAGE")]
+    images: Annotated[Files, fields.Typed(argument=True, metavar="IMAGE")]
     """One or more image files."""
-    text: Annotated[tuple[Unicode, ...], BeforeValidator(as_tuple)]
+    text: Annotated[tuple[fields.Unicode, ...], BeforeValidator(fields.as_tuple)]
     """Text to look for; repeat for several texts."""
-    against: Models = ()
+    against: fields.Models = ()
     """Model to show next to it, such as the twin with standard attention; several separated by commas."""
-    method: Annotated[Words, AfterValidator(at_least_one)] = ("relevance", "attention")
+    method: Annotated[fields.Words, AfterValidator(fields.at_least_one)] = ("relevance", "attention")
     """Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last (last layer only),
     relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the same for every text), positive
     (A1), negative (A2)."""
@@ -61,14 +48,14 @@ class LookOptions(Options):
     value, to see where it is."""
     mask: Files = ()
     """Image with the object in white, to measure the maps against; repeat, once per IMAGE."""
-    prompt: Unicode = "a photo of {}"
+    prompt: fields.Unicode = "a photo of {}"
     """Sentence around the text, with {} in the place of the text."""
     out: Path = Path("look.png")
     """Figure to write, .png or .pdf; next to it are the maps as .json and a page as .html."""
-    resize: Resize = None
-    random_weights: RandomWeights = False
-    device: Device = "auto"
-    quiet: Quiet = False
+    resize: fields.Resize = None
+    random_weights: fields.RandomWeights = False
+    device: fields.Device = "auto"
+    quiet: fields.Quiet = False
 
 
 COMMAND = Command(

@@ -2,38 +2,41 @@
 
 import io
 import itertools
-import json
 import math
+import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import matplotlib
 import numpy as np
 import polars as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from antiphase.commands.lineup import environment_record, short_names
 from antiphase.commands.loading import find_device, load_models
 from antiphase.commands.look import LookOptions
-from antiphase.commands.look.figure import MapColumn, check_rows, check_suffix, figure_bytes, look_figure
-from antiphase.commands.result import Result, listed, paired_models
+from antiphase.commands.result import Result, in_files, listed
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
-from antiphase.report.figure import shortened
+from antiphase.report.figure import STYLE, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
 from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
-from antiphase.statistics.intervals import Estimate, clipped, jackknife, paired_difference, proportion
+from antiphase.statistics.intervals import Estimate, clipped, jackknife, proportion
 from antiphase.terminal import console, progress_bar, say
 
 _AT_ONCE = 8  # images through a model; affects no map
@@ -70,10 +73,8 @@ class LookResult(Result):
             sides = (f"{hit} of {name}" for hit, name in zip(hits, names, strict=True))
             title = f"{what} is highest on the object in {' and '.join(sides)}"
         elif len(blocks) > 1:
-            alike = [
-                _correlation(*pair)
-                for pair in zip(*(block["map"].to_list() for block in blocks), strict=True)
-            ]
+            maps = (block["map"].to_list() for block in blocks)
+            alike = [_correlation(*pair) for pair in zip(*maps, strict=True)]
             title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
@@ -94,15 +95,11 @@ class LookResult(Result):
         for row in self.summary["maps"]:
             maps.setdefault((row["model"], row["method"]), []).append(row["map"])
         kinds = {model["name"]: model["attention"] for model in self.summary["models"]}
-        columns = [
-            MapColumn(
-                model,
-                METHODS[method].label,
-                np.array(values).reshape(len(texts), len(images), *np.shape(values[0])),
-                METHODS[method].label_for(kinds[model]),
-            )
-            for (model, method), values in maps.items()
-        ]
+        columns = []
+        for (model, name), values in maps.items():
+            arrays = np.array(values).reshape(len(texts), len(images), *np.shape(values[0]))
+            method = METHODS[name]
+            columns.append(MapColumn(model, method.label, arrays, method.label_for(kinds[model])))
         blind = [METHODS[name].label for name in self.summary["methods"] if not METHODS[name].asks]
         note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
         own_scales = self.summary.get("scale") == "each"
@@ -116,30 +113,6 @@ class LookResult(Result):
             write_json(path.with_suffix(".json"), self.summary)
             write_page(page, self.record, self.headlines(), self.drawn, settings=self.settings_title)
         return page
-
-    def differences(self, other: Self) -> pl.DataFrame:
-        """Return the differences of both rates over the images, for each pair of models, method and text."""
-        mine, theirs = self.frame(), other.frame()
-        if any("pointing_game" not in frame.columns for frame in (mine, theirs)):
-            raise UserError(
-                "compare: maps are compared by how they fit masks; expected look with mask= in both"
-            )
-        partners = {against: model for model, against in paired_models(self, other)}
-        theirs = theirs.filter(pl.col("model").is_in(partners)).with_columns(
-            against="model", model=pl.col("model").replace(partners)
-        )
-        both = mine.join(theirs, on=["model", *_PLACE], suffix="_against", maintain_order="left")
-        apart = any(self.summary[name] != other.summary[name] for name in ("images", "texts", "methods"))
-        if apart or both["average_precision_against"].has_nulls():
-            raise UserError("compare: different images, texts or methods; expected the same in both")
-        rows = []
-        for key, block in both.group_by("model", "against", "method", "text", maintain_order=True):
-            hits = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
-            precision = _mean(block["average_precision"] - block["average_precision_against"])
-            estimates = {"pointing_game": paired_difference(*hits), "average_precision": precision}
-            rows += [(*key, metric, *asdict(rate).values()) for metric, rate in estimates.items()]
-        columns = ["model", "against", "method", "text", "metric", "difference", "low", "high", "n"]
-        return pl.DataFrame(rows, columns, orient="row")
 
 
 def run(options: LookOptions, command: str = "") -> dict[str, Any]:
@@ -184,9 +157,8 @@ def look(options: LookOptions, command: str = "") -> LookResult:
             except NoSecondMap as error:
                 left_out.append(about | {"why": str(error)})
                 continue
-            for (text, of_text), image in itertools.product(
-                zip(texts, column, strict=True), range(len(images))
-            ):
+            of_texts = zip(texts, column, strict=True)
+            for (text, of_text), image in itertools.product(of_texts, range(len(images))):
                 place = about | {"image": image, "text": text}
                 values = of_text[image]
                 maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in values]})
@@ -196,14 +168,15 @@ def look(options: LookOptions, command: str = "") -> LookResult:
                     metrics.append(place | {"pointing_game": hit, "average_precision": precision})
     if not maps:
         raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
+    about = ("spec", "attention", "seed")
     stored = {
         "command": command,
         "options": options.record(),
         "models": [
-            {"name": name} | {key: getattr(model.card, key) for key in ("spec", "attention", "seed")}
+            {"name": name} | {key: getattr(model.card, key) for key in about}
             for name, model in models.items()
         ],
-        "images": [str(path) for path in images],
+        "images": list(map(str, images)),
         "texts": list(texts),
         "prompt": options.prompt,
         "methods": list(methods),
@@ -219,16 +192,14 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     rows = pl.DataFrame(maps, infer_schema_length=None)
     if metrics:
         rows = rows.join(pl.DataFrame(metrics), on=["model", *_PLACE], maintain_order="left")
-    table, shown = io.BytesIO(), io.BytesIO()
-    rows.write_parquet(table)
+    shown = io.BytesIO()
     np.savez_compressed(shown, **arrays)
     first, *more = (path.name for path in images)
     pixels = [picture.numpy().tobytes() for picture in pictures]
     record = {
         "command": command,
         "options": stored["options"],
-        "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")}
-        | options.chosen("resize"),
+        "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")},
         "models": {name: model.card.spec for name, model in models.items()},
         "data": f"{first} and {len(more)} more" if more else first,
         "data_fingerprint": digest(*pixels),
@@ -238,9 +209,9 @@ def look(options: LookOptions, command: str = "") -> LookResult:
         **environment_record(device),
         "warnings": [],
     }
-    texts_of = {"maps.json": stored, "run.json": record}
-    files = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in texts_of.items()}
-    return LookResult("look", files | {"maps.parquet": table.getvalue(), "shown.npz": shown.getvalue()})
+    record["settings"] |= options.chosen("resize")
+    files = in_files({"maps": stored, "run": record}, maps=rows)
+    return LookResult("look", files | {"shown.npz": shown.getvalue()})
 
 
 def _check(options: LookOptions) -> None:
@@ -257,13 +228,11 @@ def _check(options: LookOptions) -> None:
         if method not in METHODS:
             raise UserError(f"method {method!r}: expected one of {', '.join(METHODS)}")
     if options.layer is not None and all(METHODS[method].asks for method in options.method):
-        raise UserError(
-            f"layer {options.layer}: only attention, positive and negative are of one layer; add a --method"
-        )
+        why = "only attention, positive and negative are of one layer; add a --method"
+        raise UserError(f"layer {options.layer}: {why}")
     if options.mask and len(options.mask) != len(options.images):
-        raise UserError(
-            f"{len(options.mask)} masks for {len(options.images)} images: expected one each, in their order"
-        )
+        counts = f"{len(options.mask)} masks for {len(options.images)} images"
+        raise UserError(f"{counts}: expected one each, in their order")
 
 
 def _read_mask(path: Path, image: Path, picture: Tensor, whole: bool) -> np.ndarray:
@@ -315,16 +284,149 @@ def _mask_table(metrics: pl.DataFrame) -> Table:
         mean = _mean(block["average_precision"])
         mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
         rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
-        rows.append(
-            (
-                *(
-                    Field(str(word), kind=kind)
-                    for word, kind in zip(key, ("name", "word", "word"), strict=True)
-                ),
-                Field(str(len(block))),
-                *rates,
-            )
-        )
+        model, *words = map(str, key)
+        words = [Field(word, kind="word") for word in words]
+        rows.append((Field(model, kind="name"), *words, Field(str(len(block))), *rates))
     columns = ("model", "method", "text", "images", "pointing game", "average precision")
     title = "Maps against masks, 95 % intervals over the images"
     return Table("masks", title, columns, tuple(rows), metrics.write_csv())
+
+
+MOST_ROWS = 60  # viewers fail to open taller images
+_ENDINGS = (".png", ".pdf")
+_FROM = 0.4  # of the one-signed scale: its lighter part would not show on a white image
+_OPAQUE = 0.85  # of a colour at the end of the scale; nothing at 0
+_LABEL, _CELL, _BELOW, _TITLE, _SCALE, _WORDS = 1.05, 1.75, 0.2, 0.5, 0.3, 0.45  # inches
+
+
+@dataclass(frozen=True)
+class MapColumn:
+    """The maps of one model by one method, of any sign, finite; columns of one method share a scale."""
+
+    model: str
+    method: str
+    maps: Float[np.ndarray, "texts images rows columns"]
+    label: str = ""  # below the model's name where a figure shows several methods; else the method
+
+
+def look_figure(
+    images: Sequence[Float[np.ndarray, "height width 3"]],
+    texts: Sequence[str],
+    columns: Sequence[MapColumn],
+    *,
+    masks: Sequence[Bool[np.ndarray, "height width"]] | None = None,
+    note: str = "",
+    own_scales: bool = False,
+) -> Figure:
+    """Draw one row for each image and text: the image, then the map of each column over it.
+
+    All maps of a method share one scale, whose end is the largest absolute value in any of them, so that models, images
+    and texts can be compared; with ``own_scales`` the scale of each map ends at its own. Each map is enlarged
+    bilinearly and laid over the image, more opaque the larger its absolute value: where the map is 0 the image alone is
+    visible. Maps of one sign go from yellow to red, signed maps from blue (negative) to red. The largest absolute value
+    of each map is printed below it. Masks, one per image, are drawn as outlines; the note is a sentence for the footer.
+    """
+    check_rows(len(images), len(texts))
+    methods = list(dict.fromkeys(column.method for column in columns))
+    maps = {method: [column.maps for column in columns if column.method == method] for method in methods}
+    signed = {method: min(values.min() for values in maps[method]) < 0 for method in methods}
+    largest = {method: max(float(np.abs(values).max()) for values in maps[method]) for method in methods}
+    titles = ["image"]
+    for column in columns:
+        name = _shortened(column.model, 24, 2)
+        titles.append(f"{name}\n{column.label or column.method}" if len(methods) > 1 else name)
+    rows, foot = len(images) * len(texts), _WORDS + _SCALE * len(methods)
+    width = _LABEL + len(titles) * _CELL
+    height = _TITLE + rows * (_CELL + _BELOW) + foot
+    plain: dict[str, Any] = {"parse_math": False}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height))
+        FigureCanvasAgg(figure)
+        edges = {"left": _LABEL / width, "right": 1 - 0.08 / width}
+        edges |= {"top": 1 - _TITLE / height, "bottom": (foot + _BELOW) / height}
+        grid = figure.subplots(rows, len(titles), squeeze=False, gridspec_kw=edges | {"wspace": 0.06})
+        for axes, title in zip(grid[0], titles, strict=True):
+            axes.set_title(title, fontsize=9, **plain)
+        for row, cells in enumerate(grid):
+            image, text = divmod(row, len(texts))
+            drawn = [images[image]]
+            for axes, column in zip(cells[1:], columns, strict=True):
+                values = column.maps[text, image]
+                most = float(np.abs(values).max())
+                end = most if own_scales else largest[column.method]
+                drawn.append(paint(images[image], values, signed[column.method], end))
+                axes.set_xlabel(f"largest {most:.2g}", fontsize=6.5, labelpad=2, color="#55575c")
+            for axes, pixels in zip(cells, drawn, strict=True):
+                axes.imshow(pixels, interpolation="nearest", extent=(0, 1, 0, 1))
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set(linewidth=0.6, color="#c4c4c0")
+                if masks is not None and not masks[image].all():
+                    across, down = ((np.arange(side) + 0.5) / side for side in masks[image].shape[::-1])
+                    outline = masks[image].astype(float)
+                    axes.contour(across, 1 - down, outline, levels=[0.5], colors="#0b6e4f", linewidths=0.6)
+            label = _shortened(texts[text], 13, 6)
+            place: Any = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 8}
+            cells[0].set_ylabel(label, fontsize=10, **place, **plain)
+        for place, method in enumerate(methods, start=1):
+            box = (_LABEL / width, (foot - place * _SCALE) / height, _CELL / width, 0.09 / height)
+            ends = (-largest[method] if signed[method] else 0.0, largest[method])
+            ramp = _laid_over(np.ones((1, 256, 3)), np.linspace(*ends, 256)[None], signed[method], ends[1])
+            scale = ScalarMappable(Normalize(*ends), ListedColormap(ramp[0]))
+            bar = figure.colorbar(scale, cax=figure.add_axes(box), orientation="horizontal", ticks=ends)
+            labels = [f"{end:.2g}" for end in ends]
+            if own_scales:
+                labels = ["-largest" if signed[method] else "0", "largest"]
+            bar.ax.set_xticklabels(labels, fontsize=7)
+            if len(methods) > 1:
+                bar.ax.text(1.1, 0.5, method, transform=bar.ax.transAxes, va="center", fontsize=7, **plain)
+        shared = "One scale for all maps" + (" of a method." if len(methods) > 1 else ".")
+        shared = "A scale of its own for each map." if own_scales else shared
+        words = " ".join(filter(None, [f"Maps: {', '.join(methods)}.", shared, note]))
+        words = textwrap.fill(words, int(18 * (width - _LABEL)))
+        figure.text(_LABEL / width, 0.05 / height, words, fontsize=7, **plain)
+    return figure
+
+
+def paint(
+    image: Float[np.ndarray, "height width 3"],
+    values: Float[np.ndarray, "rows columns"],
+    signed: bool,
+    largest: float,
+) -> Float[np.ndarray, "shown shown 3"]:
+    """Return a map over its image, in [0, 1]; see :func:`look_figure`."""
+    below = np.stack([enlarge(image[..., channel], _SHOWN, _SHOWN) for channel in range(3)], -1)
+    return _laid_over(below, enlarge(values, _SHOWN, _SHOWN), signed, largest).clip(0, 1)
+
+
+def _laid_over(below: np.ndarray, values: np.ndarray, signed: bool, largest: float) -> np.ndarray:
+    scaled = values / largest if largest > 0 else np.zeros_like(values)
+    scale = matplotlib.colormaps["RdBu_r" if signed else "YlOrRd"]
+    colours = scale((scaled + 1) / 2 if signed else _FROM + (1 - _FROM) * scaled)[..., :3]
+    opacity = _OPAQUE * np.abs(scaled)[..., None].clip(0, 1)
+    return (1 - opacity) * below + opacity * colours
+
+
+def _shortened(text: str, width: int, lines: int) -> str:
+    """Break a text into lines; what does not fit ends in an ellipsis."""
+    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …"))
+
+
+def check_rows(images: int, texts: int) -> None:
+    """Refuse a figure that would be too tall."""
+    if images * texts > MOST_ROWS:
+        counts = f"{images} images and {texts} texts make {images * texts} rows"
+        raise UserError(f"{counts}: expected at most {MOST_ROWS}; draw several figures")
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a path that is no .png or .pdf, or a folder."""
+    if path.suffix.lower() not in _ENDINGS:
+        raise UserError(f"{path}: expected a file that ends in {' or '.join(_ENDINGS)}")
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected a file for the figure")
+
+
+def figure_bytes(figure: Figure, path: Path) -> bytes:
+    """Return a figure as PNG at 200 dots per inch or as PDF with embedded fonts, by the suffix of the file."""
+    check_suffix(path)
+    return saved(figure, path.suffix.lower()[1:])

@@ -29,31 +29,10 @@ from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
-_SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
-_KINDS = {"noise": "uniform noise", "pgd": "PGD"}
+_HEADS, _SITES, _KINDS = (_WORDS[name] for name in ("heads", "sites", "kinds"))
 _PERCENT = {"below", "negative", "positive", "undecided", "first", "second", "third"}
-# columns of tables: their heads by metric
-_ALIGNMENT = {
-    "cosine": "cosθ",
-    "rho": "ρ",
-    "amplification": "‖J_DA‖ / ‖J1‖",
-    "below": "below 0, %",
-    "negative": "surely below, %",
-    "positive": "surely above, %",
-    "norm": "‖J_DA‖",
-}
-_TERMS = {"first": "J1", "second": "−λ·J2", "third": "−A2 ⊗ ∇λ"}
-_EXPLANATION = {
-    "relative": "ln ‖J_DA‖/‖J_base‖",
-    "by_gamma": "by γ",
-    "by_rho": "by ρ",
-    "by_cosine": "by cosθ",
-    "gamma": "γ",
-}
-_PLANE = {"rho": "λρ", "cosine": "cosθ", "critical": "cosθ*", "gamma": "γ", "relative": "‖J_DA‖ / ‖J_base‖"}
-_DEPTH = {"gain": "gain", "lipschitz": "L(d)", "alpha": "gain / L(d)", "cancellation": "cancellation"}
 _COMPARED = ("alignment", "lipschitz", "depth")  # parts
-_CONSOLE = {"model", "layer", "cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", *_TERMS.values()}
+_CONSOLE = {"model", "layer", "cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", *_HEADS["terms"].values()}
 
 
 class SenseResult(Result):
@@ -66,8 +45,7 @@ class SenseResult(Result):
         return [headline(self.summary)]
 
     def sections(self) -> list[Section]:
-        pairs = [(model, against) for model, against in self.summary["pairs"]]
-        return sensitivity_sections(self, pairs, families(self.summary["models"]))
+        return sensitivity_sections(self, [(one, two) for one, two in self.summary["pairs"]], self.families)
 
     def differences(self, other: Result) -> pl.DataFrame:
         compared, faults = [], []
@@ -100,22 +78,18 @@ def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str
         layer, site = pl.col("layer").fill_null(-1), pl.format("Lipschitz constant of the {}", "of")
         values = rows.select("model", "sample", "value", layer=layer, site=site, metric="estimator")
     else:
-        where = pl.format(
-            "depth, {}, ε = {}", "perturbation", pl.col("eps").map_elements(eps_label, pl.String)
-        )
-        values = rows.select(
-            "model", "sample", "gain", "lipschitz", "alpha", layer=pl.col("stage") - 1, site=where
-        )
-        values = values.unpivot(["gain", "lipschitz", "alpha"], index=["model", "sample", "layer", "site"])
-        values = values.rename({"variable": "metric"})
+        eps, metrics = pl.col("eps").map_elements(eps_label, pl.String), ["gain", "lipschitz", "alpha"]
+        site, layer = pl.format("depth, {}, ε = {}", "perturbation", eps), pl.col("stage") - 1
+        values = rows.select("model", "sample", *metrics, layer=layer, site=site)
+        index = ["model", "sample", "layer", "site"]
+        values = values.unpivot(metrics, index=index, variable_name="metric")
     keys, parts = ["site", "layer", "metric"], []
     for pair in pairs:
         mine, theirs = (values.filter(model=name) for name in pair)
         both = mine.join(theirs, on=[*keys, "sample"], maintain_order="left")
         apart = both.with_columns(pl.col("value") - pl.col("value_right"))
-        found = sensitivity.means(
-            apart.rename({"metric": "of"}), ["site", "layer", "of"], ["value"], bounded=False
-        )
+        apart = apart.rename({"metric": "of"})
+        found = sensitivity.means(apart, ["site", "layer", "of"], ["value"], bounded=False)
         model, against = map(pl.lit, pair)
         parts.append(found.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))
     return pl.concat(parts).rename({"value": "difference"})
@@ -153,32 +127,30 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
     frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
     sites = {site: label for site, label in _SITES.items() if site in frame["site"]}
     quantities = {"cosine": ("cosθ", 0.0), "below": ("below 0", None), "norm": ("‖J‖", None)}
+    of_site = {site: frame.filter(site=site) for site in sites}
     panels = [
-        [
-            _axis(f"{label} {where}", frame.filter(site=site), metric, groups, level)
-            for site, where in sites.items()
-        ]
+        [_axis(f"{label} {sites[site]}", block, metric, groups, level) for site, block in of_site.items()]
         for metric, (label, level) in quantities.items()
     ]
     two_maps = bool((rows["second"] != 0).any())
     caption = words["two_maps_caption"] * two_maps + words["caption"]
     plots = [Plot("alignment", _layer_figure(panels, groups), caption)]
     tables = [
-        _table(f"alignment-{site}", f"Alignment {where}", frame.filter(site=site), _ALIGNMENT, groups)
-        for site, where in sites.items()
+        _table(f"alignment-{site}", f"Alignment {sites[site]}", block, _HEADS["alignment"], groups)
+        for site, block in of_site.items()
     ]
     explained = sensitivity.explanation(rows, list(pairs))
     for (site,), own in explained.group_by(["site"], maintain_order=True):
         own = own.with_columns(model=pl.col("model") + " / " + pl.col("against"))
         title = f"Taken apart {_SITES[str(site)]}, in logarithms"
-        tables.append(_table(f"explanation-{site}", title, own, _EXPLANATION, groups))
+        tables.append(_table(f"explanation-{site}", title, own, _HEADS["explanation"], groups))
     kind = dict(rows.select("model", "attention").unique().iter_rows())
     standard = {model: twin for model, twin in pairs if kind[twin] == "softmax"}
     differential = [model for model in kind if kind[model] == "differential"]
     plane = sensitivity.places(rows, {model: standard.get(model) for model in differential})
     if not plane.is_empty():
         plane = plane.sort("model", "layer", maintain_order=True)
-        tables.append(_table("plane", "In the plane of Theorem 3", plane, _PLANE, groups))
+        tables.append(_table("plane", "In the plane of Theorem 3", plane, _HEADS["plane"], groups))
     for place, family in enumerate(group for group in groups if set(group.models) & set(plane["model"])):
         where = words["twin" if standard.keys() >= set(family.models) else "no_twin"]
         caption = words["plane"].format(family=family.name, where=where)
@@ -189,8 +161,10 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
 
 def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     frame = sensitivity.terms(rows)
-    panels = [[_axis(f"share of {label}", frame, metric, groups, 0.0) for metric, label in _TERMS.items()]]
-    tables = [_table("terms", "Shares of ‖J_DA‖² at the pixels, %", frame, _TERMS, groups)]
+    panels = [
+        [_axis(f"share of {label}", frame, metric, groups, 0.0) for metric, label in _HEADS["terms"].items()]
+    ]
+    tables = [_table("terms", "Shares of ‖J_DA‖² at the pixels, %", frame, _HEADS["terms"], groups)]
     return [Plot("terms", _layer_figure(panels, groups), _WORDS["terms"]["caption"])], tables, {}
 
 
@@ -199,11 +173,8 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
     frame = frame.with_columns(metric=pl.col("estimator"))
     maps, logits = (frame.filter(of=of) for of in ("map", "logits"))
     measured = [estimator for estimator in all_estimators() if estimator.name in frame["metric"]]
-    panels = [
-        _axis(f"L by {estimator.panel}", maps, estimator.name, groups, log=True)
-        for estimator in measured
-        if estimator.panel
-    ]
+    shown = [(estimator.panel, estimator.name) for estimator in measured if estimator.panel]
+    panels = [_axis(f"L by {panel}", maps, name, groups, log=True) for panel, name in shown]
     figure = _layer_figure([panels[start : start + 2] for start in range(0, len(panels), 2)], groups)
     heads = {estimator.name: estimator.name for estimator in measured}
     title = "Each layer’s combined map, root mean square over heads"
@@ -221,27 +192,23 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
 
 def _depth(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     keys = ["model", "perturbation", "eps", "stage"]
-    frame = pl.concat(
-        [sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"]), sensitivity.cancellation(rows)]
-    )
+    means = sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"])
+    frame = pl.concat([means, sensitivity.cancellation(rows)])
     largest = frame["eps"].max()
     shown = frame.filter(eps=largest).with_columns(layer=pl.col("stage") - 1)
-    panels = [
-        [
-            _axis(f"{label}, {words}", shown.filter(perturbation=kind), metric, groups, level, log, "block")
-            for kind, words in _KINDS.items()
-        ]
-        for metric, label, level, log in (
-            ("gain", "‖Δ(d)‖ / ‖Δ(d−1)‖", 1.0, True),
-            ("alpha", "gain / L(d)", None, True),
-            ("cancellation", "cancellation", 1.0, False),
-        )
-    ]
+    panels = []
+    for metric, label, *how in (
+        ("gain", "‖Δ(d)‖ / ‖Δ(d−1)‖", 1.0, True),
+        ("alpha", "gain / L(d)", None, True),
+        ("cancellation", "cancellation", 1.0, False),
+    ):
+        kinds = ((f"{label}, {words}", shown.filter(perturbation=kind)) for kind, words in _KINDS.items())
+        panels.append([_axis(title, block, metric, groups, *how, "block") for title, block in kinds])
     tables = []
     for (kind, size), block in frame.group_by(["perturbation", "eps"], maintain_order=True):
         words, eps = _KINDS[str(kind)], float(str(size))
         title = f"{words[0].upper()}{words[1:]} at ε = {eps_label(eps)}"
-        tables.append(_table(f"depth-{kind}-{eps * 255:g}", title, block, _DEPTH, groups, "stage"))
+        tables.append(_table(f"depth-{kind}-{eps * 255:g}", title, block, _HEADS["depth"], groups, "stage"))
     caption = _WORDS["depth"]["caption"].format(eps=eps_label(float(str(largest))))
     return [Plot("depth", _layer_figure(panels, groups), caption)], tables, {}
 
@@ -275,28 +242,24 @@ def _table(
     groups: Sequence[Family],
     place: str | None = "layer",
 ) -> Table:
+    def field(row: Mapping[str, Any]) -> Field:
+        scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3)
+
+        def text(end: float) -> str:
+            return number(scale * end, 0 if abs(scale * end) >= 100 else digits)
+
+        return estimate_field(row["value"], row["low"], row["high"], text)
+
     shown = frame.with_columns(color=pl.col("model").replace_strict(colors_of(groups), default=""))
     if place == "layer":
         shown = shown.with_columns(pl.col("layer") + 1)
     head = {"layer": ["layer"], "stage": ["block"]}.get(place or "", [])
     shown = shown.rename({"stage": "block"}, strict=False)
-    return tabulate(name, title, shown, ["model", *head], "metric", _field, heads, frame)
-
-
-def _field(row: Mapping[str, Any]) -> Field:
-    scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3)
-
-    def text(end: float) -> str:
-        return number(scale * end, 0 if abs(scale * end) >= 100 else digits)
-
-    return estimate_field(row["value"], row["low"], row["high"], text)
+    return tabulate(name, title, shown, ["model", *head], "metric", field, heads, frame)
 
 
 def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
-    """Draw cosθ over λρ in each layer, the region below the critical cosine shaded, for the layer's γ (Theorem 3).
-
-    A single model has its interval over the samples; of several, each is a small marker next to their mean.
-    """
+    """Draw cosθ over λρ in each layer, the region below the critical cosine shaded, for the layer's γ (Theorem 3)."""
     own = places.filter(pl.col("model").is_in(family.models))
     layers = own["layer"].unique().sort().to_list()
     reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
@@ -352,14 +315,13 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     first, which, seeds = min(layers), shortened(family.name, 14), len(family.models)
     if len(layers) > 1:
         which = words["layer"].format(layer=first + 1, family=which)
-    of_models: dict[tuple[int, str], list[Estimate]] = {}
+    of_models: dict[int, dict[str, list[Estimate]]] = {layer: {} for layer in sorted(layers)}
     for row in own:
-        of_models.setdefault((row["layer"], row["metric"]), []).append(estimate_of(row))
-    cosines = {layer: of_models[layer, "cosine"] for layer in sorted(layers)}
+        of_models[row["layer"]].setdefault(row["metric"], []).append(estimate_of(row))
+    cosines = {layer: of_metric["cosine"] for layer, of_metric in of_models.items()}
     first_layer = {
         metric: figures.mean_line("", several, sensitivity.within(metric)).estimate
-        for (layer, metric), several in of_models.items()
-        if layer == first
+        for metric, several in of_models[first].items()
     }
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
     lead = words["lead"].format(

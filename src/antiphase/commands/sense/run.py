@@ -13,32 +13,18 @@ from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
-from antiphase.commands.lineup import Lineup, load_lineup
-from antiphase.commands.run_files import described, write_run
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
+from antiphase.commands.sense import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
+from antiphase.sensitivity import alignment as grams
 from antiphase.sensitivity import layer_estimates as sensitivity
-from antiphase.sensitivity.alignment import (
-    Gram,
-    align,
-    direction_grams,
-    gradient_terms,
-    loss_grams,
-    random_directions,
-    token_grams,
-)
+from antiphase.sensitivity import lipschitz
 from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate, stage_norms
 from antiphase.sensitivity.layers import Layer, eager_attention
-from antiphase.sensitivity.lipschitz import (
-    Neighbourhood,
-    all_estimators,
-    power_iteration,
-    uniform_sampling_of_all,
-)
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
@@ -79,11 +65,7 @@ def run(options: SenseOptions, command: str = "") -> None:
 
 
 def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
-    """Measure every model on the same images and write the run directory; return the summary.
-
-    It then holds a Parquet file of rows for each part, ``summary.json``, ``run.json`` and ``cells/``, from which a
-    killed run resumes. Under torchrun the processes share the images.
-    """
+    """Measure every model on the same images and write the run directory; return the summary."""
     began, known = time.monotonic(), [part.name for part in PARTS]
     if not set(options.parts) <= set(known):
         raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")
@@ -203,19 +185,19 @@ def alignment_rows(
     ``loss`` of the logits is, where not given, the cross-entropy with the predictions at x, what an attack climbs.
     """
     keys = _probe_keys(ids, options)
-    for layer_index, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
+    for layer_index, (layer, gram, probes) in enumerate(grams.token_grams(model, images, keys)):
         yield _gram_rows("tokens", layer_index, layer, gram, probes, ids)
-    for layer_index, (layer, gram) in enumerate(loss_grams(model, images, loss or _loss)):
+    for layer_index, (layer, gram) in enumerate(grams.loss_grams(model, images, loss or _loss)):
         yield _gram_rows("loss", layer_index, layer, gram, 0, ids)
-    directions = random_directions(images, keys)
-    for layer_index, (layer, gram) in enumerate(direction_grams(model, images, directions)):
+    directions = grams.random_directions(images, keys)
+    for layer_index, (layer, gram) in enumerate(grams.direction_grams(model, images, directions)):
         yield _gram_rows("pixels", layer_index, layer, gram, options.probes, ids)
 
 
 def term_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
     """Yield how much of each layer's ‖J_DA‖² comes from J1, from λ·J2 and from λ's own gradient, at the pixels."""
-    directions = random_directions(images, _probe_keys(ids, options))
-    for layer_index, (layer, terms) in enumerate(gradient_terms(model, images, directions)):
+    directions = grams.random_directions(images, _probe_keys(ids, options))
+    for layer_index, (layer, terms) in enumerate(grams.gradient_terms(model, images, directions)):
         values = {name: getattr(terms, name).mean(-1) for name in ("first", "second", "third")}
         yield rows_of(ids, values | {"lam": layer.weight}, layer=layer_index, name=layer.name)
 
@@ -243,13 +225,13 @@ def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, opti
 
 
 def _gram_rows(
-    site: str, layer_index: int, layer: Layer, gram: Gram, probes: int, ids: Tensor
+    site: str, layer_index: int, layer: Layer, gram: grams.Gram, probes: int, ids: Tensor
 ) -> pl.DataFrame:
     mean = gram.mean() if probes else gram
     if not mean.first.isfinite().all():
         raise UserError(f"{layer.name}: the gradient of its map is NaN or infinite; what is measured is kept")
     values = {name: getattr(mean, name) for name in ("first", "second", "cross", "moved")}
-    angle = None if layer.negative is None else align(gram, probes=bool(probes))
+    angle = None if layer.negative is None else grams.align(gram, probes=bool(probes))
     values |= {end: None if angle is None else getattr(angle, end) for end in ("low", "high")}
     values["lam"] = layer.weight
     return rows_of(ids, values, site=site, layer=layer_index, name=layer.name, probes=probes)
@@ -260,22 +242,22 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: Sense
     names = [layer.name for layer in attention_layers(model, images[:1])]
     maps = ((index, name, "map", map_function(model, name)) for index, name in enumerate(names))
     functions = [(None, "", "logits", model), *maps]
-    samples = uniform_sampling_of_all(
+    samples = lipschitz.uniform_sampling_of_all(
         lambda x: all_maps(model, x), images, options.radius, options.samples, options.seed, ids
     )
     radius, seed = options.radius, options.seed
     for (index, name, of, function), sampled in zip(functions, samples, strict=True):
         about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": radius}
-        slope = power_iteration(function, images, steps=2 * options.steps, seed=seed, ids=ids)
+        slope = lipschitz.power_iteration(function, images, steps=2 * options.steps, seed=seed, ids=ids)
         search = (radius, options.steps, options.points, seed)
-        ball = Neighbourhood(function, images, ids, *search, sampled, slope)
-        for estimator in all_estimators():
+        ball = lipschitz.Neighbourhood(function, images, ids, *search, sampled, slope)
+        for estimator in lipschitz.all_estimators():
             if (values := estimator.value(ball)) is not None:
                 yield rows_of(ids, {"value": values[:, None]}, estimator=estimator.name, **about)
 
 
 def _added_estimators() -> dict[str, Any]:
-    added = [estimator.name for estimator in all_estimators() if not estimator.from_start]
+    added = [estimator.name for estimator in lipschitz.all_estimators() if not estimator.from_start]
     return {"estimators": added} if added else {}
 
 

@@ -52,11 +52,8 @@ class PresetOptions(TrainingOptions):
 
 def _from_mapping(value: Any) -> Any:
     """Return a dictionary of strengths as the words that one would type."""
-    return (
-        tuple(f"{name}={strength}" for name, strength in value.items())
-        if isinstance(value, Mapping)
-        else value
-    )
+    named = isinstance(value, Mapping)
+    return tuple(f"{name}={strength}" for name, strength in value.items()) if named else value
 
 
 class TrainOptions(TrainingOptions):
@@ -198,9 +195,8 @@ class TrainOptions(TrainingOptions):
             except ValueError:
                 equals = ""
             if not equals:
-                raise UserError(
-                    f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1"
-                )
+                example = f"{next(iter(DEFENCES))}=1"
+                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {example}")
         if len(strengths) < len(self.defend):
             raise UserError(f"defend {','.join(self.defend)}: expected each name once")
         return strengths

@@ -15,39 +15,17 @@ from pydantic import BaseModel
 from rich.text import Text
 from torch import nn
 
+from antiphase.commands import loading, train
 from antiphase.commands.lineup import environment_record
-from antiphase.commands.loading import (
-    check_compiler,
-    find_device,
-    live_object,
-    load_models,
-    measured_attention,
-)
 from antiphase.commands.result import Result
 from antiphase.commands.run_folder import finished
-from antiphase.commands.train import (
-    PresetOptions,
-    TrainClipOptions,
-    TrainingOptions,
-    TrainOptions,
-    TrainVlmOptions,
-)
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
 from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import as_json_lines, write_json
-from antiphase.models import CLIP
+from antiphase.models import CLIP, checkpoints
 from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
-from antiphase.models.checkpoints import (
-    RECIPE_FILE,
-    WEIGHTS_FILE,
-    as_config,
-    load_into,
-    read_recipe,
-    read_weights,
-    weights_digest,
-)
 from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
@@ -67,51 +45,51 @@ Metrics = list[dict[str, Any]]
 """Of each epoch."""
 
 
-def run(options: TrainingOptions, command: str = "") -> Metrics:
+def run(options: train.TrainingOptions, command: str = "") -> Metrics:
     """Train what the options say into ``options.out`` and write ``run.json``; return the metrics of each epoch."""
     began = time.monotonic()
     check_trackers(options.track)
-    kinds: Any = {TrainOptions: _train_classifier, TrainClipOptions: _train_clip, TrainVlmOptions: _train_vlm}
     left_out: list[str] = []
-    metrics = kinds[type(options)](options, left_out)
+    kinds: Any = {"TrainOptions": _train_classifier, "TrainClipOptions": _train_clip}
+    metrics = kinds.get(type(options).__name__, _train_vlm)(options, left_out)
     if this_process().first:
         about = {"command": command, "options": options.record()}
-        about |= finished(options.out, began) | environment_record(find_device("auto"))
+        about |= finished(options.out, began) | environment_record(loading.find_device("auto"))
         about |= {"warnings": left_out} if left_out else {}
         write_json(options.out / "run.json", about)
     return metrics
 
 
-def _of_recipe(options: TrainingOptions, recipe: type[BaseModel]) -> dict[str, Any]:
+def _of_recipe(options: train.TrainingOptions, recipe: type[BaseModel]) -> dict[str, Any]:
     """Return the fields that recipe and options both have, where they were given, and the precision."""
     shared = recipe.model_fields.keys() & type(options).model_fields.keys()
     fields = options.chosen(*(shared - {"model", "stage", "adversarial"}))
     if options.precision == "auto":
-        fields["precision"] = fastest_precision(find_device("auto"))
+        fields["precision"] = fastest_precision(loading.find_device("auto"))
     return fields
 
 
-def _train_classifier(options: TrainOptions, left_out: list[str]) -> Metrics:
+def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metrics:
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
     stored = options.chosen(RESIZE)
-    model, module = None, live_object(named_spec(options.model).spec)
+    model, module = None, loading.live_object(named_spec(options.model).spec)
     if options.model not in VITS:
-        (loaded,) = load_models([options.model], device_of(module), options.random_weights, seed=options.seed)
+        (loaded,) = loading.load_models(
+            [options.model], device_of(module), options.random_weights, seed=options.seed
+        )
         if not card_of(loaded).num_classes:
             raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
         model = copy.deepcopy(loaded)
     images = _images(options, options.data, "train", model)
-    in_memory = live_object(options.data) is not None  # and has no other split
+    in_memory = loading.live_object(options.data) is not None  # and has no other split
     held_out = options.held_out or ("none" if in_memory else options.data)
     try:
         validation = None if held_out == "none" else _images(options, held_out, "test", model)
     except NoSuchSplit as error:
         raise UserError(f"{error}; --held-out none trains without") from None
     left_out += [line for part in (images, validation) if part is not None for line in part.left_out]
-    fields = _of_recipe(options, Recipe) | {
-        "adversarial": options.adversary or None,
-        "defences": options.defences or None,
-    }
+    fields = _of_recipe(options, Recipe)
+    fields |= {"adversarial": options.adversary or None, "defences": options.defences or None}
     fields |= {"data": images.name} if in_memory else {}
     kind: Any = options.model if model is None else starting_model(model)
     recipe = make_recipe(kind, images, options.model_part, **fields)
@@ -121,8 +99,8 @@ def _train_classifier(options: TrainOptions, left_out: list[str]) -> Metrics:
         stored |= {FOLDER: str(Path.cwd())}
     metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
     if module is not None:
-        path = options.out / WEIGHTS_FILE
-        load_into(module, read_weights(path), str(path))
+        path = options.out / checkpoints.WEIGHTS_FILE
+        checkpoints.load_into(module, checkpoints.read_weights(path), str(path))
     return metrics
 
 
@@ -132,12 +110,12 @@ def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
     known = [float(lam.mean()) for lam in layer_lambdas(model, some)]
     if known or not hasattr(model, "card") or card_of(model).attention in ("softmax", "none"):
         return known
-    return list(measured_attention(model, some)[1])
+    return list(loading.measured_attention(model, some)[1])
 
 
-def _images(options: TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
+def _images(options: train.TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
     limit = options.limit if split == "train" else None
-    if (images := live_object(source)) is not None:
+    if (images := loading.live_object(source)) is not None:
         images = load_data(images, limit=limit)
         return images if model is None else _in_order(model, images, options)
     size, channels = (None, None) if model is None else size_for([model])
@@ -153,7 +131,7 @@ def _images(options: TrainOptions, source: str, split: str, model: nn.Module | N
     return images if options.resize is None else resized_images(images, options.resize)
 
 
-def _in_order(model: nn.Module, images: ImageSet, options: TrainOptions) -> ImageSet:
+def _in_order(model: nn.Module, images: ImageSet, options: train.TrainOptions) -> ImageSet:
     """Return images with labels in the order of the model's outputs, of which each class has one."""
     if options.new_head and card_of(model).class_names != images.class_names:
         with_new_head(model, len(images.class_names), options.seed)
@@ -167,11 +145,12 @@ def _in_order(model: nn.Module, images: ImageSet, options: TrainOptions) -> Imag
     return images
 
 
-def _train_clip(options: TrainClipOptions, left_out: list[str]) -> Metrics:
+def _train_clip(options: train.TrainClipOptions, left_out: list[str]) -> Metrics:
+    from antiphase.evaluation.retrieval import encoder_numbers
     from antiphase.training.contrastive import train_clip
 
     if options.compile:
-        check_compiler(find_device("auto"))
+        loading.check_compiler(loading.find_device("auto"))
     amount: dict[str, Any] = {"limit": options.limit, "samples": options.samples, "lanes": options.lanes}
     amount["skip_bad"] = options.skip_bad
     pairs = load_pairs(options.data, split="train", progress=not options.quiet, **amount)  # pyright: ignore[reportArgumentType]
@@ -182,13 +161,21 @@ def _train_clip(options: TrainClipOptions, left_out: list[str]) -> Metrics:
     fields = options.chosen("init", "lambda_init", "variant") | fields
     about = {"fingerprint": pairs.fingerprint(), "model_fields": fields} | _of_recipe(options, ClipRecipe)
     recipe = make_clip_recipe(options.model, options.preset, **about)
-    how = _how(options) | {"evaluate": lambda model: _evaluate(model, held_out), "compiled": options.compile}
+
+    def evaluate(model: CLIP) -> dict[str, float]:
+        numbers = {pairs.name: encoder_numbers(model, pairs) for pairs in held_out}
+        if len(numbers) < 2:
+            return next(iter(numbers.values()), {})
+        return {f"{name} {metric}": value for name, of in numbers.items() for metric, value in of.items()}
+
+    how = _how(options) | {"evaluate": evaluate, "compiled": options.compile}
     if (start := options.from_run) is not None:
-        source, how["weights"] = read_recipe(start), read_weights(start / WEIGHTS_FILE)
+        source = checkpoints.read_recipe(start)
+        how["weights"] = checkpoints.read_weights(start / checkpoints.WEIGHTS_FILE)
         if source.get("kind") != "clip":
             raise UserError(f"from {start}: holds no CLIP; expected a run of antiphase train-clip")
-        place = f"{start / RECIPE_FILE}: "
-        model, built = as_config(ClipConfig, source.get("model"), place, ("model",)), recipe.model
+        place = f"{start / checkpoints.RECIPE_FILE}: "
+        model, built = checkpoints.as_config(ClipConfig, source.get("model"), place, ("model",)), recipe.model
         kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
         if "converted" in source:  # into any kind of differential attention
             kinds = [tuple(kind == "softmax" for kind in towers) for towers in kinds]
@@ -196,17 +183,19 @@ def _train_clip(options: TrainClipOptions, left_out: list[str]) -> Metrics:
             raise UserError(f"from {start}: prepares images as no CLIP of train-clip does")
         if kinds[0] != kinds[1]:
             raise UserError(f"from {start}: is no {options.model}; give the --model of its attention")
-        recipe = recipe.model_copy(update={"model": model, "start": weights_digest(how["weights"])})
+        recipe = recipe.model_copy(
+            update={"model": model, "start": checkpoints.weights_digest(how["weights"])}
+        )
     return train_clip(recipe, pairs, options.out, **how)
 
 
-def _how(options: PresetOptions) -> dict[str, Any]:
+def _how(options: train.PresetOptions) -> dict[str, Any]:
     """Return how to train by a preset; none of it affects the weights."""
     how = {"part": options.part, "checkpointing": options.checkpointing}
     return how | {"trackers": options.track, "progress": not options.quiet}
 
 
-def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
+def _held_out(options: train.TrainClipOptions, indexed: bool) -> list[PairSet]:
     names = options.held_out or ((options.data,) if indexed else ())
     sets = []
     for name in (name for name in names if name != "none"):
@@ -220,17 +209,7 @@ def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
     return sets
 
 
-def _evaluate(model: CLIP, held_out: list[PairSet]) -> dict[str, float]:
-    from antiphase.evaluation.retrieval import encoder_numbers
-
-    return {
-        f"{pairs.name} {name}" if len(held_out) > 1 else name: value
-        for pairs in held_out
-        for name, value in encoder_numbers(model, pairs).items()
-    }
-
-
-def _train_vlm(options: TrainVlmOptions, _: list[str]) -> Metrics:
+def _train_vlm(options: train.TrainVlmOptions, _: list[str]) -> Metrics:
     from antiphase.data.conversations import load_conversations
     from antiphase.models.zoo import load_model
     from antiphase.vlm.checkpoint import MERGE, VlmRecipe, add_lora, aligned, assemble, make_vlm_recipe
@@ -287,22 +266,6 @@ class TrainingResult(Result):
         table = Table("metrics", "By epoch, the last one first", columns, tuple(cells), csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
 
-    def differences(self, other: Any) -> pl.DataFrame:
-        """Return the differences of the metrics after the last epoch of both; one training each has no interval."""
-        last = min(self.summary["epoch"], other.summary["epoch"])
-        mine, theirs = (next(row for row in each.epochs if row["epoch"] == last) for each in (self, other))
-        names = [name for name in self._drawn() if name in theirs]
-        if not names:
-            raise UserError("compare: the trainings have no metric in common; expected two of one kind")
-        names_of = [each.directory.name if each.directory else "training" for each in (self, other)]
-        about = dict(zip(("model", "against"), names_of, strict=True)) | {"low": None, "high": None, "n": 1}
-        rows = [
-            about
-            | {"metric": f"{name.replace('_', ' ')}, epoch {last}", "difference": mine[name] - theirs[name]}
-            for name in names
-        ]
-        return pl.DataFrame(rows, schema_overrides={"low": pl.Float64, "high": pl.Float64})
-
     def console(self) -> list[Any]:
         return [Text(self.line())]
 
@@ -315,8 +278,8 @@ class TrainingResult(Result):
     def _figure(self) -> Figure:
         names = self._drawn()
         with new_figure(5.0, 1.9 * len(names) + 0.4) as figure:
-            for place, name in enumerate(names, start=1):
-                axes = figure.add_subplot(len(names), 1, place)
+            panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
+            for axes, name in zip(panels, names, strict=True):
                 values = [epoch.get(name, math.nan) for epoch in self.epochs]
                 axes.plot([epoch["epoch"] for epoch in self.epochs], values, ".-", color="#0072B2", lw=1.6)
                 axes.set_title(name.replace("_", " "), loc="left", fontsize=9.5, parse_math=False)

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from antiphase.commands import options as fields
-from antiphase.commands.audit.options import AttackNames, AuditOptions, Eps
+from antiphase.commands.audit import AttackNames, AuditOptions, Eps
 from antiphase.commands.command import Command
 from antiphase.errors import UserError
 

@@ -2,7 +2,7 @@
 
 import time
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,12 @@ from antiphase.attacks.engine.oracle import logits_of
 from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 from antiphase.commands.audit.run import attack_settings, check_attack, load_attacked
-from antiphase.commands.lineup import Lineup
+from antiphase.commands.lineup import Lineup, described, write_run
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.run_files import described, write_run
 from antiphase.commands.transfer import TransferOptions
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import (
-    ROW_SCHEMA,
-    compare,
-    over_images,
-    rates,
-    summarise_rates,
-    with_decisions,
-)
+from antiphase.evaluation import rates as asr
 from antiphase.models.card import card_of
-from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
 from antiphase.report.figure import new_figure, shortened
@@ -40,24 +31,17 @@ from antiphase.terminal import eps_label
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _COUNTS = ("sample", "target", "clean_prediction", "prediction", "forwards", "backwards")
 _CELL_SCHEMA: dict[str, Any] = dict.fromkeys(_COUNTS, pl.Int64) | {"distance": pl.Float64}
-TRANSFER_SCHEMA = ROW_SCHEMA | {"surrogate": pl.String}
+TRANSFER_SCHEMA = asr.ROW_SCHEMA | {"surrogate": pl.String}
 
 
 def run(options: TransferOptions, command: str = "") -> None:
-    """Attack every model, ask all about the images and write the run directory.
-
-    Raises:
-        UserError: models, data or attack cannot be used together, or there is one model only.
-    """
+    """Attack every model, ask all about the images and write the run directory."""
     check_attack(options)
     lineup, began = load_attacked(options), time.monotonic()
     if len(lineup.models) < 2:
         raise UserError(f"model {lineup.names[0]}: expected two or more, separated by commas")
-    cards = [card_of(model) for model in lineup.models]
-    data, notes = in_model_order(cards, lineup.data)
-    lineup = Lineup(lineup.models, (), data)
-    lineup.check_fit()
-    parts, doubts = [], lineup.doubts() + notes
+    lineup, notes = lineup.ordered()
+    data, parts, doubts = lineup.data, [], lineup.doubts() + notes
     for surrogate in lineup.names:
         for eps in options.eps:
             found, warnings = _measure(surrogate, eps, lineup, options)
@@ -69,8 +53,9 @@ def run(options: TransferOptions, command: str = "") -> None:
             ]
             doubts += [f"{surrogate}: {warning}" for warning in warnings]
     rows = pl.concat(parts)
-    summary = summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}
-    settings = attack_settings(options, max(card.classes for card in cards)) | {"budgets": "independent"}
+    summary = asr.summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}
+    classes = max(card_of(model).classes for model in lineup.models)
+    settings = attack_settings(options, classes) | {"budgets": "independent"}
     write_run(lineup, options, summary, {"rows": rows}, settings, [*dict.fromkeys(doubts)], command, began)
 
 
@@ -82,9 +67,8 @@ def _measure(
     what = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
     what |= {"shown to": [fingerprint(model) for model in models.values()], "seed": options.seed}
     what |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
-    what |= (
-        {"precision": "bf16"} if options.precision == "bf16" else {}
-    )  # auto shares rows with float32, as in audit
+    # auto shares rows with float32, as in audit
+    what |= {"precision": "bf16"} if options.precision == "bf16" else {}
     wanted = [(surrogate, sample) for sample in data.ids.tolist()]
     cache = Cache(options.out, {surrogate: what}, _CELL_SCHEMA, wanted, this_process())
     how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision", "compile")}
@@ -117,7 +101,7 @@ def differences(rows: pl.DataFrame) -> pl.DataFrame:
     names = rows["model"].unique(maintain_order=True)
     order = sorted(names, key=lambda name: attention[name] != "differential")
     pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in combinations(order, 2)]
-    return with_decisions(pl.concat([compare(_ways(rows), *pair) for pair in pairs]))
+    return asr.with_decisions(pl.concat([asr.compare(_ways(rows), *pair) for pair in pairs]))
 
 
 def _ways(rows: pl.DataFrame) -> pl.DataFrame:
@@ -137,31 +121,27 @@ class TransferResult(Result):
     def rates(self) -> pl.DataFrame:
         """The success rate of each way at each ε, with the two models."""
         both = pl.col("model").str.split(" → ")
-        found = rates(_ways(self.frame())).filter(metric="asr").sort("eps", maintain_order=True)
+        found = asr.rates(_ways(self.frame())).filter(metric="asr").sort("eps", maintain_order=True)
         return found.with_columns(surrogate=both.list.first(), target=both.list.last())
 
     def headlines(self) -> list[Headline]:
         """Compare both ways between differential and standard attention, or between the first two models."""
-        kinds = ["differential", "standard"]
         attention = {model["name"]: model["attention"] for model in self.summary["models"]}
-        sides = [
-            [name for name in attention if attention[name] == kind] for kind in ("differential", "softmax")
-        ]
-        if not all(sides):
-            sides = [[name] for name in [*attention][:2]]
-            kinds = [shortened(name, 16) for (name,) in sides]
-        pairs = [(f"{one} → {two}", f"{two} → {one}") for one in sides[0] for two in sides[1]]
-        spans = over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
+        kinds = {"differential": "differential", "standard": "softmax"}
+        sides = {
+            side: [name for name in attention if attention[name] == kind] for side, kind in kinds.items()
+        }
+        if not all(sides.values()):
+            sides = {shortened(name, 16): [name] for name in [*attention][:2]}
+        pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in product(*sides.values())]
+        spans = asr.over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
         row = spans[quoted_place([(row["image_low"] > 0) - (row["image_high"] < 0) for row in spans])]
         found = self.rates.filter(eps=row["eps"])
-        means = [
-            found.filter(pl.col("model").is_in(way))["value"].to_numpy().mean()
-            for way in zip(*pairs, strict=True)
-        ]
-        there, back = map(float, means)
+        ways = [found.filter(pl.col("model").is_in(way))["value"] for way in zip(*pairs, strict=True)]
+        there, back = (float(rates.to_numpy().mean()) for rates in ways)
         interval = percent_range(row["image_low"], row["image_high"])
         difference = with_interval(f"{points(there - back)} points", interval)
-        title = f"{kinds[0]} → {kinds[1]} {percent(there)} %, back {percent(back)} %: {difference}"
+        title = f"{' → '.join(sides)} {percent(there)} %, back {percent(back)} %: {difference}"
         lead = (
             "Share of images, made on one model, that change the prediction of the other. Paired by image, mean over "
             f"pairs of models: {len(pairs)}; the interval is over the images, for these weights."
@@ -186,12 +166,9 @@ class TransferResult(Result):
 
     def sections(self) -> list[Section]:
         heads = {model["name"]: model["name"] for model in self.summary["models"]}
-        matrices = [
-            tabulate(
-                f"transfer-{number}", f"ε = {eps_label(eps)}, %", rows, ["surrogate"], "target", rate_field, heads
-            )
-            for number, ((eps,), rows) in enumerate(self.rates.group_by("eps", maintain_order=True))
-        ]  # fmt: skip
+        matrices, how = [], (["surrogate"], "target", rate_field, heads)
+        for number, ((eps,), rows) in enumerate(self.rates.group_by("eps", maintain_order=True)):
+            matrices.append(tabulate(f"transfer-{number}", f"ε = {eps_label(eps)}, %", rows, *how))
         lines = differences(self.frame()).with_columns(way=pl.format("({}) − ({})", "model", "against"))
         table = tabulate("differences", "Points", lines, ["way"], "eps", difference_field, eps_label)
         words = "Rows: the model that the images were made on. Columns: the model that they were shown to."
@@ -205,4 +182,4 @@ class TransferResult(Result):
 
     def differences(self, other: Any) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
-        return pl.concat([compare(rows, *pair).with_columns(metric=pl.lit("asr")) for pair in pairs])
+        return pl.concat([asr.compare(rows, *pair).with_columns(metric=pl.lit("asr")) for pair in pairs])

@@ -21,25 +21,15 @@ class VerifyOptions(Options):
     antiphase verify downloads/card.json --tolerance 0.5 --device cuda
     """
 
-    card: Annotated[
-        Path,
-        Typed(argument=True, metavar="CARD"),
-        Field(description="card.json, or the directory of the audit that wrote it."),
-    ]
-    tolerance: float = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="By how many percentage points rates, differences and the ends of intervals may differ; with "
-        "more than 0, p-values are not compared. On one machine 0 is met; on another the verdict on a few images "
-        "may change with rounding.",
-    )
-    run_code: bool = Field(
-        False, description="Run the code of python: models that the card names. Read it first."
-    )
-    out: Directory | None = Field(
-        None, description="Directory to keep the repeated audit in. If not given: nothing is kept."
-    )
+    card: Annotated[Path, Typed(argument=True, metavar="CARD")]
+    """card.json, or the directory of the audit that wrote it."""
+    tolerance: float = Field(0.0, ge=0, le=100)
+    """By how many percentage points rates, differences and the ends of intervals may differ; with more than 0, p-values
+    are not compared. On one machine 0 is met; on another the verdict on a few images may change with rounding."""
+    run_code: bool = False
+    """Run the code of python: models that the card names. Read it first."""
+    out: Directory | None = None
+    """Directory to keep the repeated audit in. If not given: nothing is kept."""
     device: Device = "auto"
     quiet: Quiet = False
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from antiphase.arguments import validated
 from antiphase.commands import find_command
+from antiphase.commands.audit import AttackOptions, AuditOptions
 from antiphase.commands.audit.card import BY_HAND, RobustnessCard, card_of_run, read_card
-from antiphase.commands.audit.options import AttackOptions, AuditOptions
 from antiphase.commands.command import Answer, Refusal
 from antiphase.commands.loading import PREFIX, check_code
 from antiphase.commands.verify import VerifyOptions
@@ -70,24 +70,19 @@ def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
     found = _verified(options)
     if found.differences:
-        rows = tuple(
-            tuple(Field(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row)
+        texts = (
+            (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row)
             for row in found.differences
         )
+        rows = tuple(tuple(map(Field, row)) for row in texts)
         console().print(Table("differences", "", Disagreement._fields, rows, "").console())
     for note in found.notes if not found.confirmed else ():
         say(f"note: {note}")
     say(repr(found))
-    content = {
-        "card": str(options.card),
-        "name": found.card.name,
-        "confirmed": found.confirmed,
-        "reason": found.reason,
-        "numbers": found.numbers,
-        "differences": [difference._asdict() for difference in found.differences],
-        "notes": list(found.notes),
-        "out": None if options.out is None else str(options.out),
-    }
+    content = {"card": str(options.card), "name": found.card.name, "confirmed": found.confirmed}
+    content |= {name: getattr(found, name) for name in ("reason", "numbers", "notes")}
+    content["differences"] = [difference._asdict() for difference in found.differences]
+    content["out"] = options.out and str(options.out)
     return content if found.confirmed else Refusal(content)
 
 
@@ -124,9 +119,8 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
     repeated, name = kind.from_file(card.options, **here), f"card {shown(str(options.card))}"
     for spec in (*repeated.model, *repeated.against, repeated.data or ""):
         if spec.strip().startswith(PREFIX):
-            raise UserError(
-                f"{name}: {spec} was an object of a Python session; expected models and data given by name"
-            )
+            expected = "expected models and data given by name"
+            raise UserError(f"{name}: {spec} was an object of a Python session; {expected}")
     if repeated.questions:
         raise UserError(f"{name}: its options are of questions, which have no card")
     check_code(repeated, options.run_code, name)

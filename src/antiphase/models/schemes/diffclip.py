@@ -191,11 +191,9 @@ def _diffclip(wanted: Wanted) -> nn.Module:
     if config is None:
         config = config_of(state, str(path), lambda_init)
         if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
-            warnings.warn(
-                f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init "
-                "the checkpoint loads without error but gives wrong outputs",
-                stacklevel=2,
-            )
+            told = f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it"
+            wrong = "with a wrong λ_init the checkpoint loads without error but gives wrong outputs"
+            warnings.warn(f"{told}; {wrong}", stacklevel=2)
         elif lambda_init is not None:
             raise UserError(f"{name}: lambda_init {lambda_init}: no tower has a λ; leave it out")
     model = build_clip(config)

@@ -10,8 +10,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Bool
 
-from antiphase.commands.evaluate.run import protocol_with, warm
-from antiphase.commands.evaluate.sources import left_out, load_source
+from antiphase.commands.evaluate.run import left_out, load_source, protocol_with, warm
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
 from antiphase.data.images import model_images

@@ -13,10 +13,10 @@ from antiphase.attacks.catalogue import add_attack, find_spec, settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
-from antiphase.commands.audit.cells import AGAIN, measure
-from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.certify.estimated_radius import measure_radii
-from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.audit import AuditOptions
+from antiphase.commands.audit.run import AGAIN, measure
+from antiphase.commands.certify.run import measure_radii
+from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement

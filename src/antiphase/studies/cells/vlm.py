@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import polars as pl
 
 from antiphase.attacks.catalogue import settings_of
-from antiphase.commands.audit.options import AuditOptions
-from antiphase.commands.evaluate.sources import load_source
+from antiphase.commands.audit import AuditOptions
+from antiphase.commands.evaluate.run import load_source
 from antiphase.data.conversations import load_conversations, query_settings
 from antiphase.errors import UserError
 from antiphase.studies.cells.models import Given, Measurement, facts_of_given

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
-from antiphase.commands.look.figure import paint
+from antiphase.commands.look.run import paint
 from antiphase.report.figure import STYLE, as_svg, draw_radar, dress
 from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, Gallery, Panel, Picture, Plot

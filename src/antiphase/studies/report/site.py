@@ -184,27 +184,5 @@ class StudyResult(RunResult):
         alone = plots and len(self.studies) == 1
         return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
 
-    def differences(self, other: Any) -> pl.DataFrame:
-        """Return the differences of what the claims of both rest on; without an interval, as rows may be shared."""
-        keys = ["study", "claim", "check"]
-        if any("claims" not in result.tables for result in (self, other)):
-            raise UserError("compare: expected studies with claims, of which some are judged in both")
-        mine, theirs = (result.frame("claims").drop_nulls("value") for result in (self, other))
-        both = mine.join(theirs, on=keys, suffix="_other", maintain_order="left")
-        if both.is_empty():
-            raise UserError("compare: no claim has a number in both; expected runs of one study")
-        same = pl.when(pl.col("verdict") == pl.col("verdict_other")).then("verdict")
-        told = same.otherwise(pl.format("{} and {}", "verdict", "verdict_other"))
-        none = pl.lit(None, pl.Float64)
-        return both.select(
-            model=pl.lit("first"),
-            against=pl.lit("second"),
-            metric=pl.format("{}: {}, {} ({})", *keys, told),
-            difference=pl.col("value") - pl.col("value_other"),
-            low=none,
-            high=none,
-            n=pl.lit(1),
-        )
-
     def write_report(self, folder: Path) -> Path:
         return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)
