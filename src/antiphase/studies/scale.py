@@ -1,7 +1,6 @@
 """Models and data of a study in a few words, for the sentence that says what its claims were tested on."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from antiphase.data.shards import TITLES
 from antiphase.data.sources import SOURCES
@@ -22,26 +21,29 @@ def titled(data: str) -> str:
 
 def vits_in_short(models: Sequence[TrainVit]) -> str:
     """Return the layers and the size of some ViTs, and their data."""
-    layers = dict.fromkeys(end([model.depth for model in models]) for end in (min, max))
-    blocks = f"{' to '.join(map(str, layers))} layers"
-    return _in_short(
-        f"ViTs and DiffViTs with {blocks} and", [(model.config(), model.data) for model in models]
-    )
+    layers = sorted({model.depth for model in models})
+    sizes = [count_parameters(model.config()) for model in models]  # pyright: ignore[reportArgumentType]
+    blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
+    return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
 
 def clips_in_short(models: Sequence[TrainClip]) -> str:
     """Return the size of some CLIPs, and their data."""
-    return _in_short("CLIPs and DiffCLIPs with", [(one.make_recipe("").model, one.data) for one in models])
+    sizes = [count_parameters(model.make_recipe("").model) for model in models]  # pyright: ignore[reportArgumentType]
+    return f"CLIPs and DiffCLIPs with {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
 
-def _in_short(kinds: str, models: Sequence[tuple[Any, str]]) -> str:
-    """Return the smallest and the largest number of parameters, and the data sets with the facts that are known."""
-    sizes, sets = sorted(count_parameters(config) for config, _ in models), []
-    ends = (
-        f"{end / 1e6:.1f} million" if end >= 1e6 else f"{end / 1e3:.0f} thousand"
-        for end in (sizes[0], sizes[-1])
-    )
-    for name in dict.fromkeys(data for _, data in models):
+def _range(sizes: Sequence[int]) -> str:
+    """Return the smallest and the largest of some numbers of parameters, rounded."""
+    ends = (min(sizes), max(sizes))
+    words = [f"{end / 1e6:.1f} million" if end >= 1e6 else f"{end / 1e3:.0f} thousand" for end in ends]
+    return " to ".join(dict.fromkeys(words))
+
+
+def _sets(names: Iterable[str]) -> str:
+    """Return data sets with their facts, where they are known."""
+    found = []
+    for name in dict.fromkeys(names):
         facts = SOURCES.get(name, "").partition(" (")[0].partition(", ")[2]
-        sets.append(f"{titled(name)} ({facts})" if facts else titled(name))
-    return f"{kinds} {' to '.join(dict.fromkeys(ends))} parameters on {' and '.join(sets)}"
+        found.append(f"{titled(name)} ({facts})" if facts else titled(name))
+    return " and ".join(found)
