@@ -6,15 +6,13 @@ checks need not hold, each of the others has to hold at the one-sided level 2.5 
 chance in at most 2.5 % of the cases (partial conjunction). *Absent* is not corrected for the number of checks. Models
 that were not trained here have no training seeds: they are judged over images, and the verdict is about them only.
 
-Sources: R. L. Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24:295–300 (1982);
-S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6:65–70 (1979);
-D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
-equivalence of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15:657–680 (1987);
+Sources: R. L. Berger, Technometrics 24:295–300 (1982); S. Holm, Scandinavian Journal of Statistics 6:65–70 (1979);
+D. J. Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15:657–680 (1987), two one-sided tests;
 Y. Benjamini, R. Heller, "Screening for partial conjunction hypotheses", Biometrics 64:1215–1222 (2008).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -106,7 +104,6 @@ class Claim:
         return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
-        """Return the margin that applies to a check."""
         return MARGINS[check.unit] if self.margin is None else self.margin
 
     @cached_property
@@ -116,12 +113,10 @@ class Claim:
 
     @property
     def deciding(self) -> list[Check]:
-        """The checks that its verdict depends on."""
         return [check for check in self.checks if check.decides]
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the claim."""
         return joint([verdict for verdict in self.verdicts if verdict != "beside"], self.exceptions)
 
     @property
@@ -275,15 +270,3 @@ def in_words(where: Mapping[str, Any]) -> str:
     named = ("data", "site", "at", "perturbation")
     words = (f"{value}" if name in named else f"{name} {value}" for name, value in said.items())
     return eps + "".join(f", {word}" for word in words)
-
-
-def each_data(rows: pl.DataFrame, claims: Callable[[pl.DataFrame], list[Claim]]) -> list[Claim]:
-    """Return the claims of the rows of each data set, joined: a claim has to hold on every one."""
-    sets = rows["data"].unique(maintain_order=True).to_list()
-    joined: dict[str, Claim] = {}
-    for data in sets:
-        for claim in claims(rows.filter(data=data)):
-            own = [replace(one, what=f"{one.what}, {data}") if len(sets) > 1 else one for one in claim.checks]
-            before = joined[claim.name].checks if claim.name in joined else ()
-            joined[claim.name] = replace(claim, checks=[*before, *own])
-    return list(joined.values())

@@ -45,13 +45,14 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 def _show(options: StudyOptions, _: str) -> Answer:
     from antiphase.studies.paper_settings import shown_settings, text_of
-    from antiphase.studies.plan import describe, select
+    from antiphase.studies.plan import describe, make_plan, select
     from antiphase.studies.results import costs
     from antiphase.studies.store import folder_name
 
     chosen, answer = select(options), []
     for one in chosen.studies:
-        plan, about = chosen.plan(one), {"study": one.name, "paper": one.paper, "artefact": one.label}
+        plan = make_plan(one.cells(chosen.profile), chosen.store)
+        about = {"study": one.name, "paper": one.paper, "artefact": one.label}
         about |= {"title": one.title, "text": text_of(one), "profile": chosen.profile.name}
         say(f"{one.label}: {one.title} ({one.paper})\n\n{about['text'].strip()}\n")
         settings = shown_settings(one, chosen.profile) | costs(one.cells(chosen.profile), chosen.store)
@@ -76,11 +77,11 @@ def _run(options: RunOptions, _: str) -> Answer:
 
 
 def _status(options: StatusOptions, _: str) -> Answer:
-    from antiphase.studies.plan import select
+    from antiphase.studies.plan import make_plan, select
 
     chosen, answer, rows = select(options), [], []
     for study in chosen.studies:
-        plan = chosen.plan(study)
+        plan = make_plan(study.cells(chosen.profile), chosen.store)
         running = [cell for cell in plan.missing if chosen.store.busy(cell)]
         done, damaged = sum(chosen.store.done(cell) for cell in plan.cells), list(plan.damaged.values())
         counts = {"done": done, "running": len(running), "to_do": len(plan.missing) - len(running)}
@@ -130,15 +131,16 @@ def _results(options: Any) -> "list[Result]":
 
 
 def _claims(options: ClaimsOptions, _: str) -> Answer:
+    from antiphase.report.table import OnConsole
     from antiphase.studies.report.findings import replace_claims
-    from antiphase.studies.report.tables import console_claims, plain_claims
+    from antiphase.studies.report.tables import claims_sheets, plain_claims
 
     results = _results(options)
     if options.into is not None:
         replace_claims(results, options.into)
         say(options.into)
     else:
-        console().print(console_claims(results))
+        console().print(*map(OnConsole, claims_sheets(results)))
     return [plain_claims(result) for result in results]
 
 

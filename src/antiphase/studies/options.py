@@ -104,7 +104,6 @@ class StudyOptions(Options):
 
     @property
     def place(self) -> Path:
-        """The folder that is read."""
         return self.store if self.rows is None else self.rows
 
     @property

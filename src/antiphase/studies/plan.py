@@ -78,9 +78,6 @@ class Selection:
     def cells(self) -> list[Cell]:
         return [cell for study in self.studies for cell in study.cells(self.profile)]
 
-    def plan(self, study: Study) -> Plan:
-        return make_plan(study.cells(self.profile), self.store)
-
 
 def select(options: StudyOptions) -> Selection:
     """Return the studies that the options name."""

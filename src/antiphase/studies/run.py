@@ -5,13 +5,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-import polars as pl
 
 from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import find_device
@@ -20,7 +18,6 @@ from antiphase.errors import Failures, UserError, first_line
 from antiphase.files import room
 from antiphase.processes import this_process
 from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.studies.cells import TrainVit
 from antiphase.studies.options import RunOptions
 from antiphase.studies.pack import Pack
 from antiphase.studies.paper_settings import dry_run
@@ -29,7 +26,6 @@ from antiphase.studies.results import training_seeds
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import Store, identity, source_commit
 from antiphase.terminal import duration, say
-from antiphase.training.classifier import train_together
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 _GRACE_SECONDS = 20.0
@@ -52,8 +48,6 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
         # use the first process's plan: another run may have finished a cell in the meantime
         left = run.together(lambda: [identity(cell) for cell in plan.missing])
         run.left = [cell for cell in plan.cells if identity(cell) in left]
-        if lab.device.type == "cuda" and lab.process.count == 1:
-            run.train_stacks()
         while run.left:
             if not run.round():
                 time.sleep(_POLL_SECONDS)
@@ -98,34 +92,6 @@ class _Run:
             if step not in ("busy", "wait"):
                 self.left.remove(cell)
         return len(self.left) < before
-
-    def train_stacks(self) -> None:
-        """Train models that differ only in seed and initial weights together: small ones leave a GPU idle."""
-        stacks: dict[str, list[TrainVit]] = {}
-        for cell in self.left:
-            if isinstance(cell, TrainVit) and not cell.adversary:
-                stacks.setdefault(cell.stack, []).append(cell)
-        for cells in stacks.values():
-            with ExitStack() as claims:
-                store = self.lab.store
-                mine = [
-                    cell for cell in cells if claims.enter_context(store.claim(cell)) and not store.done(cell)
-                ]
-                if len(mine) < 2:
-                    continue
-                began = time.monotonic()
-                images = mine[0].images(self.lab)
-                recipes = [cell.recipe_for(images[0]) for cell in mine]
-                self.say(f"together: {', '.join(cell.label for cell in mine)}")
-                folders = [store.folder(cell) for cell in mine]
-                try:
-                    train_together(recipes, *images, folders, self.lab.device, say=self.say)
-                except UserError as error:  # all are left to be trained by themselves
-                    self.say(f"not together: {error}")
-                    continue
-                seconds = round((time.monotonic() - began) / len(mine), 3)
-                for cell in mine:
-                    self.finish(cell, None, seconds, whole=True)
 
     def judge(self, cell: Cell) -> Step:
         store = self.lab.store
@@ -173,18 +139,15 @@ class _Run:
             return "lost"
         seconds = round(time.monotonic() - began, 3)
         if process.first:
-            self.finish(cell, rows, seconds, whole=whole)
+            about = {"seconds": seconds, "whole": whole, "warnings": sorted(set(lab.warnings))}
+            about |= {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit()}
+            store.finish(cell, rows, about | environment_record(lab.device))
+            store.log("done", cell, seconds=seconds)
         process.wait()
         rest, missing = [other for other in self.left if other is not cell], len(self.plan.missing)
         left = f" · about {duration(expected(rest, self.plan.cells, store))} left" if rest else ""
         self.say(f"[{missing - len(rest)}/{missing}] {cell.label}: {seconds:.1f} s{left}")
         return "run"
-
-    def finish(self, cell: Cell, rows: pl.DataFrame | None, seconds: float, *, whole: bool) -> None:
-        about = {"seconds": seconds, "whole": whole, "warnings": sorted(set(self.lab.warnings))}
-        about |= {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit()}
-        self.lab.store.finish(cell, rows, about | environment_record(self.lab.device))
-        self.lab.store.log("done", cell, seconds=seconds)
 
 
 def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -> None:

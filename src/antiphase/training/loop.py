@@ -223,7 +223,7 @@ def _run(
                     means: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # of processes
                     # one by one, so that the sum does not depend on how often losses are read
                     standing.loss_sum = sum(means.tolist(), standing.loss_sum)
-                    check_finite([standing.loss_sum], standing.step, len(losses))
+                    _check_loss(standing.loss_sum, standing.step, len(losses))
                     losses.clear()
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
@@ -263,10 +263,9 @@ def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tup
     return loss_and_images
 
 
-def check_finite(losses: Sequence[float], step: int, steps: int = 1) -> None:
-    """Refuse losses that are not finite."""
-    if odd := [loss for loss in losses if not math.isfinite(loss)]:
-        raise UserError(f"the loss became {odd[0]} in the {steps} steps before step {step}: {_DIVERGED}")
+def _check_loss(loss: float, step: int, steps: int) -> None:
+    if not math.isfinite(loss):
+        raise UserError(f"the loss became {loss} in the {steps} steps before step {step}: {_DIVERGED}")
 
 
 def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerator | None = None) -> None:

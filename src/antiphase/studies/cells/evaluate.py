@@ -199,13 +199,6 @@ class Relevance(Measurement):
                 return (pairs.captions[position][0],)
 
 
-def _centre_square(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "side side"]:
-    """Return the part of a mask that a model sees."""
-    side = min(mask.shape)
-    top, left = ((length - side) // 2 for length in mask.shape)
-    return mask[top : top + side, left : left + side]
-
-
 Masks = dict[str | None, Bool[np.ndarray, "side side"]]
 
 
@@ -215,14 +208,17 @@ def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], 
     image = square.at(min(square.size, _SHOWN))(pixels).permute(1, 2, 0).contiguous().numpy()
     about = {"sample": int(pairs.ids[position]), "image": image.tobytes()}
     about |= {"image_height": len(image), "image_width": image.shape[1]}
-    masks: Masks = {None: on_white(pixels)} if pairs.name in EMOJI_SETS else {}
-    if pairs.objects is not None:
-        masks = {one.name: _centre_square(one.mask()) for one in pairs.objects[position]}
+    plain = pairs.objects is None and pairs.name in EMOJI_SETS
+    masks: Masks = {None: on_white(pixels)} if plain else {}
+    for one in () if pairs.objects is None else pairs.objects[position]:
+        mask = one.mask()
+        side = min(mask.shape)  # of the centre that models see
+        top, left = ((length - side) // 2 for length in mask.shape)
+        masks[one.name] = mask[top : top + side, left : left + side]
     return about, {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _scores(values: np.ndarray, masks: Masks, text: str) -> dict[str, Any]:
-    """Return how well a map finds what the text names, if its mask is known."""
     mask = masks.get(text, masks.get(None))
     if mask is None:
         return {}

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from antiphase.data import ImageSet, load_data, load_pairs
+from antiphase.data import load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
@@ -162,25 +162,13 @@ class TrainVit(Training):
     def _recipe(self) -> dict[str, Any]:
         return self.recipe | ({"adversarial": self.adversary} if self.adversary else {})
 
-    @property
-    def stack(self) -> str:
-        """What trainings have in common that differ only in seed and initial weights."""
-        sizes = {name: value for name, value in self.sizes.items() if name != "initial_weights"}
-        return repr(replace(self, seed=0, sizes=dict(sorted(sizes.items()))))
-
-    def images(self, lab: Lab) -> tuple[ImageSet, ImageSet]:
-        """Return its training images, and those that its accuracy is logged on."""
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         how: dict[str, Any] = {"image_size": self.image_size, "progress": lab.progress}
         train = load_data(self.data, split="train", limit=self.limit, **how)
-        return train, load_data(self.data, split="test", **how)
-
-    def recipe_for(self, train: ImageSet) -> Recipe:
-        return make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **self._recipe)
-
-    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        images = self.images(lab)
-        recipe = self.recipe_for(images[0])
-        train_classifier(recipe, *images, folder, trackers=lab.track, progress=lab.progress)
+        test = load_data(self.data, split="test", **how)  # for the log
+        about = {"data": self.data, "seed": self.seed, **self._recipe}
+        recipe = make_recipe(self.model, train, self.sizes, **about)
+        train_classifier(recipe, train, test, folder, trackers=lab.track, progress=lab.progress)
         return None
 
 

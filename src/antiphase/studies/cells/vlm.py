@@ -1,22 +1,19 @@
 """Training a vision-language model, one stage a cell. The trainer, seconds to import, is imported where it runs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import polars as pl
-from torch import nn
 
 from antiphase.attacks.catalogue import settings_of
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.evaluate.run import load_source
 from antiphase.data.conversations import load_conversations, query_settings
 from antiphase.errors import UserError
-from antiphase.models.card import card_of, with_card
-from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import Given, Measurement, facts_of_given
-from antiphase.studies.cells.training import TrainClip
+from antiphase.studies.cells.training import TrainClip, Training
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import WORK_FOLDER
 from antiphase.vlm.model import Style
@@ -29,26 +26,19 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TrainVlm(Cell):
+class TrainVlm(Training):
     """One stage of a vision-language model's training, as ``antiphase train-vlm``.
 
     Stage 1 starts from a CLIP, whose image tower sees, and trains the projector; stage 2 starts from the cell of stage
-    1, whose language and prompt it has, and trains the language model, too.
+    1, whose language and prompt it has, and trains the language model, too. The recipe has fields of ``VlmRecipe``, the
+    data are conversations; when the files of a folder change, the cell stays the same.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
     start: "TrainClip | Given | TrainVlm"
-    data: str  # conversations; when the files of a folder change, the cell stays the same
-    seed: int = 0
     language: str = "smollm2"  # see ``load_language``
     prompt: Style | None = None  # conversation format, see :class:`~antiphase.vlm.Prompt`
     preset: str = "diffclip"  # recipe of the paper; "emoji" for a laptop
-    limit: int | None = None
-    recipe: dict[str, Any] = field(default_factory=dict)  # fields of ``VlmRecipe``
-
-    @property
-    def table(self) -> str:
-        return "train"
 
     @property
     def stage(self) -> int:
@@ -57,7 +47,6 @@ class TrainVlm(Cell):
 
     @property
     def tower(self) -> TrainClip | Given:
-        """The CLIP whose image tower sees."""
         return self.start.tower if isinstance(self.start, TrainVlm) else self.start
 
     @property
@@ -67,8 +56,9 @@ class TrainVlm(Cell):
     def needs(self) -> tuple[Cell, ...]:
         return self.start.needed()
 
-    def needed(self) -> tuple[Cell, ...]:
-        return (self,)
+    @property
+    def series(self) -> str:
+        return self.tower.series
 
     def factors(self) -> dict[str, Any]:
         return self.tower.factors() | {"training_seed": self.seed}
@@ -120,27 +110,19 @@ class TrainVlm(Cell):
         train_vlm(recipe, vlm, data, folder, part=lab.batch_size, trackers=lab.track, progress=lab.progress)
         return None
 
-    def load(self, lab: Lab) -> nn.Module:
-        model = load_model(str(lab.store.folder(self)))
-        return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class AttackAnswers(Measurement):
     """An attack on a vision-language model's answers, as ``antiphase attack`` with POPE's questions."""
 
-    version: ClassVar[int] = 1
+    kind = "answers"
     eps: tuple[float, ...]  # in units of the [0, 1] pixel
     limit: int | None = None
     suffix: str = ""
     attack: str = "apgd-ce"
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-
-    @property
-    def table(self) -> str:
-        return "answers"
 
     @property
     def label(self) -> str:

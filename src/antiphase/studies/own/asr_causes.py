@@ -118,7 +118,7 @@ def cells(profile: Profile) -> list[Cell]:
     # without the final search, which the rows that ship were made without: distances are 0.5 % longer
     nearest = {"steps": settings.get("steps", 20), "targets": _NEAREST, "final_search": False}
     fab: dict[str, Any] = {"attack": "fab-t", "eps": (1.0,), "settings": nearest}
-    made: list[Cell] = []
+    made = list[Cell]()
     for data in sizes.data:
         test: dict[str, Any] = {"data": data, "limit": sizes.images}
         images = {"split": "train", "limit": sizes.limit or _TRAINING_IMAGES, "gradients": False}
@@ -145,9 +145,10 @@ class Measured:
         needed = ((pgd, SERIES), (nearest, LADDER), (margin, (*TRAINED, *CHANGED)), (train, TRAINED))
         seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in needed for name in names]
         self.seeds = sorted(set.intersection(*seeds))
-        self.pgd, self.nearest, self.margin, self.train = (
+        self.pgd, self.nearest, self.margin, losses = (
             frame.filter(pl.col(SEED).is_in(self.seeds)) for frame, _ in needed
         )
+        self.losses = {name: _matrix(losses, name, pl.col("loss")) for name in TRAINED if self.seeds}
 
     def broken(self, series: str, eps: float) -> Matrix:
         return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, ASR)
@@ -168,11 +169,7 @@ class Measured:
         """Return κ: how much longer the gradient is than with the two maps' parts at a right angle."""
         return _matrix(self.margin, series, pl.col("norm1") / pl.col("right1"))
 
-    def losses(self, series: str) -> Matrix:
-        return _matrix(self.train, series, pl.col("loss"))
-
     def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
-        """Return values of a model, standardised to the clean margins of both twins."""
         population = [self.of(twin, "margin") for twin in (VIT, DIFFVIT)]
         return standardised(values, self.of(series, "margin"), population, strata)
 
@@ -186,7 +183,7 @@ class Measured:
         ASR is interpolated linearly in the loss between ViT and its shorter training, or extrapolated:
         s + w·(s_short − s), w = (L_DiffViT − L) / (L_short − L).
         """
-        loss, shorter, diffvit = (self.losses(series).mean(1) for series in (VIT, SHORTER, DIFFVIT))
+        loss, shorter, diffvit = (self.losses[series].mean(1) for series in (VIT, SHORTER, DIFFVIT))
         gap = shorter - loss
         share = np.divide(diffvit - loss, gap, out=np.zeros_like(gap), where=np.abs(gap) > TINY)
         whole, short = (self.broken(series, eps) for series in (VIT, SHORTER))
@@ -256,25 +253,23 @@ def _log(values: Matrix) -> Matrix:
     return np.log(np.maximum(values, TINY))
 
 
-def mean_of(values: Matrix) -> Estimate:
-    """Estimate a mean over crossed seeds and images."""
+def _mean(values: Matrix) -> Estimate:
     return crossed_mean(values.astype(float))
 
 
 def _geometric(logarithms: Matrix, scale: float = 1.0) -> Estimate:
-    one = mean_of(logarithms)
+    one = _mean(logarithms)
     value, low, high = (scale * math.exp(end) for end in (one.value, one.low, one.high))
     return Estimate(value, low, high, one.n)
 
 
 Entry = tuple[str, str, Estimate]
-_COLUMN = {"series": pl.String, "column": pl.String}
 
 
 def _frame(measured: Measured, entries: Iterable[Entry]) -> pl.DataFrame:
-    seeds = len(measured.seeds)
+    seeds, schema = len(measured.seeds), {"series": pl.String, "column": pl.String} | ESTIMATES
     rows = [(series, column, one.value, one.low, one.high, one.n, seeds) for series, column, one in entries]
-    return pl.DataFrame(rows, _COLUMN | ESTIMATES, orient="row")
+    return pl.DataFrame(rows, schema, orient="row")
 
 
 def _by_eps(
@@ -285,16 +280,14 @@ def _by_eps(
     """Return the estimates of several series at every ε, which is the column in words and in ``eps``."""
     frames = []
     for eps in EPS:
-        entries = [(name, eps_label(eps), within(mean_of(matrix))) for name, matrix in values(eps).items()]
+        entries = [(name, eps_label(eps), within(_mean(matrix))) for name, matrix in values(eps).items()]
         frames.append(_frame(measured, entries).with_columns(eps=pl.lit(eps)))
     return pl.concat(frames)
 
 
 def draw(rows: RowsByTable) -> Artefact:
     """Draw interventions, controls, what remains at equal margins and losses, and the parts of the difference."""
-    plots: list[Plot] = []
-    sheets: list[Table] = []
-    notes: list[str] = []
+    plots, sheets, notes = list[Plot](), list[Table](), list[str]()
     sets = rows["attack"]["data"].unique(maintain_order=True).to_list()
     for data in sets:
         measured = Measured({name: frame.filter(data=data) for name, frame in rows.items()})
@@ -304,9 +297,10 @@ def draw(rows: RowsByTable) -> Artefact:
             continue
         stem = f"causes-{data}" if of else "causes"
         parts = _by_eps(measured, measured.parts)
+        both = pl.concat([parts, _by_eps(measured, measured.other_order)])
         plots += _plots(measured, of, stem, parts)
-        sheets += _tables(measured, of, stem, parts)
-        notes.append(sentence(pl.concat([parts, _by_eps(measured, measured.other_order)]), of))
+        sheets += _tables(measured, of, stem, both)
+        notes.append(_sentence(both, of))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
 
@@ -350,19 +344,22 @@ def _placed(names: Iterable[str]) -> dict[str, float]:
 
 
 def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Table]:
-    named = pl.concat([parts, _by_eps(measured, measured.other_order)])
     # clean predictions of the others are the trained model's
     known = [name for name in SERIES if name not in STOPPED]
-    accuracy = [(name, "clean accuracy", as_share(mean_of(measured.correct(name)))) for name in known]
+    accuracy = [(name, "clean accuracy", as_share(_mean(measured.correct(name)))) for name in known]
     by_model = pl.concat([_frame(measured, accuracy), _rates(measured, SERIES)], how="diagonal")
     order = pl.col("series").replace_strict(_placed(SERIES))
+    by_strata = (
+        lambda eps, n=n: {str(n): measured.even(DIFFVIT, eps, n) - measured.even(VIT, eps, n)}
+        for n in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA)
+    )
     training, maps = ("training loss", "margin m", "gradient ‖g‖₁"), ("‖g_1‖₂", "‖g_2‖₂", "cosθ", "κ")
     both_maps = (DIFFVIT, BARE, NORMAL[DIFFVIT])
     numbers: dict[str, Any] = {"percent": False, "digits": 3}
     shown: dict[str, tuple[pl.DataFrame, str, dict[str, Any]]] = {
-        "parts": (named.with_columns(pl.col("series").replace(PAPER.words["parts"])), "part", {}),
+        "parts": (parts.with_columns(pl.col("series").replace(PAPER.words["parts"])), "part", {}),
         "remaining": (_by_eps(measured, measured.differences), "compared", {}),
-        "strata": (_frame(measured, _by_strata(measured)), "strata", {}),
+        "strata": (pl.concat(_by_eps(measured, even) for even in by_strata), "strata", {}),
         "asr": (by_model.sort(order, maintain_order=True), "model", {}),
         "matched": (_rates(measured, (*TRAINED, *CHANGED), matched=True), "model", {}),
         "distance": (_frame(measured, _distances(measured)), "model", numbers | {"digits": 2}),
@@ -375,21 +372,13 @@ def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list
     return made
 
 
-def sentence(parts: pl.DataFrame, of: str) -> str:
+def _sentence(parts: pl.DataFrame, of: str) -> str:
     """Return how the difference in ASR at 1/255 falls into parts, by both orders of the steps, in words."""
     own, words = parts.filter(column="1/255"), {}
     for series, *numbers in own.select("series", "value", "low", "high", "n").iter_rows():
         value, interval = signed(Estimate(*numbers), "points")
         words[series] = f"{value.removesuffix(' points')} {interval}"
     return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own))
-
-
-def _by_strata(measured: Measured) -> Iterator[Entry]:
-    """Yield what remains at equal margins for other numbers of strata than the usual one, and for that."""
-    for strata in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA):
-        for eps in EPS:
-            one, two = (measured.even(series, eps, strata) for series in (DIFFVIT, VIT))
-            yield str(strata), eps_label(eps), as_difference(mean_of(one - two))
 
 
 _GEOMETRIC = {"margin m": "margin", "gradient ‖g‖₁": "norm1", "‖g_1‖₂": "positive", "‖g_2‖₂": "negative"}
@@ -409,9 +398,9 @@ def _quantities(measured: Measured, models: Iterable[str], *names: str) -> Itera
     for series in models:
         for name in names:
             if name == "training loss":
-                value = mean_of(measured.losses(series))
+                value = _mean(measured.losses[series])
             elif name == "cosθ":
-                value = mean_of(measured.cosines(series))
+                value = _mean(measured.cosines(series))
             elif name == "κ":
                 value = _geometric(np.log(measured.gains(series)))
             else:
@@ -425,7 +414,7 @@ def checks(rows: RowsByTable) -> Checks:
 
     def at_each_eps(words: str, values: Callable[[float], Matrix]) -> list[Check]:
         found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
-        mean, *each = map(mean_of, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
+        mean, *each = map(_mean, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
         beside = [
             Check(f"{words} at {eps_label(eps)}", one, decides=False)
             for eps, one in zip(EPS, each, strict=True)

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import polars as pl
 from jinja2 import Environment, StrictUndefined
 
-from antiphase.studies.claims import Check, Claim, each_data
+from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.paper_settings import effects
@@ -81,13 +81,16 @@ class Paper:
             values = fill(rows)
             if not by_data:
                 return list(stated(checks(rows), values))
-            sets = pl.concat(frame.select("data") for frame in rows.values()).unique(maintain_order=True)
-
-            def of_one(one: pl.DataFrame) -> list[Claim]:
-                frames = {table: frame.filter(data=one["data"][0]) for table, frame in rows.items()}
-                return list(stated(checks(frames), values))
-
-            return each_data(sets, of_one)
+            sets = pl.concat(frame["data"] for frame in rows.values()).unique(maintain_order=True)
+            joined: dict[str, Claim] = {}  # a claim has to hold on every data set
+            for data in sets:
+                own = {table: frame.filter(data=data) for table, frame in rows.items()}
+                for claim in stated(checks(own), values):
+                    told = f", {data}" * (len(sets) > 1)
+                    some = [replace(check, what=check.what + told) for check in claim.checks]
+                    before = joined[claim.name].checks if claim.name in joined else ()
+                    joined[claim.name] = replace(claim, checks=[*before, *some])
+            return list(joined.values())
 
         about = (words["label"], words["title"], words["text"])
         return Study(name, self.name, *about, cells, draw, claims, settings)

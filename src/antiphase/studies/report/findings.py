@@ -105,14 +105,10 @@ def _write_study(result: Result, findings: Path) -> None:
     ]
     for gallery in artefact.galleries:
         pixels = figures.PIXELS // len(artefact.galleries)
-        shown = [
-            (one.title, one.image.tobytes(), one.over is None or one.over.tobytes())
-            for row in gallery.rows
-            for one in row
-        ]
-        drawings.append(
-            (gallery, f"{shown}{gallery.caption}", functools.partial(figures.gallery_figure, gallery, pixels))
-        )
+        pictures = itertools.chain(*gallery.rows)
+        shown = [(one.title, one.image.tobytes(), one.over is None or one.over.tobytes()) for one in pictures]
+        draw = functools.partial(figures.gallery_figure, gallery, pixels)
+        drawings.append((gallery, f"{shown}{gallery.caption}", draw))
     for about, data, draw in drawings:
         _draw(folder / f"{part_name(result, about.name)}.svg", data, figures, draw)
     text = (

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-from rich.console import Group
 
-from antiphase.report.table import Field, OnConsole
+from antiphase.report.table import Field
 from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
@@ -77,7 +76,6 @@ def panel_tables(plot: Plot) -> list[Table]:
 
 
 def _with_paper(panel: Panel) -> pl.DataFrame:
-    """Return the points of a panel with the paper's numbers next to ours, ordered by position."""
     theirs = panel.points.clear() if panel.paper is None else panel.paper
     theirs = theirs.select("series", pl.col("x", "value").cast(pl.Float64)).rename({"value": "paper"})
     points = panel.points.with_columns(pl.col("x").cast(pl.Float64))
@@ -178,11 +176,6 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
     ]
     columns = ("study", "paper", "claims", "cells", "profile", "seeds")
     return Sheet("studies", "Studies", columns, tuple(rows), "")
-
-
-def console_claims(results: Sequence[Result]) -> Group:
-    """Tabulate all claims for a console."""
-    return Group(*map(OnConsole, claims_sheets(results)))
 
 
 def claims_csv(results: Sequence[Result]) -> str:

@@ -101,10 +101,12 @@ def models(
 
 
 def measured(
-    profile: Profile, asked: Sequence[tuple[str, str]], models: Sequence[TrainClip | Given]
+    profile: Profile, sets: Mapping[str, Sequence[str]], some: Sequence[TrainClip | Given] | None = None
 ) -> list[Cell]:
-    """Return pairs of a task and a data set for every model."""
-    return [bench(profile).evaluate(model, task, data) for model in models for task, data in asked]
+    """Return the tasks on their data sets for some models, or for all of :func:`models`."""
+    pairs = [(task, data) for task, names in sets.items() for data in names]
+    every = models(profile) if some is None else some
+    return [bench(profile).evaluate(model, task, data) for model in every for task, data in pairs]
 
 
 def settings(profile: Profile) -> dict[str, str]:
@@ -183,7 +185,6 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
 
 
 def _series(towers: tuple[bool, bool], by_depth: bool) -> str:
-    """Return what reports call a CLIP, by which of its towers have differential attention."""
     both = "diffclip-depth" if by_depth else "diffclip"
     names = {(False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text"}
     return find_clip(names.get(towers, both)).label

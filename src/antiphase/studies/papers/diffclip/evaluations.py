@@ -108,15 +108,15 @@ def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLI
 
 def levels(rows: pl.DataFrame) -> pl.DataFrame:
     """Return what a constant answer and answers at random reach: ``task``, ``data``, ``series`` and ``value``."""
-    found: list[tuple[str, str, str, float | None]] = []
+    found: list[tuple[Any, ...]] = []
     for (task, data), block in rows.group_by("task", "data", maintain_order=True):
         metrics = task_metrics(str(task), block)
         shown = [metric for metric in metrics if find_task(str(task)).stands_for(str(data), metric.name)]
         for metric in shown:
-            named = str(task) if metric is shown[0] else f"{task}, {metric.setting}"
+            named = task if metric is shown[0] else f"{task}, {metric.setting}"
             own = f"{metric.setting} retrieval" if task == "retrieval" else named
-            found += [(own, str(data), "constant answer", metric.constant)]
-            found += [(own, str(data), "chance", metric.chance)]
+            found.append((own, data, "constant answer", metric.constant))
+            found.append((own, data, "chance", metric.chance))
     schema: dict[str, Any] = dict.fromkeys(("task", "data", "series"), pl.String)
     return pl.DataFrame(found, schema | {"value": pl.Float64}, orient="row").drop_nulls()
 
@@ -214,13 +214,7 @@ RETRIEVAL = ("image retrieval", "text retrieval")
 _EVALUATION, _TRAINING = "over evaluation seeds", "over training seeds"
 
 
-def _probed(profile: Profile, *tasks: str) -> list[Cell]:
-    sets = [(task, data) for task in tasks for data in bench(profile).probed]
-    return measured(profile, sets, models(profile))
-
-
-def draw_table_1(rows: RowsByTable) -> Artefact:
-    """Show a table for each of the two tasks."""
+def _draw_table_1(rows: RowsByTable) -> Artefact:
     means, level = estimated(with_average(observations(rows["evaluate"]))), levels(rows["evaluate"])
     listed: list[Table] = []
     for task, title in PROBES.items():
@@ -248,20 +242,13 @@ def _checks_of_table_1(rows: RowsByTable) -> Checks:
 
 TABLE_1 = clip_study(
     "diffclip-table-1",
-    lambda profile: _probed(profile, "probe", "few-shot"),
-    draw_table_1,
+    lambda profile: measured(profile, dict.fromkeys(PROBES, bench(profile).probed)),
+    _draw_table_1,
     _checks_of_table_1,
 )
 
 
-def _table_2_cells(profile: Profile) -> list[Cell]:
-    sizes = bench(profile)
-    asked = [*(("retrieval", data) for data in sizes.retrieved), ("zero-shot", sizes.home)]
-    return measured(profile, asked, models(profile))
-
-
-def draw_table_2(rows: RowsByTable) -> Artefact:
-    """Show a table for each direction of retrieval and one for zero-shot."""
+def _draw_table_2(rows: RowsByTable) -> Artefact:
     means, level = estimated(with_average(observations(rows["evaluate"]))), levels(rows["evaluate"])
     paper, listed = published("table-2"), []
     for task in RETRIEVAL:
@@ -279,7 +266,14 @@ def _checks_of_table_2(rows: RowsByTable) -> Checks:
     return {"retrieval": gains(mean, RETRIEVAL), "zero-shot": gains(mean, ["zero-shot"])}
 
 
-TABLE_2 = clip_study("diffclip-table-2", _table_2_cells, draw_table_2, _checks_of_table_2)
+TABLE_2 = clip_study(
+    "diffclip-table-2",
+    lambda profile: measured(
+        profile, {"retrieval": bench(profile).retrieved, "zero-shot": [bench(profile).home]}
+    ),
+    _draw_table_2,
+    _checks_of_table_2,
+)
 
 
 def _spread_study(number: int, task: str) -> Study:
@@ -299,7 +293,7 @@ def _spread_study(number: int, task: str) -> Study:
     def checks(rows: RowsByTable) -> Checks:
         return {f"{task}-over-seeds": gains(averaged(observations(rows["evaluate"])), [task])}
 
-    return clip_study(name, lambda profile: _probed(profile, task), draw, checks)
+    return clip_study(name, lambda profile: measured(profile, {task: bench(profile).probed}), draw, checks)
 
 
 def spread(observed: pl.DataFrame) -> pl.DataFrame:
@@ -345,12 +339,10 @@ DYNAMIC, VISION_ONLY = "DiffCLIP*", "DiffCLIP†"
 _ALL = "six tasks"
 
 
-def task_cells(profile: Profile, models: Sequence[TrainClip | Given]) -> list[Cell]:
-    """Return all tasks on all data sets, of some models."""
+def _task_cells(profile: Profile, some: Sequence[TrainClip | Given]) -> list[Cell]:
     sizes = bench(profile)
-    sets = {"probe": sizes.probed, "few-shot": sizes.probed, "retrieval": sizes.retrieved}
-    sets["zero-shot"] = (sizes.home, *sizes.shifted)
-    return measured(profile, [(task, data) for task, some in sets.items() for data in some], models)
+    sets = dict.fromkeys(PROBES, sizes.probed) | {"retrieval": sizes.retrieved}
+    return measured(profile, sets | {"zero-shot": (sizes.home, *sizes.shifted)}, some)
 
 
 def six_tasks(rows: pl.DataFrame) -> pl.DataFrame:
@@ -363,8 +355,7 @@ def _named_by_shift(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(task=pl.when(shifted).then(pl.lit(UNDER_SHIFT)).otherwise("task"))
 
 
-def draw_tasks(rows: RowsByTable, number: int, words: str) -> Artefact:
-    """Return bars for each task and their differences to CLIP, and both as tables."""
+def _draw_tasks(rows: RowsByTable, number: int, words: str) -> Artefact:
     name, paper = f"diffclip-figure-{number}", published(f"figure-{number}")
     mean = six_tasks(rows["evaluate"])
     means, gained = estimated(mean), _gained(mean)
@@ -394,8 +385,8 @@ def _gained(mean: pl.DataFrame) -> pl.DataFrame:
 
 FIGURE_1 = clip_study(
     "diffclip-figure-1",
-    lambda profile: task_cells(profile, models(profile, sets=bench(profile).trained_on[:1])),
-    partial(draw_tasks, number=1, words="CLIP and DiffCLIP on six tasks"),
+    lambda profile: _task_cells(profile, models(profile, sets=bench(profile).trained_on[:1])),
+    partial(_draw_tasks, number=1, words="CLIP and DiffCLIP on six tasks"),
     lambda rows: {"better-in-six-tasks": gains(six_tasks(rows["evaluate"]), TASKS)},
 )
 
@@ -404,8 +395,7 @@ def _shifted(observed: pl.DataFrame) -> pl.DataFrame:
     return averaged(observed.filter(pl.col("data").is_in(SHIFTED)), name=SHIFT_AVERAGE)
 
 
-def draw_shift(rows: RowsByTable) -> Artefact:
-    """Draw bars for each data set and training set, and show the same as a table."""
+def _draw_shift(rows: RowsByTable) -> Artefact:
     paper, observed = published("figure-3"), observations(rows["evaluate"]).filter(task="zero-shot")
     several = observed.filter(pl.col("data").is_in(SHIFTED))["data"].n_unique() > 1
     means = estimated(pl.concat([observed, _shifted(observed)]) if several else observed)
@@ -418,17 +408,17 @@ def draw_shift(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("diffclip-figure-3", drawn)], listed)
 
 
-def _shift_cells(profile: Profile) -> list[Cell]:
-    sets = (bench(profile).home, *bench(profile).shifted)
-    return measured(profile, [("zero-shot", data) for data in sets], models(profile))
-
-
 def _shift_checks(rows: RowsByTable) -> Checks:
     mean = _shifted(observations(rows["evaluate"]))
     return {"better-under-shift": gains(mean, ["zero-shot"], data=SHIFT_AVERAGE)}
 
 
-FIGURE_3 = clip_study("diffclip-figure-3", _shift_cells, draw_shift, _shift_checks)
+FIGURE_3 = clip_study(
+    "diffclip-figure-3",
+    lambda profile: measured(profile, {"zero-shot": (bench(profile).home, *bench(profile).shifted)}),
+    _draw_shift,
+    _shift_checks,
+)
 
 
 def by_pattern(rows: RowsByTable) -> pl.DataFrame:
@@ -446,8 +436,7 @@ def pattern_means(observed: pl.DataFrame) -> dict[str, pl.DataFrame]:
     return means
 
 
-def draw_patterns(rows: RowsByTable) -> Artefact:
-    """Draw a radar chart of the patterns, bars with the means, and say an exact test of each seed."""
+def _draw_patterns(rows: RowsByTable) -> Artefact:
     name, paper, observed = "diffclip-figure-4", published("figure-4"), by_pattern(rows)
     chosen = observed.filter(pl.col("data").is_in(_paper_patterns(observed)))
     means = estimated(pl.concat([observed, *pattern_means(observed).values()]))
@@ -466,10 +455,10 @@ def draw_patterns(rows: RowsByTable) -> Artefact:
     return Artefact(plots, listed, notes=_exact_tests(chosen))
 
 
-def _paper_patterns(observed: pl.DataFrame) -> tuple[str, ...]:
+def _paper_patterns(observed: pl.DataFrame) -> list[str]:
     """Return the paper's seven patterns, where they are there; otherwise all."""
     names = observed["data"].unique(maintain_order=True).to_list()
-    return tuple(name for name in names if name in PAPER_PATTERNS) or tuple(names)
+    return [name for name in names if name in PAPER_PATTERNS] or names
 
 
 def _exact_tests(observed: pl.DataFrame) -> list[str]:
@@ -491,32 +480,28 @@ def _pattern_checks(rows: RowsByTable) -> Checks:
     (title, mean), *_ = pattern_means(observed).items()
     names = _paper_patterns(observed)
 
-    def by(patterns: Sequence[str], *pair: str) -> list[Check]:
-        some = [gains(observed, ["mmvp"], *pair, data=pattern, told=True) for pattern in patterns]
-        return [check for checks in some for check in checks]
-
+    told = partial(gains, observed, ["mmvp"], told=True)
     checks = {
         "fine-grained": gains(mean, ["mmvp"], data=title),
-        "by-pattern": by([name for name in names if name != EXCEPTION]),
+        "by-pattern": [check for name in names if name != EXCEPTION for check in told(data=name)],
     }
     if EXCEPTION in names:
-        checks["worse-in-state-and-condition"] = by([EXCEPTION], "CLIP", "DiffCLIP")
+        worse = told(first="CLIP", second="DiffCLIP", data=EXCEPTION)
+        checks["worse-in-state-and-condition"] = worse
     return checks
 
 
 def _pattern_words(rows: RowsByTable) -> dict[str, str]:
-    observed = by_pattern(rows)
-    but = " but state and condition" * (EXCEPTION in _paper_patterns(observed))
-    return {"mean": next(iter(pattern_means(observed))), "but": but}
-
-
-def _pattern_cells(profile: Profile) -> list[Cell]:
-    sizes = bench(profile)
-    return measured(profile, [("mmvp", sizes.alike)], models(profile, sets=[sizes.main]))
+    (title, _), *_ = pattern_means(observed := by_pattern(rows)).items()
+    return {"mean": title, "but": " but state and condition" * (EXCEPTION in _paper_patterns(observed))}
 
 
 FIGURE_4 = clip_study(
-    "diffclip-figure-4", _pattern_cells, draw_patterns, _pattern_checks, fill=_pattern_words
+    "diffclip-figure-4",
+    lambda p: measured(p, {"mmvp": [bench(p).alike]}, models(p, sets=[bench(p).main])),
+    _draw_patterns,
+    _pattern_checks,
+    fill=_pattern_words,
 )
 
 
@@ -542,7 +527,7 @@ def _variant_checks(rows: RowsByTable) -> Checks:
 
 FIGURE_5 = clip_study(
     "diffclip-figure-5",
-    lambda profile: task_cells(profile, models(profile, VARIANTS, [bench(profile).main])),
-    partial(draw_tasks, number=5, words="Variants on six tasks"),
+    lambda profile: _task_cells(profile, models(profile, VARIANTS, [bench(profile).main])),
+    partial(_draw_tasks, number=5, words="Variants on six tasks"),
     _variant_checks,
 )

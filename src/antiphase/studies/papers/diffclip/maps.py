@@ -72,7 +72,6 @@ def _picture(title: str, row: dict[str, Any]) -> Picture:
 
 
 def _tables(scored: pl.DataFrame) -> list[Table]:
-    """Return the measures of every map, and those of a map of one value."""
     one = scored.filter(map=scored["map"][0]).with_columns(map=pl.lit(_SHARE))
     found = []
     for frame, scores in ((scored, SCORES), (one, _CONSTANT)):
@@ -155,8 +154,7 @@ def values(rows: RowsByTable) -> pl.DataFrame:
     return pl.concat(frame.select(*keys, quantity=pl.lit(of), value=column) for frame, of, column in parts)
 
 
-def draw_correlations(rows: RowsByTable) -> Artefact:
-    """The correlation of the maps and of their changes over the layers, trained and untrained."""
+def _draw_correlations(rows: RowsByTable) -> Artefact:
     means = estimates(values(rows), ["quantity", "series", "input", "layer"], VALUE, kind="difference")
     title = pl.col("quantity").replace_strict({IN_MAPS: "A1 and A2", IN_CHANGES: "ΔA1 and ΔA2"})
     means = means.drop(BY_SEED).sort("layer", maintain_order=True).with_columns(title=title, model="series")
@@ -191,5 +189,5 @@ def _correlation_checks(rows: RowsByTable) -> Checks:
 
 
 MAP_CORRELATION = PAPER.study(
-    "map-correlation", _correlation_cells, draw_correlations, _correlation_checks, _correlation_settings
+    "map-correlation", _correlation_cells, _draw_correlations, _correlation_checks, _correlation_settings
 )

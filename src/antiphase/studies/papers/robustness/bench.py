@@ -5,7 +5,7 @@ whether of the training or of the attack, it does not say. Here every figure but
 once, with attack seed 0, and averages over training seeds. Budgets are nested (:func:`antiphase.attacks.sweep`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -168,9 +168,9 @@ def attacked_clips(profile: Profile) -> list[tuple[TrainClip | Given, str]]:
     return [(model, data) for model in clip_models(profile) for data in bench(profile).clip_data]
 
 
-def all_cells(*groups: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of several groups as one list."""
-    return [cell for group in groups for cell in group]
+def measured(models: Sequence[TrainVit], *measures: Callable[[TrainVit], Cell]) -> list[Cell]:
+    """Return measurements of models: the first one of all models, then the second."""
+    return [measure(model) for measure in measures for model in models]
 
 
 def settings(profile: Profile) -> dict[str, str]:

@@ -16,6 +16,7 @@ from antiphase.studies.papers.robustness.bench import (
     PAPER,
     bench,
     clip_models,
+    measured,
     twins,
     vit_and_clip_settings,
     vit_study,
@@ -113,7 +114,6 @@ def _lipschitz(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _moved(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the cancellation of each block at the smallest ε."""
     own = rows.filter(pl.col("moved").is_not_null(), pl.col("eps") == pl.col("eps").min())
     apart = pl.col("positive") ** 2 + pl.col("negative") ** 2
     found = own.with_columns(layer=pl.col("stage") - 1)  # stage 0 is the embedding
@@ -210,19 +210,17 @@ PAPERS, STEEPEST = ESTIMATORS[0], ESTIMATORS[2]
 _NUMBERS: dict[str, Any] = {"percent": False, "digits": 4}
 
 
-def of_maps(rows: RowsByTable) -> pl.DataFrame:
-    """Return the rows of attention maps; the logits' are left out."""
-    return rows["lipschitz"].filter(pl.col("of") == "map")
+def _of_maps(rows: RowsByTable) -> pl.DataFrame:
+    return rows["lipschitz"].filter(pl.col("of") == "map")  # without the logits'
 
 
 def _by_estimator(rows: RowsByTable, *keys: str) -> pl.DataFrame:
     """Return means over images, and over layers unless they are among the keys, in the order of ``ESTIMATORS``."""
-    maps = pl.concat([of_maps(rows).filter(estimator=name) for name in ESTIMATORS])
+    maps = pl.concat([_of_maps(rows).filter(estimator=name) for name in ESTIMATORS])
     return estimates(maps, keys, VALUE, kind="size")
 
 
-def draw_lipschitz(rows: RowsByTable) -> Artefact:
-    """Draw a panel for each estimator: the mean over layers, by depth."""
+def _draw_lipschitz(rows: RowsByTable) -> Artefact:
     means = _by_estimator(rows, "data", "estimator", "series", "depth").sort("depth", maintain_order=True)
     title = "{estimator}, {data}" if means["data"].n_unique() > 1 else "{estimator}"
     words = "Local Lipschitz estimate, mean over layers, {estimator}, {data}"
@@ -231,7 +229,7 @@ def draw_lipschitz(rows: RowsByTable) -> Artefact:
 
 
 def _lipschitz_checks(rows: RowsByTable) -> Checks:
-    maps = of_maps(rows)
+    maps = _of_maps(rows)
     depths = sorted(maps["depth"].unique())
 
     def rises(estimator: str) -> list[Check]:
@@ -246,11 +244,12 @@ def _lipschitz_checks(rows: RowsByTable) -> Checks:
     }
 
 
-def _lipschitz_cells(profile: Profile) -> list[Cell]:
-    return [bench(profile).sense_of(model, "lipschitz") for model in twins(profile, None)]
-
-
-FIGURE_3D = vit_study("figure-3d", _lipschitz_cells, draw_lipschitz, _lipschitz_checks)
+FIGURE_3D = vit_study(
+    "figure-3d",
+    lambda profile: measured(twins(profile, None), partial(bench(profile).sense_of, part="lipschitz")),
+    _draw_lipschitz,
+    _lipschitz_checks,
+)
 
 
 MODEL = ["data", "series", "depth", SEED]
@@ -264,8 +263,7 @@ def _layer_cells(profile: Profile) -> list[Cell]:
     return [*made, *(sizes.sense_of(model, "alignment") for model in differential)]
 
 
-def draw_layers(rows: RowsByTable) -> Artefact:
-    """Draw the estimates over the layers for each depth and estimator, and λ over the layers."""
+def _draw_layers(rows: RowsByTable) -> Artefact:
     means = _by_estimator(rows, "data", "depth", "estimator", "series", "layer").drop(BY_SEED)
     sets = means.partition_by("data", maintain_order=True)
     means = pl.concat(block.sort("depth", "layer", maintain_order=True) for block in sets)
@@ -291,7 +289,7 @@ def with_lambda(rows: RowsByTable) -> pl.DataFrame:
     """Return the rows of attention maps with the mean λ of their layer; null without differential attention."""
     keys = [*MODEL, "layer"]
     lam = rows["alignment"].group_by(keys, maintain_order=True).agg(pl.mean("lam"))
-    return of_maps(rows).join(lam, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    return _of_maps(rows).join(lam, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
 def excess(maps: pl.DataFrame) -> pl.DataFrame:
@@ -338,7 +336,7 @@ def _steeper(maps: pl.DataFrame) -> Checks:
     }
 
 
-FIGURE_4 = vit_study("figure-4", _layer_cells, draw_layers, _layer_checks, settings=vit_and_clip_settings)
+FIGURE_4 = vit_study("figure-4", _layer_cells, _draw_layers, _layer_checks, settings=vit_and_clip_settings)
 
 
 SITES = ("pixels", "tokens")

@@ -20,6 +20,7 @@ from antiphase.studies.papers.robustness.bench import (
     attacked_clips,
     bench,
     clip_settings,
+    measured,
     twins,
     vit_and_clip_settings,
     vit_study,
@@ -71,20 +72,6 @@ def levels(rows: RowsByTable) -> list[str]:
     return sentences
 
 
-def _vit_study(
-    part: str,
-    attacks: Callable[[Profile], list[Cell]],
-    draw: Callable[[RowsByTable], Artefact],
-    checks: Callable[[RowsByTable], Checks],
-) -> Study:
-    """Return the study of one-layer ViTs under an attack: their accuracy as well."""
-
-    def cells(profile: Profile) -> list[Cell]:
-        return attacks(profile) + [bench(profile).accuracy(model) for model in twins(profile)]
-
-    return vit_study(f"figure-2{part}", cells, draw, checks)
-
-
 def _clip_study(
     part: str,
     by: str,
@@ -125,9 +112,9 @@ def _clip_study(
     return PAPER.study(name, cells, draw, checks, clip_settings, fill=few_classes)
 
 
-FIGURE_2A = _vit_study(
-    "a",
-    lambda profile: [bench(profile).attack(model) for model in twins(profile)],
+FIGURE_2A = vit_study(
+    "figure-2a",
+    lambda profile: measured(twins(profile), bench(profile).attack, bench(profile).accuracy),
     lambda rows: replace(draw_rates(rows, "figure-2a", "eps", "PGD", "asr", PRINTED), notes=levels(rows)),
     lambda rows: {"fragile-at-depth-1": on_average(rows["attack"], "DiffViT", than="ViT", eps=EPS)},
 )
@@ -140,9 +127,13 @@ FIGURE_2B = _clip_study(
     ("DiffCLIP", "CLIP"),
     lambda profile: [{"eps": EPS}],
 )
-FIGURE_2C = _vit_study(
-    "c",
-    lambda profile: [bench(profile).patch(model, width) for width in WIDTHS for model in twins(profile)],
+FIGURE_2C = vit_study(
+    "figure-2c",
+    lambda profile: measured(
+        twins(profile),
+        *(partial(bench(profile).patch, width=width) for width in WIDTHS),
+        bench(profile).accuracy,
+    ),
     partial(draw_rates, name="figure-2c", by="width", attack="patches", prefix="patches"),
     lambda rows: {"fragile-to-patches": higher(rows["attack"], "DiffViT", than="ViT", width=WIDTHS)},
 )
@@ -161,8 +152,7 @@ FIGURE_2D = _clip_study(
 AT = (1 / 255, 4 / 255)
 
 
-def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
-    """Return ASR over depth at 1/255 and 4/255, for each data set."""
+def _draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
     near = pl.any_horizontal((pl.col("eps") - eps).abs() < 1e-9 for eps in AT)
     rates = estimates(attacks.filter(near), ["data", "eps", "series", "depth"], ASR)
     shown = rates.sort("depth", maintain_order=True).with_columns(budget=IN_255THS)
@@ -173,8 +163,7 @@ def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
     return Artefact([PAPER.plot(name, drawn)], listed)
 
 
-def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
-    """Return the checks of the paper's claims on ASR by depth."""
+def _asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     depths, small = sorted(attacks["depth"].unique()), AT[0]
     ends = f"{depths[0]} to {depths[-1]}"
     diffvit = {"series": "DiffViT", "eps": small}
@@ -196,19 +185,17 @@ def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     }
 
 
-def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
-    """Return ASR over ε at each depth, and over depth at 1/255 and 4/255."""
+def _draw_by_depth(attacks: pl.DataFrame) -> Artefact:
     rates = estimates(attacks, ["data", "depth", "series", "eps"], ASR).sort("depth", maintain_order=True)
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")
     title = "ASR under PGD with depth {depth}, {data}"
     listed = tables(rates, title, "asr-{data}-{depth}", "series", IN_255THS)
-    over_depth = draw_asr(attacks, "figure-3a", "PGD")
+    over_depth = _draw_asr(attacks, "figure-3a", "PGD")
     plots = [PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots]
     return Artefact(plots, [*listed, *over_depth.tables])
 
 
-def depth_checks(attacks: pl.DataFrame) -> Checks:
-    """Check, on average over ε, that DiffViT is the more fragile one at each depth, and less so the deeper it is."""
+def _depth_checks(attacks: pl.DataFrame) -> Checks:
     depths = sorted(attacks["depth"].unique())
     ends = f"{depths[0]} to {depths[-1]}"
     words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {ends}, mean over ε"
@@ -219,20 +206,18 @@ def depth_checks(attacks: pl.DataFrame) -> Checks:
 
 FIGURE_3A = vit_study(
     "figure-3a",
-    lambda profile: [
-        measure(model)
-        for measure in (bench(profile).attack, bench(profile).accuracy)
-        for model in twins(profile, None)
-    ],
-    lambda rows: draw_by_depth(rows["attack"]),
-    lambda rows: {**asr_checks(rows["attack"], "pgd"), **depth_checks(rows["attack"])},
+    lambda profile: measured(twins(profile, None), bench(profile).attack, bench(profile).accuracy),
+    lambda rows: _draw_by_depth(rows["attack"]),
+    lambda rows: {**_asr_checks(rows["attack"], "pgd"), **_depth_checks(rows["attack"])},
     by_data=True,
 )
 FIGURE_3B = vit_study(
     "figure-3b",
-    lambda profile: [bench(profile).attack(model, AT, "autoattack") for model in twins(profile, None)],
-    lambda rows: draw_asr(rows["attack"], "figure-3b", "AutoAttack"),
-    lambda rows: asr_checks(rows["attack"], "autoattack"),
+    lambda profile: measured(
+        twins(profile, None), partial(bench(profile).attack, eps=AT, attack="autoattack")
+    ),
+    lambda rows: _draw_asr(rows["attack"], "figure-3b", "AutoAttack"),
+    lambda rows: _asr_checks(rows["attack"], "autoattack"),
     by_data=True,
 )
 
@@ -244,11 +229,9 @@ def _reaching(rows: RowsByTable) -> pl.DataFrame:
     return attacks.with_columns(reach=pl.when("found").then("distance").otherwise(most.fill_null(0.0)))
 
 
-def draw_distances(rows: RowsByTable) -> Artefact:
-    """Draw ASR over the distance for every depth of DiffViT and ViT, and the mean distance by depth."""
+def _draw_distances(rows: RowsByTable) -> Artefact:
     attacks = _reaching(rows)
-    drawn: list[Panel] = []
-    listed: list[Table] = []
+    drawn, listed = list[Panel](), list[Table]()
     style: dict[str, Any] = {"percent": False, "digits": 3}
     for (data,), block in attacks.group_by("data", maintain_order=True):
         for kind in ("DiffViT", "ViT"):
@@ -297,11 +280,12 @@ def _distance_checks(rows: RowsByTable) -> Checks:
     return {"cw-needs-more-when-deep": rises(depths), "cw-needs-more-at-each-depth": rises(deeper)}
 
 
-def _distance_cells(profile: Profile) -> list[Cell]:
-    return [bench(profile).nearest(model) for model in twins(profile, None)]
-
-
-FIGURE_3C = vit_study("figure-3c", _distance_cells, draw_distances, _distance_checks)
+FIGURE_3C = vit_study(
+    "figure-3c",
+    lambda profile: measured(twins(profile, None), bench(profile).nearest),
+    _draw_distances,
+    _distance_checks,
+)
 
 
 RESTARTS = 3
@@ -327,8 +311,7 @@ def by_protocol(rows: RowsByTable) -> pl.DataFrame:
     return named.group_by(keys, maintain_order=True).agg(pl.col("success").cast(pl.Float64).mean(), origins)
 
 
-def draw_restarts(rows: RowsByTable) -> Artefact:
-    """Draw ASR over ε with one layer and of CLIPs, and ASR over depth, by both protocols."""
+def _draw_restarts(rows: RowsByTable) -> Artefact:
     attacks = by_protocol(rows)
     rates = estimates(attacks, ["data", "series", "depth", "protocol", "eps"], ASR).drop(BY_SEED)
     rates = rates.sort("depth", "protocol", maintain_order=True)
@@ -338,7 +321,7 @@ def draw_restarts(rows: RowsByTable) -> Artefact:
     model = pl.when(_IS_VIT).then(pl.format("{}, depth {}", "series", "depth")).otherwise("series")
     row, title = pl.format("{}, {}", model, "protocol"), "ASR under PGD by protocol, {data}"
     named = attacks.filter(_IS_VIT).with_columns(series=_BY_PROTOCOL)
-    plots = [PAPER.plot("figure-6", drawn), *draw_asr(named, "figure-6-depth", "PGD").plots]
+    plots = [PAPER.plot("figure-6", drawn), *_draw_asr(named, "figure-6-depth", "PGD").plots]
     return Artefact(plots, tables(rates, title, "restarts-{data}", row, IN_255THS))
 
 
@@ -360,7 +343,7 @@ def _restart_checks(rows: RowsByTable) -> Checks:
         "restarts-raise-asr": raised,
         "fragile-with-restarts": higher(vits, "DiffViT", than="ViT", eps=shallow, depth=1),
         "fragile-with-restarts-everywhere": higher(vits, "DiffViT", than="ViT", depth=depths, eps=small),
-        **asr_checks(vits, "pgd-with-restarts"),
+        **_asr_checks(vits, "pgd-with-restarts"),
     }
 
 
@@ -374,5 +357,5 @@ def _clip_checks(worst: pl.DataFrame) -> list[Check]:
 
 
 FIGURE_6 = vit_study(
-    "figure-6", _restart_cells, draw_restarts, _restart_checks, settings=vit_and_clip_settings
+    "figure-6", _restart_cells, _draw_restarts, _restart_checks, settings=vit_and_clip_settings
 )

@@ -10,7 +10,7 @@ from antiphase.studies.estimation import ASR, CORRECT, estimates, gaps, peak, tr
 from antiphase.studies.figures import IN_255THS, Artefact, panels
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks
-from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, all_cells, bench, vit_study
+from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, bench, measured, vit_study
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
 
@@ -25,19 +25,17 @@ _CONVERGES = "ASR(DiffViT) − ASR(ViT), at 1/255 − at 4/255"
 _SIDES = {"below": "0.5 to 0.7", "above": "0.85 to 0.95"}
 
 
-def lambda_cells(profile: Profile) -> list[Cell]:
-    """A DiffViT for each λ_init, PGD on each; λ_init = .8 is the model of the other studies."""
+def _lambda_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     models = [
         sizes.train("diffvit", seed) if lam == 0.8 else sizes.train("diffvit", seed, lambda_init=lam)
         for lam in LAMBDAS
         for seed in sizes.seeds_of(profile)
     ]
-    return all_cells([sizes.attack(model, SMALL) for model in models], [*map(sizes.accuracy, models)])
+    return measured(models, partial(sizes.attack, eps=SMALL), sizes.accuracy)
 
 
-def draw_lambdas(rows: RowsByTable) -> Artefact:
-    """Draw accuracy and ASR by λ_init, the paper's beside them."""
+def _draw_lambdas(rows: RowsByTable) -> Artefact:
     attacks = rows["attack"].filter((pl.col("eps") - _AT).abs() < 1e-9)
     both = pl.concat(
         estimates(frame, ["lambda_init"], value).sort("lambda_init").with_columns(row=pl.lit(name))
@@ -56,8 +54,7 @@ def draw_lambdas(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("table-1", drawn)], listed)
 
 
-def lambda_checks(rows: RowsByTable) -> Checks:
-    """Check that ASR and accuracy peak at .8."""
+def _lambda_checks(rows: RowsByTable) -> Checks:
     attacks, lam = rows["attack"], pl.col("lambda_init")
     where = {"series": "DiffViT", "eps": _AT}
 
@@ -78,11 +75,10 @@ def lambda_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_1 = vit_study("table-1", lambda_cells, draw_lambdas, lambda_checks)
+TABLE_1 = vit_study("table-1", _lambda_cells, _draw_lambdas, _lambda_checks)
 
 
-def four_layer_cells(profile: Profile) -> list[Cell]:
-    """Patches of three widths and PGD at every ε."""
+def _four_layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     data = "tiny-imagenet" if profile.name == "paper" else None
     depth = max(depth for depth in sizes.depths if depth <= 4)
@@ -91,12 +87,11 @@ def four_layer_cells(profile: Profile) -> list[Cell]:
         for kind in KINDS
         for seed in sizes.seeds_of(profile, depth)
     ]
-    patches = [sizes.patch(model, width) for width in WIDTHS for model in models]
-    return [*map(sizes.attack, models), *patches, *map(sizes.accuracy, models)]
+    patches = (partial(sizes.patch, width=width) for width in WIDTHS)
+    return measured(models, sizes.attack, *patches, sizes.accuracy)
 
 
-def draw_four_layers(rows: RowsByTable) -> Artefact:
-    """Show the paper's table, its numbers beside ours."""
+def _draw_four_layers(rows: RowsByTable) -> Artefact:
     patch = pl.format("patch {}", "width")
     named = rows["attack"].with_columns(column=pl.when(attack="patch").then(patch).otherwise(IN_255THS))
     rates = estimates(named.filter(pl.col("column").is_in(COLUMNS)), ["series", "column"], ASR)
@@ -105,8 +100,7 @@ def draw_four_layers(rows: RowsByTable) -> Artefact:
     return Artefact(tables=figures.tables(rates, title, "table-2", "series", "column", paper=paper))
 
 
-def four_layer_checks(rows: RowsByTable) -> Checks:
-    """Check that DiffViT is more fragile under patches and small ε."""
+def _four_layer_checks(rows: RowsByTable) -> Checks:
     attacks = rows["attack"].rename({"width": "patch"})
     patches, pgd = (attacks.filter(attack=name) for name in ("patch", "pgd"))
     return {
@@ -121,11 +115,10 @@ def four_layer_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_2 = vit_study("table-2", four_layer_cells, draw_four_layers, four_layer_checks)
+TABLE_2 = vit_study("table-2", _four_layer_cells, _draw_four_layers, _four_layer_checks)
 
 
-def adversarial_cells(profile: Profile) -> list[Cell]:
-    """Natural and adversarial trainings of both kinds, PGD at the paper's three ε."""
+def _adversarial_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     models = [
         sizes.train(kind, seed, adversary=eps)
@@ -133,7 +126,7 @@ def adversarial_cells(profile: Profile) -> list[Cell]:
         for eps in TRAINED
         for seed in sizes.seeds_of(profile)
     ]
-    return all_cells([sizes.attack(model, SMALL) for model in models], [*map(sizes.accuracy, models)])
+    return measured(models, partial(sizes.attack, eps=SMALL), sizes.accuracy)
 
 
 def _by_training(natural: str, hostile: str) -> pl.Expr:
@@ -141,8 +134,7 @@ def _by_training(natural: str, hostile: str) -> pl.Expr:
     return pl.when(pl.col("train_eps") > 0).then(pl.format(hostile + "{}", eps)).otherwise(pl.lit(natural))
 
 
-def draw_adversarial(rows: RowsByTable) -> Artefact:
-    """Show the paper's table with ViT below, and ASR over ε for each training."""
+def _draw_adversarial(rows: RowsByTable) -> Artefact:
     asr = estimates(rows["attack"], ["series", "train_eps", "eps"], ASR)
     clean = estimates(rows["accuracy"], ["series", "train_eps"], CORRECT)
     clean = clean.with_columns(column=pl.lit("accuracy"))
@@ -156,8 +148,7 @@ def draw_adversarial(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("table-3", drawn)], listed)
 
 
-def adversarial_checks(rows: RowsByTable) -> Checks:
-    """Check that small ε lower the ASR at no cost in accuracy, and larger ε cost accuracy."""
+def _adversarial_checks(rows: RowsByTable) -> Checks:
     attacks, clean = rows["attack"], rows["accuracy"].filter(series="DiffViT")
 
     def lowered(kind: str) -> list[Check]:
@@ -181,4 +172,4 @@ def adversarial_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_3 = vit_study("table-3", adversarial_cells, draw_adversarial, adversarial_checks)
+TABLE_3 = vit_study("table-3", _adversarial_cells, _draw_adversarial, _adversarial_checks)

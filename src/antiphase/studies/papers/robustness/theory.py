@@ -16,7 +16,7 @@ from antiphase.studies.claims import Check, above, apart
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimates
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
-from antiphase.studies.papers.robustness.bench import PAPER, all_cells, bench, twins, vit_study
+from antiphase.studies.papers.robustness.bench import PAPER, bench, measured, twins, vit_study
 from antiphase.studies.papers.robustness.layers import LAYER_NAME, PERTURBATIONS
 from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -33,11 +33,8 @@ _NUMBERS: dict[str, Any] = {"percent": False, "digits": 3}
 
 def _depth_cells(profile: Profile) -> list[Cell]:
     sizes, both = bench(profile), twins(profile, None)
-    return all_cells(
-        [sizes.sense_of(model, "depth") for model in both],
-        [sizes.sense_of(model, "branches") for model in twins(profile, None, ["diffvit"])],
-        [sizes.attack(model) for model in both],
-    )
+    branches = [sizes.sense_of(model, "branches") for model in twins(profile, None, ["diffvit"])]
+    return [*measured(both, partial(sizes.sense_of, part="depth")), *branches, *map(sizes.attack, both)]
 
 
 def layers(rows: RowsByTable) -> pl.DataFrame:
@@ -114,8 +111,7 @@ def crossovers(rows: RowsByTable, values: pl.DataFrame) -> dict[str, str]:
     }
 
 
-def draw_depth(rows: RowsByTable) -> Artefact:
-    """Draw the factors by depth, the bound and the growth, the same within the deepest model, and the crossovers."""
+def _draw_depth(rows: RowsByTable) -> Artefact:
     blocks = layers(rows)
     values = per_layer(blocks)
     means = estimates(values, ["data", "perturbation", "quantity", "series", "depth"], VALUE, kind="number")
@@ -148,7 +144,6 @@ def draw_depth(rows: RowsByTable) -> Artefact:
 
 
 def _growth(name: str, means: pl.DataFrame, column: str, label: str, **values: Any) -> Plot:
-    """Return a panel for each perturbation: the bound and the growth of both models, as powers of ten."""
     lines, drawn = pl.format("{}, {}", "series", pl.col("quantity").replace_strict(_LINES)), []
     for title, block in titled(means.with_columns(series=lines)):
         drawn += panels(block, title, column, (label, "log10 of the growth"), level=0.0)
@@ -185,7 +180,7 @@ def _depth_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_DEPTH = vit_study("theory-depth", _depth_cells, draw_depth, _depth_checks)
+THEORY_DEPTH = vit_study("theory-depth", _depth_cells, _draw_depth, _depth_checks)
 
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
@@ -197,11 +192,8 @@ _TWINS = ["data", "depth", SEED]
 
 def _radius_cells(profile: Profile) -> list[Cell]:
     sizes, both = bench(profile), twins(profile, None)
-    return all_cells(
-        [Radius(model=model, data=model.data, limit=sizes.few) for model in both],
-        [sizes.sense_of(model, "alignment") for model in both],
-        [sizes.nearest(model) for model in both],
-    )
+    radii = [Radius(model=model, data=model.data, limit=sizes.few) for model in both]
+    return radii + measured(both, partial(sizes.sense_of, part="alignment"), sizes.nearest)
 
 
 def ratios(rows: RowsByTable) -> pl.DataFrame:
@@ -246,8 +238,7 @@ def beyond(rows: RowsByTable) -> pl.DataFrame:
     return pl.concat(near).select(*keys, "radius", value=value)
 
 
-def draw_radii(rows: RowsByTable) -> Artefact:
-    """Draw the ratio of the radii by depth, measured and predicted, and radii that an attack refutes."""
+def _draw_radii(rows: RowsByTable) -> Artefact:
     means = estimates(ratios(rows), ["data", "depth", "layer", "quantity"], VALUE, kind="number")
     order = pl.col("quantity").cast(pl.Enum(_NAMES.values()))
     means = means.drop(BY_SEED).sort("depth", "layer", order, maintain_order=True)
@@ -277,4 +268,4 @@ def _radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = vit_study("theory-radius", _radius_cells, draw_radii, _radius_checks)
+THEORY_RADIUS = vit_study("theory-radius", _radius_cells, _draw_radii, _radius_checks)
