@@ -318,4 +318,4 @@ def test_twins_of_unequal_defences_are_warned_of():
     recipes = [{"epochs": 1, "data": "digits"} | more for more in ({"defences": {"jasmin": 1.0}}, {})]
     cards = [ModelCard(f"m{at}", f"m{at}", "none", 0, (1, 8, 8), 10, one) for at, one in enumerate(recipes)]
     (doubt,) = twin_doubts(*cards)
-    assert doubt.endswith("recipes defences {'jasmin': 1.0} and defences None")
+    assert doubt.endswith("recipes defences (jasmin 1.0) and defences none")
