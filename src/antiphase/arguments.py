@@ -210,7 +210,7 @@ _ANYTHING = _Kind("anything", lambda value: True)
 
 def _is_number(value: Any, most: float = math.inf) -> bool:
     most = sys.float_info.max if isinstance(value, Integral) else most
-    return isinstance(value, Real) and not isinstance(value, bool) and not abs(value) > most
+    return isinstance(value, Real) and not isinstance(value, bool) and not abs(value) > most  # pyright: ignore
 
 
 _PLAIN = {

@@ -54,7 +54,7 @@ def leaderboard(name: str) -> Entry:
     """Return the row of ``[DATA/THREAT/]NAME`` in the tables that RobustBench's package describes itself with."""
     data, threat, model = parts_of(name)
     try:
-        text = str(metadata.metadata("robustbench").get_payload())
+        text = metadata.distribution("robustbench").read_text("METADATA") or ""
     except metadata.PackageNotFoundError:
         raise UserError(f"robustbench:{name}: robustbench is not installed; {_INSTALL}") from None
     pattern = rf"### {_DATA[data]}\n.*?#### {threat}, eps=(?P<eps>[\d./]+)(?P<table>.*?)\n###"

@@ -46,7 +46,7 @@ PAIRS = {  # of the claims: which model is said to be the more fragile one
 
 def trained(sizes: RobustnessBench, series: str, seed: int, data: str, start: str) -> TrainVit:
     """Return the training of a series; uniform initial weights are those of the other studies."""
-    how = SIZES[series] | ({"initial_weights": start} if start != "uniform" else {})
+    how: dict[str, Any] = SIZES[series] | ({"initial_weights": start} if start != "uniform" else {})
     return replace(sizes.train("vit" if series == VIT else "diffvit", seed, data, **how), called=series)
 
 
