@@ -31,6 +31,7 @@ TINY = {"depth": 4}  # Fashion-MNIST, 28 pixels in patches of 4: what studies an
 # name: (batch, standard twin, differential model)
 SETTINGS: dict[str, tuple[int, Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "wee": (16, lambda: vit(256, **WEE), lambda: diffvit(256, **WEE)),
+    "b16-v2": (8, lambda: vit(224), lambda: diffvit(224, variant="v2")),
     "clip": (8, clip_vit_b16, lambda: diffclip_vit_b16(init="released")),
     "tiny": (128, lambda: vit(28, **TINY), lambda: diffvit(28, **TINY)),
 }

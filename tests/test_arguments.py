@@ -221,7 +221,7 @@ CALLS = {
         "p_init": 0.5,
         "objective": "margin",
     },
-    attacks.noise: {"model": NET, "images": IMAGES, **RUN, "kind": "sign", "draws": 1},
+    attacks.noise: {"model": NET, "images": IMAGES, **RUN, "draws": 1},
     attacks.patch_pgd: {"model": NET, "images": IMAGES, **RUN, "width": 2, "steps": 1, "step_size": 0.1},
     attacks.eps_at: {
         "distance": np.ones(3),

@@ -36,7 +36,7 @@ def test_below_the_least_perturbation_nothing_falls_and_far_above_draws_find_it(
     model, x = Linear(2), images(60)
     certified = Threat(norm, 0.99 * float(least(model, x, norm).min()))
     assert not noise(model, x, None, certified, draws=5).success.any()
-    large = Threat(norm, {"linf": 0.5, "l2": 4.0}[norm])
+    large = Threat(norm, {"linf": 1.0, "l2": 4.0}[norm])
     once, often = (noise(model, x, None, large, draws=n) for n in (1, 30))
     assert (often.success | ~once.success).all()
     assert often.asr > once.asr

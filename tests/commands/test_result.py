@@ -262,7 +262,7 @@ def test_a_module_without_a_card_is_left_as_it_was():
             "model Net: fails on an image of specimen-fashion-mnist of shape (1, 28, 28)",
         ),
         (nn.Flatten(0), {"data": "digits"}, "model Flatten: returns (64,) for one image; expected logits"),
-        (3, {}, "model: got a int; expected a specification or a torch.nn.Module"),
+        (3, {}, "model: got a int; expected a specification, a training or a torch.nn.Module"),
         ("specimen:vit-0", {"epsilon": 1}, "option 'epsilon': expected one of model, data, split"),
         ("given:Net", {"data": "digits"}, "given:Net: was an object of another Python session"),
     ],

@@ -69,7 +69,9 @@ def read(name, *columns):
         "cell",
         pl.col("label").alias("of"),
         pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
-        pl.col("label").str.extract(r" o[fn] ((?:Diff)?(?:ViT|CLIP).*?)(?: on openmoji)? seed").alias("twin"),
+        pl.col("label")
+        .str.extract(r" o[fn] ((?:(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on openmoji)? seed")
+        .alias("twin"),
     )
     rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
     return rows.join(cells, on="cell").filter(pl.col("twin").is_not_null())
@@ -120,7 +122,10 @@ def why(attacks, strata=20):
     """Parts of the difference in ASR; at equal margins means: standardised to the margins of both twins."""
     ladder = ("ViT depth 1", "ViT, norm and factor", "DiffViT, λ frozen at 0", "DiffViT depth 1")
     bare = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or factor")
-    rows = read("margin", "margin", "norm1", "right1", "sample").partition_by("twin", as_dict=True)
+    rows = read("margin", "margin", "norm1", "right1", "sample")
+    rows = rows.filter(pl.col("norm1").is_not_null()).partition_by(
+        "twin", as_dict=True
+    )  # of the study of causes
     margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
     seeds = len(margins[ladder[0]])
     twins = [margins[ladder[0]], margins[ladder[-1]]]
@@ -156,6 +161,8 @@ def why(attacks, strata=20):
         parts += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
         of_all = {part: [*of_all.get(part, []), x] for part, x in of_eps.items()}
     parts += [interval(f"mean over ε {part}", sum(some) / len(some)) for part, some in of_all.items()]
+    for start in ("", " N(0, 0.02)"):  # Diff Transformer V2: its subtraction alone
+        parts += attacks.over_eps(f"DiffViT V2 depth 1{start}", f"V2, λ = 0 depth 1{start}")
     return parts, list(least.shape)
 
 

