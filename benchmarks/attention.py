@@ -73,7 +73,7 @@ def build(setting: str, form: str, precision: str, device: str) -> tuple[nn.Modu
                 module.backend = "sdpa"  # pyright: ignore[reportAttributeAccessIssue]
     dtype = {"float32": torch.float32, "bf16": torch.bfloat16}[precision]
     draw = torch.Generator().manual_seed(0)
-    size = {"wee": (3, 256, 256), "clip": (3, 224, 224), "b16-v2": (3, 224, 224), "tiny": (1, 28, 28)}[setting]
+    size = {"wee": (3, 256, 256), "tiny": (1, 28, 28)}.get(setting, (3, 224, 224))
     inputs = [torch.rand(batch, *size, generator=draw).to(device, dtype)]
     if setting == "clip":
         texts = torch.randint(1, 49_000, (batch, 77), generator=draw)
