@@ -105,7 +105,8 @@ def table(record: Mapping[str, Any]) -> str:
     about = (
         f"One DiffViT of one layer for each line, on training images of Fashion-MNIST that it did not learn: accuracy "
         f"on {HELD_OUT:,}, ASR on {ATTACKED:,} (95 % intervals of ±{error:.1f} points for one model; other seeds are "
-        f"not in them). In bold: the strength of the lowest ASR that costs at most one point of accuracy. Commit "
+        f"not in them); CPU times beside other work. "
+        f"In bold: the strength of the lowest ASR that costs at most one point of accuracy. Commit "
         f"{record['provenance']['commit']}, {record['provenance']['date']}, {record['provenance']['hardware']}."
     )
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", about]) + "\n"

@@ -123,6 +123,12 @@ def test_what_the_leaderboard_lacks_is_one_line(installed, spec, words):
         leaderboard(spec.partition(":")[2])
 
 
+def test_an_unknown_model_is_not_taken_for_a_failed_download(installed):
+    installed()
+    with pytest.raises(UserError, match="RobustBench has no such model for cifar10 and Linf"):
+        load_model("robustbench:Nobody2026")
+
+
 def test_without_the_package_the_way_to_install_it_is_said():
     with pytest.raises(UserError, match="robustbench is not installed; install it: pip install"):
         leaderboard(SMALL)

@@ -31,13 +31,14 @@ from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
 
 PATTERNS = (
-    *(
-        "Orientation and Direction",
-        "Presence of Specific Features",
-        "State and Condition",
-        "Quantity and Count",
-    ),
-    *("Positional and Relational Context", "Color and Appearance", "Structural Characteristics", "Texts"),
+    "Orientation and Direction",
+    "Presence of Specific Features",
+    "State and Condition",
+    "Quantity and Count",
+    "Positional and Relational Context",
+    "Color and Appearance",
+    "Structural Characteristics",
+    "Texts",
     "Viewpoint and Perspective",
 )
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""

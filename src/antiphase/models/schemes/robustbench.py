@@ -22,7 +22,7 @@ _DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet"}
 _NORMS = {"Linf": "linf", "L2": "l2"}
 _SQUARES = (Square(224, "bicubic", 256), Square(224, "bilinear", 256), Square(224, "bilinear", squash=True))
 _ROW = re.compile(r"<sup>\*\*(.+?)\*\*</sup>.*?<sub>([\d.]+)%</sub>.*?<sub>([\d.]+)%</sub>")
-_INSTALL = "install it: pip install git+https://github.com/RobustBench/robustbench"
+_INSTALL = "install it: pip install --no-deps robustbench (it asks for an older timm), and what it imports"
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,11 @@ def _robustbench(wanted: Wanted) -> nn.Module:
         raise UserError(f"{wanted.spec}: robustbench cannot be imported ({error}); {_INSTALL}") from None
     kind = kinds.BenchmarkDataset(data), kinds.ThreatModel(threat)
     fix = f"download them on a machine with network access into {data_root() / 'robustbench'}"
-    with downloading(f"{wanted.spec}: the weights are not available", fix, (*OFFLINE, KeyError, ValueError)):
-        model = utils.load_model(name, data_root() / "robustbench", *kind).eval()
+    try:
+        with downloading(f"{wanted.spec}: the weights are not available", fix, (*OFFLINE, ValueError)):
+            model = utils.load_model(name, data_root() / "robustbench", *kind).eval()
+    except KeyError:
+        raise UserError(f"{wanted.spec}: RobustBench has no such model for {data} and {threat}") from None
     side = 224 if data == "imagenet" else 32
     _, count, _ = probe(model, wanted.spec, (3, side, side))
     squares = _SQUARES if data == "imagenet" else (Square(32),)
