@@ -1,0 +1,162 @@
+"""Which defence lets a DiffViT keep its accuracy and lose its higher ASR: regularisers and adversarial trainings."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.studies.cells import TrainVit
+from antiphase.studies.claims import apart, on_average
+from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
+from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
+from antiphase.studies.own.variants import DIFFVIT, V2, VIT, trained
+from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
+from antiphase.studies.papers.robustness.layers import cosine
+from antiphase.studies.spec import Cell, Profile, RowsByTable
+
+PAPER = Paper("own", Path(__file__).parent)
+PENALTIES = ("map-jacobian", "alignment", "lambda-rho", "jasmin", "input-gradient")
+ADVERSARIAL = ("fast", "free", "trades")
+DEFENCES = (*PENALTIES, *ADVERSARIAL)
+_EPS_OF_TRAINING = tuple(eps / 255 for eps in (0.5, 1, 2))
+STRENGTHS: dict[str, tuple[float, ...]] = dict.fromkeys(PENALTIES[:3], (0.1, 1.0, 10.0))
+STRENGTHS |= dict.fromkeys(PENALTIES[3:], (0.01, 0.1, 1.0))
+STRENGTHS |= {"fast": _EPS_OF_TRAINING, "free": _EPS_OF_TRAINING, "trades": (1.0, 3.0, 6.0)}
+"""Strengths that were tried; of fast and free adversarial training the ε, of TRADES its β at ε = 2/255."""
+CHOSEN = {
+    "map-jacobian": 0.1,
+    "alignment": 0.1,
+    "lambda-rho": 10.0,
+    "jasmin": 0.01,
+    "input-gradient": 0.01,
+    "fast": 1 / 255,
+    "free": 0.5 / 255,
+    "trades": 1.0,
+}
+"""What ``benchmarks/defence_strengths.py`` chose of them on held-out training images."""
+NEEDS_TWO_MAPS = ("alignment", "lambda-rho")
+SEEDS, PROBED = 8, 2  # training seeds of the laptop profile, and those under further attacks
+AUTOATTACK_EPS = tuple(eps / 255 for eps in (1, 2, 4))
+AT = 2 / 255
+
+
+def defended(sizes: RobustnessBench, kind: str, name: str, seed: int, data: str, strength: float) -> TrainVit:
+    """Return a training with a defence; ``natural`` is that of the other studies."""
+    model = trained(sizes, kind, seed, data, "uniform")
+    if name == "natural":
+        return model
+    fields: dict[str, Any] = {"called": f"{kind}, {name}"}
+    if name in ADVERSARIAL:
+        eps = AT if name == "trades" else strength
+        fields["adversary"] = {"eps": eps, "variant": "free" if name == "free" else "fast"}
+    if name not in ("fast", "free"):
+        fields["recipe"] = {**model.recipe, "defences": {name: strength}}
+    return replace(model, **fields)
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """Return accuracy, PGD and AutoAttack of every model, and further attacks and gradients of the first seeds."""
+    sizes, made = bench(profile), list[Cell]()
+    seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
+    for data, seed, kind in product(sizes.data, seeds, (VIT, DIFFVIT, V2)):
+        for name in ("natural", *DEFENCES):
+            if kind == VIT and name in NEEDS_TWO_MAPS:
+                continue
+            model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
+            made += [sizes.attack(model), sizes.accuracy(model)]
+            made.append(sizes.attack(model, AUTOATTACK_EPS, "autoattack"))
+            if seed < PROBED and kind == DIFFVIT:
+                made.append(sizes.attack(model, (AT,), objective="margin", restarts=10))
+                made.append(sizes.attack(model, (AT,), "square"))
+                made.append(sizes.attack(model, (1.0,)))
+                made.append(sizes.sense_of(model, "alignment"))
+    return made
+
+
+def _split(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with the columns ``model`` and ``defence`` in place of the series' two parts."""
+    parts = pl.col("series").str.split(", ")
+    return rows.with_columns(
+        model=parts.list.first(), defence=parts.list.get(1, null_on_oob=True).fill_null("natural")
+    )
+
+
+def _evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return PGD over ε, AutoAttack, and the further attacks, with whether an image is right under attack."""
+    held = (pl.col("clean_prediction") == pl.col("label")) & ~pl.col("success")
+    attacks = _split(rows["attack"]).with_columns(robust=held.cast(pl.Float64))
+    over_eps = (pl.col("attack") == "pgd") & (pl.col("restarts").fill_null(1) == 1) & (pl.col("eps") < 0.5)
+    whole = pl.col("attack") == "autoattack"
+    return attacks.filter(over_eps), attacks.filter(whole), attacks.filter(~over_eps & ~whole)
+
+
+def draw(rows: RowsByTable) -> Artefact:
+    """Draw robust against clean accuracy; tables of ASR, robust accuracy, further attacks and gradients."""
+    pgd, autoattack, further = _evaluated(rows)
+    clean = estimates(_split(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
+    robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
+    at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
+    placed = at.join(
+        clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"]
+    )
+    labels = ("clean accuracy (%)", "robust accuracy, AutoAttack at 2/255")
+    drawn = panels(placed.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
+    listed = tables(
+        clean, "Clean accuracy, {data}", "defence-accuracy-{data}", "defence", "model", index="defence"
+    )
+    title = "Robust accuracy of {model} under AutoAttack, {data}"
+    listed += tables(robust, title, "defence-robust-{model}-{data}", "defence", IN_255THS, index="defence")
+    rates = estimates(pgd, ["data", "model", "defence", "eps"], ASR)
+    title = "ASR of {model} under PGD, {data}"
+    listed += tables(rates, title, "defence-asr-{model}-{data}", "defence", IN_255THS, index="defence")
+    words = pl.when(pl.col("attack") == "square").then(pl.lit("Square")).when(pl.col("eps") == 1.0)
+    named = further.with_columns(
+        how=words.then(pl.lit("PGD, any pixel")).otherwise(pl.lit("PGD, margin, 10 restarts"))
+    )
+    more = estimates(named, ["data", "defence", "how"], ASR)
+    title = "ASR of DiffViT under further attacks at 2/255, and without a bound, {data}"
+    listed += tables(more, title, "defence-further-{data}", "defence", "how", index="defence")
+    aligned = _split(rows["alignment"]).filter(site="pixels")
+    aligned = aligned.group_by("data", "defence", "cell", SEED, "sample", maintain_order=True)
+    sums = aligned.agg(pl.mean("cross", "first", "second", "moved"))
+    angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over("data", "defence")
+    quantities = {"cosθ": (angle, "number"), "‖J‖ of the map": (pl.col("moved").sqrt(), "size")}
+    means = [
+        estimates(sums.with_columns(value=value), ["data", "defence"], pl.col("value"), kind).with_columns(
+            quantity=pl.lit(name)
+        )
+        for name, (value, kind) in quantities.items()
+    ]
+    title = "Gradients of DiffViT's maps at the pixels, {data}"
+    listed += tables(
+        pl.concat(means),
+        title,
+        "defence-gradients-{data}",
+        "defence",
+        "quantity",
+        index="defence",
+        percent=False,
+        digits=3,
+    )
+    return Artefact([PAPER.plot("defence", drawn)], listed)
+
+
+def checks(rows: RowsByTable) -> Checks:
+    """Check of each defence whether it lowers DiffViT's ASR, and lifts its robust accuracy above the natural ViT's."""
+    pgd, autoattack, _ = _evaluated(rows)
+    found: Checks = {}
+    for name in DEFENCES:
+        one = f"{DIFFVIT}, {name}"
+        found[f"{name}-lowers-asr"] = on_average(pgd, DIFFVIT, than=one, eps=EPS)
+        words = f"robust accuracy({one}) − robust accuracy({VIT})"
+        levels: dict[str, Any] = {"unit": "points", "eps": AT}
+        found[f"{name}-reaches-vit"] = apart(
+            autoattack, "series", one, VIT, pl.col("robust"), words, **levels
+        )
+    return found
+
+
+DEFENCE = PAPER.study("defence", cells, draw, checks, settings, by_data=True)
