@@ -61,7 +61,7 @@ def cells(profile: Profile) -> list[Cell]:
     """Return accuracy, PGD and AutoAttack of every model, and further attacks and gradients of the first seeds."""
     sizes, made = bench(profile), list[Cell]()
     seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
-    for data, seed, kind in product(sizes.data, seeds, (VIT, DIFFVIT, V2)):
+    for data, kind, seed in product(sizes.data, (DIFFVIT, VIT, V2), seeds):
         for name in ("natural", *DEFENCES):
             if kind == VIT and name in NEEDS_TWO_MAPS:
                 continue
