@@ -70,7 +70,7 @@ def cells(profile: Profile) -> list[Cell]:
             made.append(sizes.attack(model, AUTOATTACK_EPS, "autoattack"))
             if seed < PROBED and kind == DIFFVIT:
                 made.append(sizes.attack(model, (AT,), objective="margin", restarts=10))
-                made.append(sizes.attack(model, (AT,), "square"))
+                made.append(sizes.attack(model, (AT,), "square", queries=1000))
                 made.append(sizes.attack(model, (1.0,)))
                 made.append(sizes.sense_of(model, "alignment"))
     return made
