@@ -152,16 +152,8 @@ def test_standard_attention_has_no_negative_map(tokens):
 def test_the_twins_differ_by_lambda_and_the_norm_alone(dim, heads):
     ours, twin = DifferentialAttention(dim, heads), SoftmaxAttention(dim, heads)
     width = dim // heads
-    extra = {
-        name: p.numel() for name, p in ours.named_parameters() if name not in dict(twin.named_parameters())
-    }
-    assert extra == {
-        "lam.q1": width,
-        "lam.k1": width,
-        "lam.q2": width,
-        "lam.k2": width,
-        "norm.weight": 2 * width,
-    }
+    extra = {name: p.numel() for name, p in ours.named_parameters() if name not in dict(twin.named_parameters())}
+    assert extra == {"lam.q1": width, "lam.k1": width, "lam.q2": width, "lam.k2": width, "norm.weight": 2 * width}
     shapes = {name: p.shape for name, p in ours.named_parameters()}
     assert all(shapes[name] == p.shape for name, p in twin.named_parameters())
 

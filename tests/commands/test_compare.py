@@ -19,9 +19,7 @@ ROBUST = ("robust-0", "softmax", 0, 0.5)
 @pytest.fixture
 def runs(tmp_path, make_run, make_rows):
     """PGD on 300 images, and APGD on 200 of them at other ε."""
-    first = make_run(
-        tmp_path / "pgd", [MODEL], [], rows=make_rows([MODEL]), options={"limit": 300, "out": "pgd"}
-    )
+    first = make_run(tmp_path / "pgd", [MODEL], [], rows=make_rows([MODEL]), options={"limit": 300, "out": "pgd"})
     rows = make_rows([ROBUST], eps=(*EPS[2:], 16 / 255), n=200, attack="apgd-ce")
     rows = rows.with_columns(model=pl.lit("vit-0"))
     settings = {"attack": "APGD-CE", "norm": "L∞", "attack seed": 0}
@@ -40,8 +38,7 @@ def runs(tmp_path, make_run, make_rows):
 def counted(first, second, eps, flag):
     """The mean of a flag over the shared images, of one run minus the other."""
     mine, theirs = (
-        pl.read_parquet(run / "rows.parquet").filter(eps=eps).with_columns(flag=flag)
-        for run in (first, second)
+        pl.read_parquet(run / "rows.parquet").filter(eps=eps).with_columns(flag=flag) for run in (first, second)
     )
     both = mine.join(theirs, on="sample", suffix="_other")
     return len(both), both["flag"].mean() - both["flag_other"].mean()
@@ -80,9 +77,7 @@ def test_method_function_and_command_give_the_same_numbers(runs, tmp_path, run_c
 
 def test_page_says_what_differs_between_the_runs(runs):
     result = ap.compare(*runs)
-    differing = {
-        row["setting"]: (row["first"], row["second"]) for row in result.summary["differing_settings"]
-    }
+    differing = {row["setting"]: (row["first"], row["second"]) for row in result.summary["differing_settings"]}
     assert differing["attack"] == ("PGD", "APGD-CE")
     assert differing["limit"] == ("300", "200")
     assert differing["steps"] == ("20", None)
@@ -130,9 +125,7 @@ def test_runs_that_share_nothing_are_one_line_and_leave_nothing(tmp_path, make_r
     base = make_run(tmp_path / "base", [MODEL], [], rows=make_rows([MODEL], eps=EPS[:1], n=20))
     rows = make_rows([MODEL], eps=(1.0,), norm="l2", n=20)
     runs = {
-        "nothing in common: norm linf, eps 0.5/255 and norm l2, eps 1; expected the same norm and an ε": {
-            "rows": rows
-        },
+        "nothing in common: norm linf, eps 0.5/255 and norm l2, eps 1; expected the same norm and an ε": {"rows": rows},
         "different images, fashion-mnist, test (made up) and digits; expected the same data": {
             "data": "digits",
             "data_fingerprint": "0",
@@ -158,7 +151,5 @@ def test_runs_that_share_nothing_are_one_line_and_leave_nothing(tmp_path, make_r
 
 def test_trainings_are_not_compared():
     held = [TrainingResult("train", {"metrics.jsonl": b'{"epoch": 1, "loss": 1.0}\n'}) for _ in range(2)]
-    with pytest.raises(
-        UserError, match="got a run of antiphase train; expected two runs that measured models"
-    ):
+    with pytest.raises(UserError, match="got a run of antiphase train; expected two runs that measured models"):
         ap.compare(*held)

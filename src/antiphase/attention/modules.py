@@ -187,9 +187,7 @@ class SoftmaxAttention(_SelfAttention):
     shown = ("num_heads",)
 
     @validated
-    def __init__(
-        self, dim: Count, num_heads: Count, *, qkv_bias: bool = True, backend: BackendName = "auto"
-    ) -> None:
+    def __init__(self, dim: Count, num_heads: Count, *, qkv_bias: bool = True, backend: BackendName = "auto") -> None:
         super().__init__(dim, _standard(dim, num_heads), qkv_bias=qkv_bias, backend=backend)
         self.num_heads = num_heads
 
@@ -199,9 +197,7 @@ class NormedAttention(_SelfAttention):
 
     shown = ("num_heads", "scale")
 
-    def __init__(
-        self, dim: int, num_heads: int, *, scale: float = 1.0 - DEFAULT_LAMBDA_INIT, **options: Any
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, *, scale: float = 1.0 - DEFAULT_LAMBDA_INIT, **options: Any) -> None:
         super().__init__(dim, _standard(dim, num_heads), head_norm=True, scale=scale, **options)
         self.num_heads = num_heads
 
@@ -254,9 +250,7 @@ class DifferentialAttention(_SelfAttention):
         changes = {name: value for name, value in given.items() if value is not None}
         own: dict[str, Any] = form.defaults | changes
         options: Any = {name: own[name] for name in ("parameterisation", "head_norm")}
-        options |= dict(
-            lambda_init=lambda_init, integral=form.combined == "integral", output_gate=output_gate
-        )
+        options |= dict(lambda_init=lambda_init, integral=form.combined == "integral", output_gate=output_gate)
         options |= dict(qkv_bias=qkv_bias and own["bias"], proj_bias=own["bias"], backend=backend)
         options["scale"] = 1.0 - lambda_init if own["rescale"] else 1.0
         super().__init__(dim, layout_of(form, dim, num_heads, ratio, kv_heads), **options)

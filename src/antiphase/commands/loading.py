@@ -165,9 +165,7 @@ def find_device(name: str) -> "torch.device":
 
 
 @contextmanager
-def as_text(
-    values: Mapping[str, Any], options: Collection[str], split: str = "test"
-) -> Iterator[dict[str, Any]]:
+def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "test") -> Iterator[dict[str, Any]]:
     """Yield options in which ``given:NAME`` stands for each object, and hold the objects for the block.
 
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the

@@ -33,17 +33,7 @@ WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 _MOST_ROWS = 24  # of a table in a notebook
-_RECORDED = [
-    "command",
-    "settings",
-    "data",
-    "data_fingerprint",
-    "n",
-    "seconds",
-    "hardware",
-    "versions",
-    "warnings",
-]
+_RECORDED = ["command", "settings", "data", "data_fingerprint", "n", "seconds", "hardware", "versions", "warnings"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -78,9 +68,7 @@ class Result(ABC):
 
     def differences(self, other: Any) -> pl.DataFrame:
         """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
-        raise UserError(
-            f"compare: got a run of antiphase {self.kind}; expected two runs that measured models"
-        )
+        raise UserError(f"compare: got a run of antiphase {self.kind}; expected two runs that measured models")
 
     @cached_property
     def families(self) -> list[Family]:
@@ -335,9 +323,7 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     return [(name, partners[name]) for name in mine if name in partners]
 
 
-def combined_rows(
-    one: Result, two: Result, table: str | None = None
-) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
+def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
     """Return the rows that both have, under names that differ, and the pairs of these names.
 
     Their first attacks are paired, the worst case where there are several, and the attacks that both have.

@@ -56,9 +56,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
-    def __init__(
-        self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float
-    ) -> None:
+    def __init__(self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attention
@@ -80,11 +78,7 @@ class Block(nn.Module):
 
 
 def run_blocks(
-    blocks: Iterable[Callable[..., Tokens]],
-    x: Tokens,
-    mask: Tensor | None = None,
-    *,
-    checkpointing: bool = False,
+    blocks: Iterable[Callable[..., Tokens]], x: Tokens, mask: Tensor | None = None, *, checkpointing: bool = False
 ) -> Tokens:
     """Return the tokens after all blocks; ``checkpointing`` keeps each block's input alone for the backward pass."""
     # blocks draw no random numbers, so no generator state is preserved
@@ -95,9 +89,7 @@ def run_blocks(
     return x
 
 
-def first_token(
-    blocks: Iterable[nn.Module], x: Tokens, *, checkpointing: bool = False
-) -> Float[Tensor, "batch dim"]:
+def first_token(blocks: Iterable[nn.Module], x: Tokens, *, checkpointing: bool = False) -> Float[Tensor, "batch dim"]:
     """Return the first token after all blocks; within ``outputs_only`` the last block computes that token alone."""
     *others, last = blocks
     end = last.first_token if is_outputs_only() and _can_be_cut(last) else last

@@ -143,8 +143,7 @@ def gather(study: Study, profile: Profile) -> Facts:
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
     return dict(
-        (f"{name}s", (len(some),)) if name.endswith(".seed") else (name, tuple(some))
-        for name, some in values.items()
+        (f"{name}s", (len(some),)) if name.endswith(".seed") else (name, tuple(some)) for name, some in values.items()
     )
 
 

@@ -33,8 +33,5 @@ class CompareOptions(Options):
 
 
 COMMAND = Command(
-    "compare",
-    CompareOptions,
-    "antiphase.commands.compare.run:run",
-    "antiphase.commands.compare.run:CompareResult",
+    "compare", CompareOptions, "antiphase.commands.compare.run:run", "antiphase.commands.compare.run:CompareResult"
 )

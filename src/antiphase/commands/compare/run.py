@@ -46,9 +46,7 @@ def run(options: CompareOptions, command: str) -> None:
             temporary.write_bytes(content)
 
 
-def _compared(
-    first: Any, second: Any, command: str = "", options: Mapping[str, Any] | None = None
-) -> "CompareResult":
+def _compared(first: Any, second: Any, command: str = "", options: Mapping[str, Any] | None = None) -> "CompareResult":
     began = time.monotonic()
     runs = [one if isinstance(one, Result) else open_result(one) for one in (first, second)]
     if any(isinstance(one, CompareResult) for one in runs):
@@ -95,16 +93,13 @@ def _left_out(runs: Sequence[Result], records: Sequence[Mapping[str, Any]], fram
     tables, lost = [run.frame() for run in runs], list[str]()
 
     def told(row: tuple[Any, ...]) -> str:
-        words = (
-            f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value
-        )
+        words = (f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value)
         return ", ".join(words)
 
     for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"]):
         if all({*keys} <= {*each.columns} for each in (*tables, frame)):
             held, compared = (
-                {told(row) for each in some for row in each.select(keys).unique().rows()}
-                for some in (tables, [frame])
+                {told(row) for each in some for row in each.select(keys).unique().rows()} for some in (tables, [frame])
             )
             lost += sorted(held - compared.union(*(told.split(" − ") for told in compared)))
     models = {name for record in records for name in record.get("models", ())}
@@ -228,8 +223,7 @@ class CompareResult(Result):
             columns, csv = ("setting", *self.summary["runs"]), pl.DataFrame(settings).write_csv()
             names = ("first", "second")
             lines = (
-                (Field(row["setting"]), *(Field(row[name] or "–", kind="word") for name in names))
-                for row in settings
+                (Field(row["setting"]), *(Field(row[name] or "–", kind="word") for name in names)) for row in settings
             )
             tables = [Table("settings", "What differs between the runs", columns, tuple(lines), csv)]
         return [

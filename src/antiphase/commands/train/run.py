@@ -74,9 +74,7 @@ def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metri
     stored = options.chosen(RESIZE)
     model, module = None, loading.live_object(named_spec(options.model).spec)
     if options.model not in VITS:
-        (loaded,) = loading.load_models(
-            [options.model], device_of(module), options.random_weights, seed=options.seed
-        )
+        (loaded,) = loading.load_models([options.model], device_of(module), options.random_weights, seed=options.seed)
         if not card_of(loaded).num_classes:
             raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
         model = copy.deepcopy(loaded)
@@ -183,9 +181,7 @@ def _train_clip(options: train.TrainClipOptions, left_out: list[str]) -> Metrics
             raise UserError(f"from {start}: prepares images as no CLIP of train-clip does")
         if kinds[0] != kinds[1]:
             raise UserError(f"from {start}: is no {options.model}; give the --model of its attention")
-        recipe = recipe.model_copy(
-            update={"model": model, "start": checkpoints.weights_digest(how["weights"])}
-        )
+        recipe = recipe.model_copy(update={"model": model, "start": checkpoints.weights_digest(how["weights"])})
     return train_clip(recipe, pairs, options.out, **how)
 
 
