@@ -134,7 +134,7 @@ def test_help_cuts_no_name_and_breaks_no_word_at_80_columns(run_cli, monkeypatch
         ),
         (
             ["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"],
-            "against: 2 twins for models: 1; give one twin for each",
+            "against: 2 twins for 1 model; give one twin for each",
         ),
         (
             ["sense", "timm:resnet10t", "--random-weights", "--data", "random", "--limit", "1", "-q"],
