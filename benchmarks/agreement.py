@@ -83,18 +83,10 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 adversarial = [one(model, images, label, threat).detach() for one in (ours, theirs)]
                 with torch.no_grad():
                     broken = [model(x).argmax(1) != label for x in adversarial]
-                    broken = [
-                        flips & threat.allows(x, images) for flips, x in zip(broken, adversarial, strict=True)
-                    ]
+                    broken = [flips & threat.allows(x, images) for flips, x in zip(broken, adversarial, strict=True)]
                     sound = [_in_float64(exact, x, images, label, threat) for x in adversarial]
                 only = [broken[0] & ~broken[1], broken[1] & ~broken[0]]
-                line = {
-                    "model": name,
-                    "attack": attack,
-                    "library": library,
-                    "norm": threat.norm,
-                    "eps": threat.eps,
-                }
+                line = {"model": name, "attack": attack, "library": library, "norm": threat.norm, "eps": threat.eps}
                 line |= {"robust": [1 - float(flips.double().mean()) for flips in broken]}
                 line |= {"only": [int(one.sum()) for one in only]}
                 line |= {"right": [int((one & true).sum()) for one, true in zip(only, sound, strict=True)]}
@@ -109,14 +101,7 @@ def _in_float64(model: nn.Module, x: Tensor, images: Tensor, label: Tensor, thre
 
 def table(record: Mapping[str, Any]) -> str:
     """Return the record as a table in Markdown, with a sentence below it."""
-    head = (
-        "attack",
-        "norm, ε",
-        "model",
-        "compared with",
-        "robust accuracy, ours and theirs",
-        "broken by one only",
-    )
+    head = ("attack", "norm, ε", "model", "compared with", "robust accuracy, ours and theirs", "broken by one only")
     rows = [head, ("---",) * len(head)]
     order = {attack: place for place, attack in enumerate(COMPARISONS)}
     for line in sorted(record["lines"], key=lambda line: (order[line["attack"]], line["norm"], line["eps"])):
@@ -129,9 +114,7 @@ def table(record: Mapping[str, Any]) -> str:
         eps = f"{line['eps'] * 255:g}/255" if line["norm"] == "linf" else f"{line['eps']:g}"
         norm = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}[line["norm"]]
         model = line["model"].rpartition(":")[2]
-        rows.append(
-            (line["attack"], f"{norm}, {eps}", model, f"{line['library']} {version}".strip(), robust, only)
-        )
+        rows.append((line["attack"], f"{norm}, {eps}", model, f"{line['library']} {version}".strip(), robust, only))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     only = [sum(line["only"][who] for line in record["lines"]) for who in (0, 1)]
     right = [sum(line["right"][who] for line in record["lines"]) for who in (0, 1)]
@@ -190,16 +173,7 @@ def many_classes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def many_classes_table(record: Mapping[str, Any]) -> str:
     """Return the table of :func:`many_classes`."""
     stages = ("apgd-ce", "apgd-t", "fab-t", "square")
-    rows = [
-        (
-            "classes, ε",
-            "version",
-            "broken",
-            "passes",
-            *(f"{one}: broken, passes" for one in stages),
-            "CPU time",
-        )
-    ]
+    rows = [("classes, ε", "version", "broken", "passes", *(f"{one}: broken, passes" for one in stages), "CPU time")]
     rows.append(("---",) * len(rows[0]))
     for line in record["lines"]:
         each = (f"{line['felled'].get(one, 0)}, {line['passes'].get(one, 0):,}" for one in stages)
@@ -232,9 +206,7 @@ def verdicts_table(record: Mapping[str, Any]) -> str:
     """Return the table of :func:`verdicts`."""
     rows = [("model", "search", "broken", "verdicts that differ from the first"), ("---",) * 4]
     for line in record["lines"]:
-        rows.append(
-            (line["model"].rpartition(":")[2], line["search"], str(line["broken"]), str(line["differ"]))
-        )
+        rows.append((line["model"].rpartition(":")[2], line["search"], str(line["broken"]), str(line["differ"])))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, "", f"PGD-20, 4/255, {record['images']:,} images. {_made(record)}", ""])
 

@@ -62,18 +62,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--eps", default="2/255,8/255")
     parser.add_argument("--precision", default="float32", help="of our search: auto, float32 or bf16")
+    parser.add_argument("--compile", action="store_true", help="our search through torch.compile, warmed up first")
     parser.add_argument(
-        "--compile", action="store_true", help="our search through torch.compile, warmed up first"
-    )
-    parser.add_argument(
-        "--outputs-only",
-        action="store_true",
-        help="let the others too leave out what the logits do not depend on",
+        "--outputs-only", action="store_true", help="let the others too leave out what the logits do not depend on"
     )
     parser.add_argument("--data", default="specimen-fashion-mnist")
-    parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: CPU time, which other work disturbs less"
-    )
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: CPU time, which other work disturbs less")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
@@ -154,9 +148,7 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
         "threads": torch.get_num_threads(),
         "seconds": {who: round(value, 2) for who, value in seconds.items()},
         "standing": {who: round(value, 4) for who, value in standing.items()},
-        "times faster": {
-            who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours
-        },
+        "times faster": {who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours},
     }
     print(json.dumps(line, ensure_ascii=False), flush=True)
     return line
@@ -215,12 +207,7 @@ def _installed(package: str) -> bool:
 
 
 def _official(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    eps: float,
-    queries: int,
-    attacks: list[str] | None = None,
+    model: nn.Module, images: Tensor, labels: Tensor, eps: float, queries: int, attacks: list[str] | None = None
 ) -> float:
     """Run pyautoattack's standard version, or some of its attacks with one restart; return what stands."""
     from pyautoattack import AutoAttack
@@ -261,24 +248,16 @@ def _apgd(
 ) -> dict[str, Timed]:
     return {
         ours_name(options): lambda: (
-            1
-            - apgd(
-                model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
-            ).asr
+            1 - apgd(model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile).asr
         ),
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["apgd-ce"]),
     }
 
 
-def _fab(
-    model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
-) -> dict[str, Timed]:
+def _fab(model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace) -> dict[str, Timed]:
     return {
         ours_name(options): lambda: (
-            1
-            - fab(
-                model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
-            ).asr
+            1 - fab(model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile).asr
         ),
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["fab"]),
     }
@@ -314,9 +293,7 @@ def _square(
     return contestants
 
 
-def _pgd(
-    model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
-) -> dict[str, Timed]:
+def _pgd(model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace) -> dict[str, Timed]:
     def foolbox_pgd() -> float:
         import foolbox
 
@@ -334,10 +311,7 @@ def _pgd(
 
     contestants: dict[str, Timed] = {
         ours_name(options): lambda: (
-            1
-            - pgd(
-                model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
-            ).asr
+            1 - pgd(model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile).asr
         ),
         "foolbox": foolbox_pgd,
     }

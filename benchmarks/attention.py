@@ -46,9 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--memory", action="store_true", help="peak memory of a training step instead of times"
-    )
+    parser.add_argument("--memory", action="store_true", help="peak memory of a training step instead of times")
     parser.add_argument("--only", choices=FORMS, help=argparse.SUPPRESS)  # the child of --memory
     options = parser.parse_args()
     keep_freed_memory()  # as the commands do
@@ -110,12 +108,7 @@ def times(setting: str, precision: str, options: argparse.Namespace) -> None:
             torch.cuda.synchronize()
 
     for title, once in (("forward", forward), ("forward + backward", both)):
-        show(
-            setting,
-            precision,
-            title,
-            take_turns({form: partial(once, form) for form in FORMS}, options.rounds),
-        )
+        show(setting, precision, title, take_turns({form: partial(once, form) for form in FORMS}, options.rounds))
 
 
 def show(setting: str, precision: str, what: str, found: dict[str, list[float]]) -> None:
@@ -137,9 +130,7 @@ def memory(setting: str, precision: str, options: argparse.Namespace) -> dict[st
     threads = ["--threads", str(options.threads)]
     return {
         form: [
-            float(
-                subprocess.run([*command, *threads, "--only", form], check=True, capture_output=True).stdout
-            )
+            float(subprocess.run([*command, *threads, "--only", form], check=True, capture_output=True).stdout)
             for _ in range(3)
         ]
         for form in FORMS

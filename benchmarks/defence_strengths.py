@@ -83,13 +83,7 @@ def measure(train: ImageSet, held: ImageSet, name: str, strength: float) -> dict
 def table(record: Mapping[str, Any]) -> str:
     """Return the rows as a table in Markdown, the chosen strengths in bold, with a sentence below it."""
     rows, best = record["rows"], chosen(record["rows"])
-    head = (
-        "defence",
-        "strength",
-        "accuracy, %",
-        "ASR under PGD at 2/255, %",
-        "CPU time over natural training",
-    )
+    head = ("defence", "strength", "accuracy, %", "ASR under PGD at 2/255, %", "CPU time over natural training")
     lines = [head, ("---", *["---:"] * 4)]
     for name, strengths in {NATURAL: (0.0,), **STRENGTHS}.items():
         for strength in strengths:
@@ -97,9 +91,7 @@ def table(record: Mapping[str, Any]) -> str:
             told = f"ε = {strength * 255:g}/255" if name in ("fast", "free") else f"{strength:g}"
             told = "–" if name == NATURAL else f"**{told}**" if best[name] == strength else told
             spent = row["cpu_seconds"] / rows[NATURAL]["cpu_seconds"]
-            lines.append(
-                (name, told, f"{100 * row['accuracy']:.1f}", f"{100 * row['asr']:.1f}", f"{spent:.1f}")
-            )
+            lines.append((name, told, f"{100 * row['accuracy']:.1f}", f"{100 * row['asr']:.1f}", f"{spent:.1f}"))
     rate = rows[NATURAL]["asr"]
     error = 196 * math.sqrt(rate * (1 - rate) / ATTACKED)
     about = (

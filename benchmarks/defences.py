@@ -93,11 +93,7 @@ def main() -> None:
         for name in names[1:]:
             attacked = name in DEFENCES and find(DEFENCES, name, "defence").needs == "adversary"
             over = PGD if attacked else NATURAL
-            print(
-                json.dumps(
-                    {"model": kind, "defence": name, "over": over, **ratio(seconds[name], seconds[over])}
-                )
-            )
+            print(json.dumps({"model": kind, "defence": name, "over": over, **ratio(seconds[name], seconds[over])}))
     print(json.dumps(provenance()))
 
 

@@ -46,9 +46,7 @@ def main() -> None:
     pairs = emoji_pairs("emoji", "train", artists=options.artists.split(","))
     pairs = pairs.take([row for row, (name, *_) in enumerate(pairs.captions) if not left_out(name)])
     fields = {"seed": 0} | options.recipe
-    recipe = make_clip_recipe(
-        options.model, options.preset, "emoji", pairs.fingerprint(), options.sizes, **fields
-    )
+    recipe = make_clip_recipe(options.model, options.preset, "emoji", pairs.fingerprint(), options.sizes, **fields)
     began, epoch = time.process_time(), 0
 
     def numbers(model: CLIP) -> dict[str, Any]:
@@ -83,9 +81,7 @@ def measured(model: CLIP, shown: ArrayPairs, learned: ArrayPairs) -> dict[str, A
     assert shown.labels is not None
     for (name, *_), label in zip(learned.captions, learned.labels.tolist(), strict=True):
         prompts[label].setdefault(concept_of(name), name)
-    classifier = zero_shot_classifier(
-        model, list(GROUPS), prompts=[list(names.values()) for names in prompts]
-    )
+    classifier = zero_shot_classifier(model, list(GROUPS), prompts=[list(names.values()) for names in prompts])
     images = shown.array.float() / 255
     parts = [images[rows] for rows in torch.arange(len(images)).split(256)]
     hits = torch.cat([classifier(part).argmax(1) for part in parts]) == shown.labels
@@ -97,9 +93,7 @@ def measured(model: CLIP, shown: ArrayPairs, learned: ArrayPairs) -> dict[str, A
     vectors, texts = (torch.nn.functional.normalize(some.float(), dim=-1) for some in (vectors, texts))
     own = torch.arange(len(single))
     found = {"image": ranks(texts, vectors, own, own), "text": ranks(vectors, texts, own, own)}
-    recall = {
-        f"{way} R@{k}": float((rank < k).double().mean()) for way, rank in found.items() for k in (1, 5)
-    }
+    recall = {f"{way} R@{k}": float((rank < k).double().mean()) for way, rank in found.items() for k in (1, 5)}
     accuracy = {"by group": np.mean(by_group), "top-1": hits.double().mean(), "largest": share.max()}
     return {name: round(100 * float(value), 1) for name, value in (accuracy | recall).items()} | {
         "images": len(hits),

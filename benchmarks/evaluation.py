@@ -68,9 +68,7 @@ def few_shot(options: argparse.Namespace) -> dict[str, Any]:
     labels = torch.arange(options.rows) % options.classes
     centres = 0.15 * torch.randn(options.classes, options.dim, generator=draw)
     train, test = (
-        (centres[labels] + torch.randn(options.rows, options.dim, generator=draw)).to(
-            getattr(torch, options.dtype)
-        )
+        (centres[labels] + torch.randn(options.rows, options.dim, generator=draw)).to(getattr(torch, options.dtype))
         for _ in range(2)
     )
     began = time.perf_counter()
@@ -121,15 +119,10 @@ def loop(train: Tensor, test: Tensor, episodes: Episodes) -> np.ndarray:
 def retrieval(options: argparse.Namespace) -> dict[str, Any]:
     """Rank images for captions and captions for images."""
     draw = torch.Generator().manual_seed(0)
-    images, captions = (
-        F.normalize(torch.randn(options.count, options.dim, generator=draw), dim=1) for _ in range(2)
-    )
+    images, captions = (F.normalize(torch.randn(options.count, options.dim, generator=draw), dim=1) for _ in range(2))
     own = torch.arange(options.count)
     before, seconds, median = peak(), {}, {}
-    for name, one, other in (
-        ("images of captions", captions, images),
-        ("captions of images", images, captions),
-    ):
+    for name, one, other in (("images of captions", captions, images), ("captions of images", images, captions)):
         began = time.perf_counter()
         median[name] = int(ranks(one, other, own, own).median())
         seconds[name] = round(time.perf_counter() - began, 1)

@@ -61,19 +61,7 @@ def main() -> None:
     began_all = time.perf_counter()
     lines = [{"device": name, "torch": torch.__version__}]
     if not options.dry_run:
-        tests = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "0",
-            "-m",
-            "cuda",
-            "tests/test_cuda.py",
-            "-W",
-            "default",
-        ]
+        tests = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "cuda", "tests/test_cuda.py", "-W", "default"]
         print(run(tests, 240, options.out / "tests.txt")[-3000:], flush=True)
     for step, arguments, limit in steps(options.dry_run):
         began = time.perf_counter()
@@ -99,9 +87,7 @@ def run(command: list[str], limit: int, log: Path) -> str:
     """Return what a command prints within the limit, standard error included."""
     with log.open("w") as file:
         try:
-            subprocess.run(
-                command, stdout=file, stderr=subprocess.STDOUT, timeout=limit, env=os.environ, check=False
-            )
+            subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=limit, env=os.environ, check=False)
         except subprocess.TimeoutExpired:
             file.write(f"\nended after {limit} s\n")
     return log.read_text(errors="replace")
@@ -124,9 +110,7 @@ def vit_b16(device: str, dry_run: bool) -> None:
         labels = model(images).argmax(1)
 
     def peer(attack: str) -> float:
-        adversary = AutoAttack(
-            model, norm="Linf", eps=eps, seed=0, version="custom", attacks=[attack], device=device
-        )
+        adversary = AutoAttack(model, norm="Linf", eps=eps, seed=0, version="custom", attacks=[attack], device=device)
         if attack == "autoattack":
             adversary.attacks_to_run = ["apgd-ce", "apgd-t", "fab-t", "square"]
         adversary.apgd.n_restarts, adversary.square.n_queries = 1, queries
@@ -142,9 +126,7 @@ def vit_b16(device: str, dry_run: bool) -> None:
             "autoattack": (ap.attacks.autoattack, {"steps": steps, "queries": queries}),
         }[attack]
         return float(
-            function(
-                model, images, labels, Threat(eps=eps), precision=precision, batch_size=count, **settings
-            ).asr
+            function(model, images, labels, Threat(eps=eps), precision=precision, batch_size=count, **settings).asr
         )
 
     for attack in ("apgd-ce", "square", "autoattack"):

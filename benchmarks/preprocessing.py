@@ -26,9 +26,7 @@ def processors() -> dict[str, Any]:
     """Return the image processor of each family of image classifiers, by its defaults; None if it has none."""
     import transformers
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as known
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as families,
-    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as families
 
     found = {}
     for family in sorted(families):
@@ -71,10 +69,7 @@ def torchvision_table() -> dict[str, str]:
     names = models.list_models(module=models)
     weights = ((name, own) for name in names for own in models.get_model_weights(name))
     every = {f"{name}.{own.name}": own for name, own in weights if "download.pytorch.org" in own.url}
-    return {
-        name: read(lambda own=own: of_torchvision(own.transforms(), "torchvision"))
-        for name, own in every.items()
-    }
+    return {name: read(lambda own=own: of_torchvision(own.transforms(), "torchvision")) for name, own in every.items()}
 
 
 def open_clip_table() -> dict[str, str]:

@@ -177,9 +177,7 @@ def spread(options: Options, found: dict[str, Line]) -> Line:
             "largest": round(float(errors.max()), 5),
             f"probes for {STANDARD_ERROR}": round(needed, 2),
         }
-        each = next(
-            (value for what, value in found.get(name, {}).items() if "forward passes a" in what), None
-        )
+        each = next((value for what, value in found.get(name, {}).items() if "forward passes a" in what), None)
         if each is not None:
             line[name][f"forward passes for {STANDARD_ERROR}"] = round(needed * each, 2)
     costs = {name: at[cost] for name, at in line.items() for cost in at if cost.startswith("forward passes")}
@@ -199,9 +197,7 @@ def subject(options: Options) -> tuple[nn.Module, Tensor]:
     model: Any = ap.load_model(options.model) if options.model else diffvit(224, depth=options.depth)
     model.eval().requires_grad_(False)
     if options.data:
-        return model, ap.data.load_data(options.data, limit=options.batch, seed=0).images(
-            range(options.batch)
-        )
+        return model, ap.data.load_data(options.data, limit=options.batch, seed=0).images(range(options.batch))
     shape = (options.batch, *model.image_shape)
     return model, torch.rand(shape, generator=torch.Generator().manual_seed(0))
 

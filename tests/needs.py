@@ -49,9 +49,7 @@ browser = _needs(CHROMIUM and CHROMEDRIVER, "Chromium", "apt-get install chromiu
 pycocoevalcap = _package("pycocoevalcap", "pycocoevalcap==1.2")  # its other dependencies are for SPICE
 curl = _needs(shutil.which("curl"), "curl, with which webdataset reads http", "apt-get install curl")
 fashion_mnist = _needs(
-    image_sets.DEBIAN_FASHION_MNIST.is_dir(),
-    "Debian's Fashion-MNIST",
-    "apt-get install dataset-fashion-mnist",
+    image_sets.DEBIAN_FASHION_MNIST.is_dir(), "Debian's Fashion-MNIST", "apt-get install dataset-fashion-mnist"
 )
 noto_font = _needs(emoji.NOTO_FONT.exists(), "Noto Color Emoji", "apt-get install fonts-noto-color-emoji")
 _no_kernels = missing()

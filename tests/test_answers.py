@@ -67,9 +67,7 @@ def folder(tmp_path, monkeypatch):
     said = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
     records = [{"id": n, "image": "test/cat/0.png", "conversations": said} for n in range(2)]
     (tmp_path / "said.json").write_text(json.dumps(records))
-    (tmp_path / "pairs.csv").write_text(
-        "image,caption\nphotos/test/cat/0.png,a cat\nphotos/test/dog/0.png,a dog\n"
-    )
+    (tmp_path / "pairs.csv").write_text("image,caption\nphotos/test/cat/0.png,a cat\nphotos/test/dog/0.png,a dog\n")
     return tmp_path
 
 
@@ -91,11 +89,7 @@ def test_every_command_is_tried():
 
 def holds_what_is_stored(value, out):
     """Return whether the JSON value of a command holds the numbers in its directory."""
-    stored = [
-        json.loads(path.read_text())
-        for path in (out / "summary.json", out / "metrics.jsonl")
-        if path.exists()
-    ]
+    stored = [json.loads(path.read_text()) for path in (out / "summary.json", out / "metrics.jsonl") if path.exists()]
     return bool(value) and all(value.items() >= numbers.items() for numbers in stored)
 
 
@@ -163,9 +157,7 @@ def test_a_run_is_repeated_with_equal_numbers(folder, answer, run_cli, name):
     assert holds_what_is_stored(answer(name, *TINY[name].split()), folder / "out")
     again = answer("rerun", "out", "-q")
     assert (again["command"], again["out"], again["equal"]) == (name, "out-again", True)
-    first, second = (
-        json.loads((folder / each / "run.json").read_text())["options"] for each in ("out", "out-again")
-    )
+    first, second = (json.loads((folder / each / "run.json").read_text())["options"] for each in ("out", "out-again"))
     assert first | {"out": "out-again"} == second
     code, _, err = run_cli("rerun", "out")
     assert (code, err.count("\n")) == (2, 1)
@@ -177,9 +169,7 @@ def test_a_number_that_differs_is_named(tmp_path):
     for name, frame in {
         "one": rows,
         "same": rows,
-        "other": rows.with_columns(
-            distance=pl.Series([0.5, float("nan"), 1.25]), by=pl.Series(["a", "a", "b"])
-        ),
+        "other": rows.with_columns(distance=pl.Series([0.5, float("nan"), 1.25]), by=pl.Series(["a", "a", "b"])),
         "short": rows.head(2),
     }.items():
         (tmp_path / name).mkdir()
@@ -203,9 +193,7 @@ def test_rows_that_cannot_be_read_are_one_line(tmp_path):
     for damaged in (whole[: len(whole) // 2], b"", b"rows"):
         (tmp_path / "one" / "rows.parquet").write_bytes(damaged)
         for way in (("one", "two"), ("two", "one")):
-            with pytest.raises(
-                UserError, match=r"one/rows.parquet: cannot be read \(.*\); expected the directory"
-            ):
+            with pytest.raises(UserError, match=r"one/rows.parquet: cannot be read \(.*\); expected the directory"):
                 compared(*(tmp_path / name for name in way))
 
 

@@ -62,10 +62,7 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         ("steps", math.nan, "nan: expected an integer of at least 1"),
         ("steps", 2**64, "18446744073709551616: expected an integer of at least 1 and below 2**31"),
         ("steps", torch.tensor(3), "of shape () and torch.int64: expected an integer of at least 1"),
-        *(
-            ("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1")
-            for value in (-1, 1.5, 2**63)
-        ),
+        *(("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1") for value in (-1, 1.5, 2**63)),
         ("step_size", 0, "0: expected a number above 0"),
         ("step_size", math.inf, "inf: expected a finite number above 0"),
         ("step_size", "1", "'1': expected a number above 0 or None"),
@@ -80,11 +77,7 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         ("pairs", {1: (0.0, "b")}, "of type dict: expected a mapping or None"),
         ("pairs", {1: (0.0,)}, "of type dict: expected a mapping or None"),
         ("model", 3, "3: expected a callable"),
-        (
-            "labels",
-            torch.arange(2),
-            "of shape (2,) and torch.int64: expected one per sample, (3,), as in images",
-        ),
+        ("labels", torch.arange(2), "of shape (2,) and torch.int64: expected one per sample, (3,), as in images"),
         (
             "labels",
             torch.ones(3),
@@ -93,8 +86,7 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         (
             "ids",
             torch.tensor([0, 1, 1]),
-            "of shape (3,) and torch.int64: expected a torch tensor of int64 and shape (samples) "
-            "without duplicates",
+            "of shape (3,) and torch.int64: expected a torch tensor of int64 and shape (samples) without duplicates",
         ),
         (
             "images",
@@ -119,10 +111,7 @@ def test_validated_names_the_argument_that_does_not_fit(name, value, line):
 
 
 def test_validated_names_a_number_of_more_digits_than_python_prints():
-    assert (
-        refused(public, IMAGES, steps=10**5000)
-        == "steps <int>: expected an integer of at least 1 and below 2**31"
-    )
+    assert refused(public, IMAGES, steps=10**5000) == "steps <int>: expected an integer of at least 1 and below 2**31"
 
 
 def test_validated_takes_what_fits_and_turns_numpys_numbers_into_pythons():
@@ -203,32 +192,12 @@ CALLS = {
         "momentum": 0.5,
         "objective": "margin",
     },
-    attacks.apgd: {
-        "model": NET,
-        "images": IMAGES,
-        **RUN,
-        "steps": 1,
-        "targets": 1,
-        "rho": 0.5,
-        "momentum": 0.5,
-    },
+    attacks.apgd: {"model": NET, "images": IMAGES, **RUN, "steps": 1, "targets": 1, "rho": 0.5, "momentum": 0.5},
     attacks.fab: {"model": NET, "images": IMAGES, **RUN, "steps": 1, "targets": 1, "eta": 1.05, "beta": 0.9},
-    attacks.square: {
-        "model": NET,
-        "images": IMAGES,
-        **RUN,
-        "queries": 1,
-        "p_init": 0.5,
-        "objective": "margin",
-    },
+    attacks.square: {"model": NET, "images": IMAGES, **RUN, "queries": 1, "p_init": 0.5, "objective": "margin"},
     attacks.noise: {"model": NET, "images": IMAGES, **RUN, "draws": 1},
     attacks.patch_pgd: {"model": NET, "images": IMAGES, **RUN, "width": 2, "steps": 1, "step_size": 0.1},
-    attacks.eps_at: {
-        "distance": np.ones(3),
-        "success": np.ones(3, bool),
-        "levels": (0.5,),
-        "confidence": 0.9,
-    },
+    attacks.eps_at: {"distance": np.ones(3), "success": np.ones(3, bool), "levels": (0.5,), "confidence": 0.9},
     sensitivity.smooth: {
         "model": NET,
         "images": IMAGES,
@@ -245,14 +214,7 @@ CALLS = {
     sensitivity.power_iteration: {"f": curve, "x": POINTS, "steps": 1, "seed": 0, "tolerance": 0.1},
     sensitivity.uniform_sampling: {"f": curve, "x": POINTS, "eps": 0.1, "samples": 1, "seed": 0},
     sensitivity.local_maximum: {"f": curve, "x": POINTS, "eps": 0.1, "points": 1, "steps": 1, "seed": 0},
-    sensitivity.gradient_ascent: {
-        "f": curve,
-        "x": POINTS,
-        "eps": 0.1,
-        "steps": 1,
-        "samples": 1,
-        "power_steps": 1,
-    },
+    sensitivity.gradient_ascent: {"f": curve, "x": POINTS, "eps": 0.1, "steps": 1, "samples": 1, "power_steps": 1},
     sensitivity.stage_norms: {
         "model": VIT,
         "images": IMAGES.expand(3, 2, 4, 4).repeat(1, 1, 2, 2),
@@ -262,13 +224,7 @@ CALLS = {
     },
     sensitivity.attention_maps: {"model": VIT, "inputs": torch.rand(3, 2, 8, 8), "graph": False},
     sensitivity.attention_map: {"model": CLIP, "images": SQUARE, "part": "positive", "layer": 0},
-    sensitivity.chefer_relevance: {
-        "model": CLIP,
-        "images": SQUARE,
-        "texts": ["cat"],
-        "part": "negative",
-        "start": 0,
-    },
+    sensitivity.chefer_relevance: {"model": CLIP, "images": SQUARE, "texts": ["cat"], "part": "negative", "start": 0},
     sensitivity.random_directions: {"images": IMAGES, "keys": KEYS},
     sensitivity.margins: {"logits": torch.rand(3, 4), "labels": LABELS},
     sensitivity.radius_ratio: {"margin_ratio": 1.0, "gamma": 1.0, "lam": 0.5, "rho": 1.0, "cosine": 0.0},
@@ -291,14 +247,7 @@ CALLS = {
     evaluation.class_prompts: {"ensemble": "1", "class_names": ["cat"], "own": None},
     attention.softmax_maps: {"q": torch.rand(2, 3, 4), "k": torch.rand(2, 3, 4)},
     attention.DifferentialAttention: {"dim": 8, "num_heads": 2, "lambda_init": 0.8, "backend": "eager"},
-    models.diffvit: {
-        "image_size": 8,
-        "seed": 0,
-        "dim": 8,
-        "num_heads": 2,
-        "lambda_init": 0.8,
-        "head_norm": True,
-    },
+    models.diffvit: {"image_size": 8, "seed": 0, "dim": 8, "num_heads": 2, "lambda_init": 0.8, "head_norm": True},
     models.load_model: {"spec": "specimen:vit-0", "random_weights": False, "seed": 0},
     training.accuracy: {"model": nn.Flatten(), "data": DATA, "device": "cpu", "batch_size": 4},
     training.make_recipe: {"kind": "vit", "images": DATA, "model_fields": {}, "data": "digits", "seed": 0},
@@ -324,9 +273,7 @@ def test_public_functions_refuse_hostile_arguments_in_one_line(function):
     [
         lambda seed: attacks.pgd(NET, IMAGES, LABELS, steps=1, seed=seed),
         lambda seed: attacks.sweep(attacks.fgsm, NET, IMAGES, LABELS, attacks.Threat(), [0.1], seed=seed),
-        lambda seed: attacks.run_foreign(
-            lambda model, x, y: x, NET, IMAGES, LABELS, attacks.Threat(), seed=seed
-        ),
+        lambda seed: attacks.run_foreign(lambda model, x, y: x, NET, IMAGES, LABELS, attacks.Threat(), seed=seed),
         lambda seed: sensitivity.gradient_ascent(curve, POINTS, 0.1, seed=seed),
         lambda seed: evaluation.train_probe(torch.rand(6, 3), torch.arange(6) % 2, None, 2, seed=seed),
         lambda seed: models.clip(seed=seed),

@@ -102,9 +102,7 @@ def test_differential_attention_on_cuda_agrees_with_float64(backend, dtype, tole
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     for value, truth in zip(run("cuda", dtype, backend), run("cpu", torch.float64, "eager"), strict=True):
-        assert (
-            float((value.detach().cpu().double() - truth).norm() / truth.norm().clamp_min(1e-9)) < tolerance
-        )
+        assert float((value.detach().cpu().double() - truth).norm() / truth.norm().clamp_min(1e-9)) < tolerance
 
 
 def test_backend_for_the_cpu_refuses_a_gpu():
@@ -128,9 +126,7 @@ def test_sense_on_cuda_agrees_with_the_cpu(part, tmp_path):
         for column in cpu.select(pl.col(pl.Float64, pl.Float32)).columns:
             if "second" in column:
                 continue
-            a, b = (
-                torch.tensor(t[column].fill_null(0.0).fill_nan(0.0).to_numpy().copy()) for t in (cpu, gpu)
-            )
+            a, b = (torch.tensor(t[column].fill_null(0.0).fill_nan(0.0).to_numpy().copy()) for t in (cpu, gpu))
             assert torch.allclose(a.double(), b.double(), rtol=2e-2, atol=1e-3), column
     assert summaries[0].summary.keys() == summaries[1].summary.keys()
 
@@ -150,9 +146,5 @@ def test_command_runs_on_cuda(command, tmp_path, run_cli):
     device = [] if command.startswith("train") else ["--device", "cuda"]  # training takes the GPU there is
     code, _, error = run_cli(*command.split(), *device, "--out", tmp_path / "o", "-q")
     assert code == 0, error
-    record = (
-        json.loads((tmp_path / "o" / "run.json").read_text())
-        if (tmp_path / "o" / "run.json").exists()
-        else {}
-    )
+    record = json.loads((tmp_path / "o" / "run.json").read_text()) if (tmp_path / "o" / "run.json").exists() else {}
     assert "NVIDIA" in json.dumps(record) or command.startswith("train")

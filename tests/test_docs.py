@@ -85,12 +85,7 @@ def vit():
     return models.vit(28, depth=1, dim=16, num_heads=2, num_classes=10, in_channels=1)
 """
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = [page for page in PAGES if page.name not in ("CONTRIBUTING.md", "SECURITY.md")]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -103,9 +98,7 @@ def test_links_lead_to_files(page):
 
 @pages
 def test_commands_and_their_options_exist(page):
-    for line in re.findall(
-        r"^    (?:.* -m )?antiphase (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
-    ):
+    for line in re.findall(r"^    (?:.* -m )?antiphase (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
         command = typer.main.get_command(app)
         words = shlex.split(line, comments=True)
         while hasattr(command, "commands"):
@@ -236,9 +229,7 @@ def test_what_the_pages_count_is_what_there_is(pattern):
     found = {
         (page.name, number)
         for page, text in texts.items()
-        for number in re.findall(
-            pattern, " ".join(text.split()) if "^" not in pattern else text, re.MULTILINE
-        )
+        for number in re.findall(pattern, " ".join(text.split()) if "^" not in pattern else text, re.MULTILINE)
     }
     assert found, "no page says so any more: take it out of COUNTED"
     for page, number in found:
@@ -369,9 +360,7 @@ def test_what_is_not_run_says_why(page):
     text = page.read_text(encoding="utf-8")
     assert set(re.findall(r"^ *```(\w+)", text, re.MULTILINE)) <= {"python"}
     for block in BLOCK.finditer(text):
-        assert not block["note"] or re.match(r"(not run: ..........|needs: \w+$)", block["note"]), block[
-            "note"
-        ]
+        assert not block["note"] or re.match(r"(not run: ..........|needs: \w+$)", block["note"]), block["note"]
 
 
 def test_the_notebook_is_kept_without_outputs_and_installs_what_it_needs():
@@ -389,9 +378,7 @@ def test_the_table_of_defences_is_made_from_what_was_measured(script):
     made = script("defence_strengths")
     record = json.loads(made.PUBLISHED.read_text(encoding="utf-8"))
     assert len(record["rows"]) == 1 + sum(map(len, made.STRENGTHS.values()))
-    assert f"<!-- strengths -->\n{made.table(record)}<!-- /strengths -->" in made.PAGE.read_text(
-        encoding="utf-8"
-    )
+    assert f"<!-- strengths -->\n{made.table(record)}<!-- /strengths -->" in made.PAGE.read_text(encoding="utf-8")
 
 
 def test_the_strength_of_the_lowest_asr_that_keeps_accuracy_is_chosen(script):

@@ -139,18 +139,9 @@ def test_text_stands_out_from_its_ground(browser, address, scheme):
     browser.get(f"{address}/install.html")
     browser.execute_script("localStorage.clear()")  # the theme keeps the scheme of the first page
     browser.get(f"{address}/install.html")
-    browser.execute_script(
-        "localStorage.clear()"
-    )  # the theme keeps the scheme of the first page that it shows
+    browser.execute_script("localStorage.clear()")  # the theme keeps the scheme of the first page that it shows
     weak = {}
-    for page in (
-        "index",
-        "first-audit",
-        "commands",
-        "findings",
-        "concepts/success-rate",
-        "reference/commands/audit",
-    ):
+    for page in ("index", "first-audit", "commands", "findings", "concepts/success-rate", "reference/commands/audit"):
         browser.get(f"{address}/{page}.html")
         browser.execute_async_script(READY)
         weak |= browser.execute_script(CONTRAST)

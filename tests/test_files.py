@@ -107,10 +107,7 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
     for name in ("pipe", "link"):
-        with (
-            pytest.raises(UserError, match=f"{name}: is no regular file; expected"),
-            replacing(tmp_path / name),
-        ):
+        with pytest.raises(UserError, match=f"{name}: is no regular file; expected"), replacing(tmp_path / name):
             pass
     assert _names(tmp_path) == ["link", "pipe"]
 
@@ -308,12 +305,7 @@ def test_damaged_rows_are_one_line(tmp_path):
     whole = path.read_bytes()
     digest = hashlib.sha256(whole).hexdigest()
     assert read_rows(path, digest=digest[:16]).equals(ROWS)
-    for damaged in (
-        whole[: len(whole) // 2],
-        b"",
-        b"PAR1" * 4,
-        whole[:-8] + b"\xff\xff\xff\x7f" + whole[-4:],
-    ):
+    for damaged in (whole[: len(whole) // 2], b"", b"PAR1" * 4, whole[:-8] + b"\xff\xff\xff\x7f" + whole[-4:]):
         path.write_bytes(damaged)
         for known in ("", digest):
             with pytest.raises(UserError, match=r"rows.parquet: cannot be read \(.*\); run it again$"):

@@ -12,18 +12,7 @@ import pytest
 import antiphase
 
 LAYERS = (
-    {
-        "arguments",
-        "errors",
-        "files",
-        "modules",
-        "precision",
-        "processes",
-        "registry",
-        "store",
-        "streams",
-        "terminal",
-    },
+    {"arguments", "errors", "files", "modules", "precision", "processes", "registry", "store", "streams", "terminal"},
     {"statistics"},
     {"attention"},
     {"data"},
@@ -38,8 +27,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FRONT_DOOR = {"__init__", "__main__"}  # what a caller meets: they may import everything, nothing imports them
 FORBIDDEN = {
-    "attention": set(RANK)
-    - {"arguments", "attention", "errors", "files", "registry"},  # the mechanism stands alone
+    "attention": set(RANK) - {"arguments", "attention", "errors", "files", "registry"},  # the mechanism stands alone
     "statistics": set(RANK) - {"arguments", "errors", "statistics", "streams"},  # pure functions of arrays
 }
 
@@ -157,9 +145,7 @@ def test_help_needs_no_part_of_the_library_and_threads_spin_briefly():
         "import os, sys; from antiphase import cli; print(sorted({'torch', 'polars', 'scipy'} & set(sys.modules)));"
         "print(os.environ['GOMP_SPINCOUNT'])"
     )
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=kept)
     assert found.stdout == "[]\n10000\n"
 

@@ -21,9 +21,7 @@ Output = namedtuple("Output", "logits")
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(60, 5)
-    )
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(60, 5))
 
 
 def exported(batch=16, **options):
@@ -74,14 +72,7 @@ DYNAMIC = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=2, max=512)},)}
 
 @pytest.mark.parametrize(
     "make",
-    [
-        exported,
-        lambda: exported(**DYNAMIC),
-        scripted,
-        lambda: scripted(freeze=True),
-        traced,
-        made_in_inference_mode,
-    ],
+    [exported, lambda: exported(**DYNAMIC), scripted, lambda: scripted(freeze=True), traced, made_in_inference_mode],
 )
 def test_special_module_is_attacked_like_the_plain_one(make):
     images = toys.images(16)
@@ -96,9 +87,7 @@ def test_finished_result_survives_a_module_that_refuses_its_mode(attack):
     budget = {"queries": 5} if attack is square else {"steps": 2}
     model = Stubborn()
     found = attack(model, toys.images(3), None, THREAT, **budget)
-    assert torch.equal(
-        found.adversarial, attack(model.inner, toys.images(3), None, THREAT, **budget).adversarial
-    )
+    assert torch.equal(found.adversarial, attack(model.inner, toys.images(3), None, THREAT, **budget).adversarial)
     assert model.training
     assert model.inner.training
 
@@ -112,22 +101,13 @@ def test_finished_result_survives_a_module_that_refuses_its_mode(attack):
             lambda: network().half(),
             r"torch\.float32 for weights of torch\.float16: convert it with model\.to\(torch\.float32\)",
         ),
-        (
-            lambda: network().bfloat16(),
-            r"weights of torch\.bfloat16: convert it with model\.to\(torch\.float32\)",
-        ),
-        (
-            lambda: network().double(),
-            r"model\.to\(torch\.float32\), or the images with images\.to\(torch\.float64\)",
-        ),
+        (lambda: network().bfloat16(), r"weights of torch\.bfloat16: convert it with model\.to\(torch\.float32\)"),
+        (lambda: network().double(), r"model\.to\(torch\.float32\), or the images with images\.to\(torch\.float64\)"),
         (lambda: lambda images: (images, None), r"returned a tuple .* logits of shape \(16, classes\)"),
         (lambda: lambda images: {"logits": images}, "returned a dict"),
         (lambda: lambda images: Output(images), "returned a Output"),
         (lambda: lambda images: images.flatten(1)[:, 0], r"returned \(16,\)"),
-        (
-            lambda: nn.Sequential(nn.Flatten(), nn.Linear(7, 5)),
-            r"fails on images of shape \(3, 7, 5\) \(RuntimeError",
-        ),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(7, 5)), r"fails on images of shape \(3, 7, 5\) \(RuntimeError"),
         (lambda: exported(3), r"Guard failed.*dynamic_shapes"),
     ],
 )
@@ -244,9 +224,7 @@ def test_model_that_writes_to_its_images_is_measured_and_certified_like_one_that
             quiet=True,
         )
         tables.append([sensed.frame(part) for part in ("alignment", "lipschitz", "depth")])
-        certified.append(
-            ap.certify(model, data=data, sigma=0.1, samples=20, select=5, limit=1, quiet=True).frame()
-        )
+        certified.append(ap.certify(model, data=data, sigma=0.1, samples=20, select=5, limit=1, quiet=True).frame())
     assert all(one.equals(two) for one, two in zip(*tables, strict=True))
     assert certified[0].equals(certified[1])
 

@@ -11,13 +11,7 @@ import pytest
 from antiphase.errors import UserError
 from antiphase.processes import rank_and_count
 
-GROUP = {
-    "WORLD_SIZE": "2",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
+GROUP = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture
@@ -35,12 +29,7 @@ def environment(monkeypatch):
 
 @pytest.mark.parametrize(
     ("values", "found"),
-    [
-        ({}, (0, 1)),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, (0, 1)),
-        (GROUP, (1, 2)),
-        ({**GROUP, "LOCAL_RANK": "0"}, (1, 2)),
-    ],
+    [({}, (0, 1)), ({"WORLD_SIZE": "1", "RANK": "0"}, (0, 1)), (GROUP, (1, 2)), ({**GROUP, "LOCAL_RANK": "0"}, (1, 2))],
 )
 def test_rank_and_count_are_those_of_the_environment(environment, values, found):
     environment(values)
@@ -116,17 +105,9 @@ def test_a_process_ends_when_torchrun_is_killed():
 
 
 def test_a_process_whose_torchrun_is_gone_already_does_not_begin():
-    agent = {
-        **GROUP,
-        "MASTER_PORT": "1",
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    agent = {**GROUP, "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     found = subprocess.run(
-        [sys.executable, "-m", "antiphase", "doctor"],
-        env={**os.environ, **agent},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "antiphase", "doctor"], env={**os.environ, **agent}, capture_output=True, text=True
     )
     assert found.returncode == 2
     assert found.stderr == "antiphase: torchrun on 127.0.0.1:1 has ended; start it again\n"
@@ -155,10 +136,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def _faults(*arguments, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", TEN_PASSES, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", TEN_PASSES, *arguments], env=os.environ | environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

@@ -62,9 +62,7 @@ class SharedQueryAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def parts(self, projected):
-        q, k1, k2, v = (
-            x.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2) for x in projected.chunk(4, -1)
-        )
+        q, k1, k2, v = (x.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2) for x in projected.chunk(4, -1))
         return (q, q), (k1, k2), v
 
     def maps(self, x, mask=None):
@@ -83,9 +81,7 @@ SHARED = AttentionSpec(
     "shared queries",
     differential=True,
     make=lambda config, layer: SharedQueryAttention(
-        config.dim,
-        config.num_heads // 2,
-        LAMBDAS["token"](None, 0.5) if config.parameterisation == "token" else Own(),
+        config.dim, config.num_heads // 2, LAMBDAS["token"](None, 0.5) if config.parameterisation == "token" else Own()
     ),
 )
 
@@ -106,9 +102,7 @@ class Own(nn.Module):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(
-        LAMBDAS, "token", lambda sizes, init: TokenLambda(sizes.dim, sizes.num_diff_heads, init)
-    )
+    monkeypatch.setitem(LAMBDAS, "token", lambda sizes, init: TokenLambda(sizes.dim, sizes.num_diff_heads, init))
     monkeypatch.setitem(ATTENTION, "shared", f"{__name__}:SHARED")
     monkeypatch.setitem(VITS, "sharedvit", "shared")
 
@@ -120,9 +114,7 @@ def digits():
 
 def _trained(kind, images, folder, **fields):
     """Train for two steps; return the model as it is loaded again."""
-    recipe = make_recipe(
-        kind, images, SIZES | fields, data="digits", epochs=2, batch_size=32, learning_rate=0.01
-    )
+    recipe = make_recipe(kind, images, SIZES | fields, data="digits", epochs=2, batch_size=32, learning_rate=0.01)
     train_classifier(recipe, images, images, folder)
     return load_model(str(folder))
 
@@ -145,9 +137,7 @@ def test_a_lambda_of_ones_own_is_trained_taken_apart_and_stored(digits, tmp_path
     gate = model.blocks[0].attn.lam.gate.weight
     assert 0 < (gate - start.blocks[0].attn.lam.gate.weight).abs().max() < 0.1  # two steps of 0.01
     layers = _rebuilt(model, pixels)
-    assert [layer.lam.shape for layer in layers] == [
-        (3, 2, 5)
-    ] * 2  # two heads, four patches and the class token
+    assert [layer.lam.shape for layer in layers] == [(3, 2, 5)] * 2  # two heads, four patches and the class token
     rows = attention_maps(model, pixels)[layers[0].name].combined.sum(-1)
     assert_close(rows, 1 - layers[0].lam)
     means = mean_lambdas(model, pixels)
@@ -238,9 +228,7 @@ def test_a_clip_variant_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
     own = ClipVariant("CLIP, shared queries", {"towers": "vision", "attention": "shared"})
     monkeypatch.setitem(CLIPS, "shared-vision", own)
     options = TrainClipOptions(model="shared-vision", data="openmoji", out="run", lambda_init=0.8)
-    model = make_clip_recipe(
-        options.model, "openmoji", options.data, "0", options.chosen("init", "lambda_init")
-    ).model
+    model = make_clip_recipe(options.model, "openmoji", options.data, "0", options.chosen("init", "lambda_init")).model
     assert (model.vision.attention, model.text.attention) == ("shared", "softmax")
     cell = TrainClip(variant="shared-vision", data="openmoji", preset="openmoji")
     assert (cell.series, cell.factors()["lambda_schedule"]) == ("CLIP, shared queries", "constant")
@@ -267,10 +255,7 @@ def test_a_lambda_for_each_query_weighs_a_head_by_its_mean_over_the_queries(digi
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"parameterisation": "matrix"},
-            f"parameterisation 'matrix': expected one of {', '.join(LAMBDAS)}, token",
-        ),
+        ({"parameterisation": "matrix"}, f"parameterisation 'matrix': expected one of {', '.join(LAMBDAS)}, token"),
         ({"attention": "x"}, "attention 'x': not an option here"),
     ],
 )

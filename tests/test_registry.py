@@ -58,9 +58,7 @@ def test_an_attack_is_one_file_and_one_line(brighten):
         _ = attack_options((0.1,), attack="brighten", settings={"width": 3}).ensemble
 
 
-def test_the_command_line_offers_the_attack_and_the_report_names_it(
-    brighten, fresh_cli, tmp_path, monkeypatch, capsys
-):
+def test_the_command_line_offers_the_attack_and_the_report_names_it(brighten, fresh_cli, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     words = ["attack", "specimen:vit-0", "--attack", "brighten", "--limit", "2", "--out", str(out), "--quiet"]
     monkeypatch.setattr(sys, "argv", ["antiphase", *words])

@@ -62,16 +62,9 @@ def test_the_line_of_a_command_is_the_first_of_its_own_help(name):
 
 def test_words_are_completed():
     for typed, expected in (("antiphase stu", "study"), ("antiphase study run --prof", "--profile")):
-        asked = {
-            "_ANTIPHASE_COMPLETE": "complete_bash",
-            "COMP_WORDS": typed,
-            "COMP_CWORD": str(typed.count(" ")),
-        }
+        asked = {"_ANTIPHASE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
         found = subprocess.run(
-            [Path(sys.executable).with_name("antiphase")],
-            capture_output=True,
-            text=True,
-            env=os.environ | asked,
+            [Path(sys.executable).with_name("antiphase")], capture_output=True, text=True, env=os.environ | asked
         )
         assert found.stdout.split() == [expected]
 

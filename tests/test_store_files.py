@@ -42,9 +42,7 @@ def test_a_foreign_file_is_neither_read_nor_deleted(tmp_path, name):
 def test_rows_of_other_columns_or_types_are_refused_by_name(tmp_path, rows):
     journal = _kept(tmp_path)
     rows.write_parquet(tmp_path / "0-000007.parquet")
-    with pytest.raises(
-        UserError, match=r"0-000007.parquet: has rows of .*expected {'sample': Int64, 'success': Bool"
-    ):
+    with pytest.raises(UserError, match=r"0-000007.parquet: has rows of .*expected {'sample': Int64, 'success': Bool"):
         journal.rows()
 
 

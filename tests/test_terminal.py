@@ -115,7 +115,7 @@ def test_without_a_terminal_a_line_says_how_far_the_work_is(monkeypatch, capsys)
     with status_bar("vit pgd", 200, shown=True) as bar:
         bar.show(50, "9 broken")
         bar.show(100, "19 broken")
-    assert capsys.readouterr().err == "vit pgd: 100 of 200, 19 broken, about 1 min 20 s left\n"
+    assert capsys.readouterr().err == "vit pgd: 100 of 200, 19 broken, after 1 min 20 s, about 1 min 20 s left\n"
     with status_bar("vit pgd", 200, shown=False) as bar:
         bar.show(200, "19 broken")
     assert capsys.readouterr().err == ""

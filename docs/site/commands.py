@@ -53,9 +53,7 @@ def _names(parameter: Any) -> str:
 
 def _help(parameter: Any) -> str:
     """Return the help of a parameter with its default."""
-    text = (
-        " ".join((parameter.help or "").split()).replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
-    )
+    text = " ".join((parameter.help or "").split()).replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
     default = parameter.default
     if parameter.required:
         return f"{text} Required."

@@ -51,16 +51,6 @@ Made by `antiphase quickstart --limit {_IMAGES}` when this site was built: [open
 def quickstart_report() -> Path:
     """Run quickstart and return its report."""
     folder = Path(tempfile.mkdtemp())
-    command = [
-        sys.executable,
-        "-m",
-        "antiphase",
-        "quickstart",
-        "--limit",
-        str(_IMAGES),
-        "--out",
-        str(folder),
-        "-q",
-    ]
+    command = [sys.executable, "-m", "antiphase", "quickstart", "--limit", str(_IMAGES), "--out", str(folder), "-q"]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     return folder / "report.html"

@@ -47,9 +47,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Commands": [{title: uri} for title, uri, _ in commands]},
     ]
     page = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
-    papers = re.findall(
-        r"^### (.*?)\n(.*?)(?=^##|\Z)", page.partition("## Studies")[2], re.MULTILINE | re.DOTALL
-    )
+    papers = re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", page.partition("## Studies")[2], re.MULTILINE | re.DOTALL)
     studies = [{paper: re.findall(r"\]\((findings/[^)#]+\.md)", text)} for paper, text in papers]
     config.nav = _filled(config.nav, {"dev/*": others, "reference/*": reference, "findings/*": studies})
     return config
@@ -61,9 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=text))
     files.append(File.generated(config, "assets/mathjax/tex-svg.js", abs_src_path=str(mathjax())))
     files.append(File.generated(config, REPORT, abs_src_path=str(quickstart_report())))
-    files.append(
-        File.generated(config, "assets/social.png", content=social_card(config.site_description or ""))
-    )
+    files.append(File.generated(config, "assets/social.png", content=social_card(config.site_description or "")))
     return files
 
 

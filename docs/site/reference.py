@@ -29,19 +29,11 @@ def python_pages() -> Iterator[tuple[str, str, str]]:
         names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
         parts = sorted(set(module.__all__) - set(names))
         if parts:
-            lines += [
-                "Packages: " + ", ".join(f"[`{name}`]({_page(f'{package}.{name}')})" for name in parts) + ".",
-                "",
-            ]
+            lines += ["Packages: " + ", ".join(f"[`{name}`]({_page(f'{package}.{name}')})" for name in parts) + ".", ""]
         for name in sorted(names, key=str.lower):
             lines += [f"::: {_place(package, name)}", ""]
         if package == "antiphase":
-            lines += [
-                "## Results",
-                "",
-                "What the functions above return, and `ap.open(DIR)`, which reads a run.",
-                "",
-            ]
+            lines += ["## Results", "", "What the functions above return, and `ap.open(DIR)`, which reads a run.", ""]
             lines += [f"::: {name}\n    options:\n      heading_level: 3\n" for name in _RESULT]
         yield package, f"reference/python/{_page(package)}", "\n".join(lines)
         waiting += [f"{package}.{name}" for name in parts if f"{package}.{name}" not in PACKAGES]

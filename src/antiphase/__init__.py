@@ -18,17 +18,7 @@ if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
     from antiphase.commands.check.run import check
     from antiphase.commands.convert import convert
-    from antiphase.commands.python import (
-        attack,
-        audit,
-        certify,
-        evaluate,
-        look,
-        sense,
-        study,
-        train,
-        train_vlm,
-    )
+    from antiphase.commands.python import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
     from antiphase.commands.verify.run import verify
     from antiphase.data import load_data
     from antiphase.models import load_model

@@ -60,9 +60,7 @@ def _end_with_torchrun() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
         with contextlib.suppress(OSError):
-            os.write(
-                2, b"antiphase: torchrun has ended, and this process with it; resume with the same command\n"
-            )
+            os.write(2, b"antiphase: torchrun has ended, and this process with it; resume with the same command\n")
         os._exit(1)
 
     threading.Thread(target=watch, name="torchrun", daemon=True).start()

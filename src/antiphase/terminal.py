@@ -112,9 +112,10 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
             due = time.monotonic() > _last_line["time"] + _LINE_SECONDS
             if shown and hidden and completed < total and due:
                 _last_line["time"] = time.monotonic()
-                words = [f"{title}: {completed:,.0f} of {total:,}", note]
+                spent = time.monotonic() - began
+                words = [f"{title}: {completed:,.0f} of {total:,}", note, f"after {duration(spent)}"]
                 if completed - done > total / 10:  # before that the guess is far off
-                    left = (time.monotonic() - began) / (completed - done) * (total - completed)
+                    left = spent / (completed - done) * (total - completed)
                     words.append(f"about {duration(left)} left")
                 say(", ".join(filter(None, words)), err=True)
 

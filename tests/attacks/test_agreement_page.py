@@ -26,18 +26,10 @@ def test_the_page_is_made_from_the_json(benchmark):
 def test_who_is_right_is_counted(benchmark):
     line = {"attack": "pgd", "library": "foolbox", "norm": "linf", "eps": 8 / 255, "model": "specimen:vit-0"}
     line |= {"robust": [0.25, 0.5], "only": [3, 1], "right": [2, 0]}
-    record = {
-        "images": 4,
-        "versions": {"torch": "2", "foolbox": "3"},
-        "commit": "c",
-        "date": "d",
-        "lines": [line],
-    }
+    record = {"images": 4, "versions": {"torch": "2", "foolbox": "3"}, "commit": "c", "date": "d", "lines": [line]}
     text = benchmark.table(record)
     assert (
         "| pgd | L∞, 8/255 | vit-0 | foolbox 3 | 25.0 % and 50.0 % | ours 3 (2 confirmed), theirs 1 (0 confirmed) |"
         in text
     )
-    assert (
-        "only ours breaks 3 images (2 confirmed in float64), only the other library 1 (0 confirmed)" in text
-    )
+    assert "only ours breaks 3 images (2 confirmed in float64), only the other library 1 (0 confirmed)" in text

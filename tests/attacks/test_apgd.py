@@ -78,27 +78,16 @@ def test_linear_models_fall_just_above_the_least_perturbation(norm, classes, opt
 def test_agrees_with_the_slow_twin(norm, objective, steps):
     model, images = _network().double(), _images(3).double()
     eps = {"linf": 0.005, "l2": 0.05}[norm]  # where DLR is far from its poles
-    result = apgd(
-        model, images, None, Threat(norm, eps), steps=steps, objective=objective, early_stop=False, seed=3
-    )
+    result = apgd(model, images, None, Threat(norm, eps), steps=steps, objective=objective, early_stop=False, seed=3)
     loss = {"cross_entropy": objectives.cross_entropy, "dlr": objectives.dlr}[objective]
     name = {"cross_entropy": "apgd-ce", "dlr": "apgd-dlr"}[objective]
     starts = random_point(
-        images,
-        torch.full((3,), eps, dtype=torch.float64),
-        norm,
-        (0, 1),
-        sample_keys(key(3, name, 0), torch.arange(3)),
+        images, torch.full((3,), eps, dtype=torch.float64), norm, (0, 1), sample_keys(key(3, name, 0), torch.arange(3))
     )
     for index in range(3):
         label = result.label[index : index + 1]
         values, best = reference.apgd(
-            lambda x, label=label: loss(model(x[None]), label)[0],
-            images[index],
-            starts[index],
-            eps,
-            norm,
-            steps,
+            lambda x, label=label: loss(model(x[None]), label)[0], images[index], starts[index], eps, norm, steps
         )
         found = loss(model(result.adversarial[index : index + 1]), label).item()
         assert found == pytest.approx(max(values), rel=1e-9)
@@ -114,9 +103,7 @@ def test_without_early_stop_the_highest_loss_is_kept(norm):
     assert torch.equal(first.success, best.success)
     loss = objectives.cross_entropy
     won = best.success
-    assert (
-        loss(model(best.adversarial), best.label)[won] >= loss(model(first.adversarial), first.label)[won]
-    ).all()
+    assert (loss(model(best.adversarial), best.label)[won] >= loss(model(first.adversarial), first.label)[won]).all()
     assert (best.backwards == 24).all()
     assert first.backwards[won].double().mean() < 12
 
@@ -153,8 +140,5 @@ def test_bad_parameters(options, message):
 @pytest.mark.parametrize(("kinds", "targets"), [(objectives._TARGETED, None), (objectives._TARGETED, 2)])
 def test_every_objective_of_the_catalogue_has_a_name_of_its_own(kinds, targets):
     model, images = toys.network(), toys.images(2)
-    results = [
-        apgd(model, images, None, Threat(eps=0.01), steps=1, objective=kind, targets=targets)
-        for kind in kinds
-    ]
+    results = [apgd(model, images, None, Threat(eps=0.01), steps=1, objective=kind, targets=targets) for kind in kinds]
     assert len({result.attack for result in results}) == len(kinds)

@@ -42,9 +42,7 @@ def test_each_stage_gets_what_stands():
     for before, after in zip(result.stages, result.stages[1:], strict=False):
         assert torch.equal(after.ids, before.ids[~before.success])
     standing = ~result.success
-    last = square(
-        model, images[standing], None, THREAT, queries=15, ids=result.ids[standing], rescale_schedule=False
-    )
+    last = square(model, images[standing], None, THREAT, queries=15, ids=result.ids[standing], rescale_schedule=False)
     assert torch.equal(last.adversarial, result.adversarial[~result.success])
     assert int(result.forwards.sum()) == sum(int(part.forwards.sum()) for part in result.stages)
 
@@ -64,9 +62,7 @@ def test_finished_samples_are_told_of_once():
 
 
 def test_unknown_version():
-    with pytest.raises(
-        UserError, match="version '2019': expected 'standard', '2020', 'plus', 'rand' or 'malt'"
-    ):
+    with pytest.raises(UserError, match="version '2019': expected 'standard', '2020', 'plus', 'rand' or 'malt'"):
         autoattack(toys.network(), toys.images(2), None, THREAT, version="2019")
 
 

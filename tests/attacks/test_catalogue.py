@@ -28,11 +28,7 @@ def test_parse_settings_reads_what_the_function_takes(name, texts, settings):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (
-            "pgd",
-            "momentun=0.9",
-            "attack 'pgd' has no setting 'momentun': expected NAME=VALUE with a NAME of steps,",
-        ),
+        ("pgd", "momentun=0.9", "attack 'pgd' has no setting 'momentun': expected NAME=VALUE with a NAME of steps,"),
         ("pgd", "momentum", "setting 'momentum': expected NAME=VALUE with a NAME of steps,"),
         ("pgd", "steps=many", "steps 'many': expected an integer"),
         ("pgd", "steps=0", "steps 0: expected an integer of at least 1"),

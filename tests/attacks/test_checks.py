@@ -96,9 +96,7 @@ def test_l1_apgd_compares_with_the_loss_at_its_start():
 
 def test_square_shows_what_masked_gradients_hide():
     images = toys.images(37)
-    result = autoattack(
-        FAULTS["gradients were zero"], images, None, Threat("linf", 0.04), steps=3, queries=200
-    )
+    result = autoattack(FAULTS["gradients were zero"], images, None, Threat("linf", 0.04), steps=3, queries=200)
     assert any("square, without gradients, broke" in warning for warning in result.warnings)
     assert any("gradients were zero" in warning for warning in result.warnings)
 

@@ -74,9 +74,7 @@ def attacked_once(name, norm="linf"):
     return attacked(name, norm=norm)
 
 
-every_attack = pytest.mark.parametrize(
-    "name", [name for name, where in ATTACKS.items() if isinstance(where, str)]
-)
+every_attack = pytest.mark.parametrize("name", [name for name, where in ATTACKS.items() if isinstance(where, str)])
 
 
 @every_attack
@@ -103,9 +101,7 @@ def test_what_an_attack_lacks_is_named():
         "describe its setting width under Args: in its docstring",
         "give its AttackSpec a label",
     ]
-    assert list(missing_steps(AttackSpec(lambda x, y: None, "")))[1].startswith(
-        "its first arguments are (model,"
-    )
+    assert list(missing_steps(AttackSpec(lambda x, y: None, "")))[1].startswith("its first arguments are (model,")
 
 
 @every_attack
@@ -116,9 +112,7 @@ def test_verdicts_depend_neither_on_the_batch_nor_on_the_order(name, norm):
     _, _, parts = attacked(name, order, batch_size=5, norm=norm)
     for array in ARRAYS:
         step = "depends on batch or order: draw by the rows' key, and let no row's step read another's state"
-        assert torch.equal(getattr(parts, array)[order.argsort()], getattr(whole, array)), (
-            f"{name!r}, {array}: {step}"
-        )
+        assert torch.equal(getattr(parts, array)[order.argsort()], getattr(whole, array)), f"{name!r}, {array}: {step}"
 
 
 @every_attack
@@ -150,17 +144,13 @@ def test_a_success_is_a_changed_prediction_within_the_budget(name):
 )
 def test_each_image_keeps_its_context(name, nested, precision):
     asked, which = toys.Asked(), torch.arange(COUNT) % 3
-    _, _, whole = attacked(
-        name, model=asked, context=which, batch_size=16, nested=nested, precision=precision
-    )
+    _, _, whole = attacked(name, model=asked, context=which, batch_size=16, nested=nested, precision=precision)
     for number, model in enumerate(asked.each):
         own = (which == number).nonzero()[:, 0]
         _, _, alone = attacked(name, own, model=model, nested=nested, precision=precision)
         for array in ARRAYS:
             step = "pass the rows to every call of the oracle, which gives the model the context of each"
-            assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), (
-                f"{name!r}, {array}: {step}"
-            )
+            assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), f"{name!r}, {array}: {step}"
 
 
 @every_attack

@@ -54,10 +54,7 @@ def test_gradients_inside_inference_mode_are_refused_by_name(victim):
         (lambda model, images: Threat("l2", 1e308), "at most 1e\\+06"),
         (lambda model, images: fab(lambda x: model(x)[:, :0], images, None), r"returned \(16, 0\)"),
         (lambda model, images: pgd(model, images, None, restarts=None), "restarts None"),
-        (
-            lambda model, images: pgd(model, images, None, objective=lambda z, y: z.mean()),
-            "one number per sample",
-        ),
+        (lambda model, images: pgd(model, images, None, objective=lambda z, y: z.mean()), "one number per sample"),
         (lambda model, images: square(model, images, None, objective=lambda z, y: 1.0), "returned float"),
     ],
 )
@@ -122,9 +119,7 @@ def test_numpys_integers_seed_as_pythons_do(victim):
     assert torch.equal(one.adversarial, two.adversarial)
 
 
-@pytest.mark.parametrize(
-    ("attack", "budget"), [(pgd, {"steps": 2, "restarts": 3}), (apgd, {"steps": 6, "targets": 3})]
-)
+@pytest.mark.parametrize(("attack", "budget"), [(pgd, {"steps": 2, "restarts": 3}), (apgd, {"steps": 6, "targets": 3})])
 def test_low_precision_loses_no_success(attack, budget, monkeypatch):
     model, images, threat = toys.Coarse(), toys.images(200), Threat(eps=3.3 / 255)
     exact = attack(model, images, None, threat, **budget)

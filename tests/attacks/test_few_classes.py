@@ -53,13 +53,7 @@ ATTACKS = {
     "fab-t": lambda *a: fab(*a, steps=20, targets=9),
     "square": lambda *a: square(*a, queries=300),
 }
-CLIMBS = (
-    "pgd",
-    "apgd-ce",
-    "apgd-dlr",
-    "square",
-    "rand",
-)  # of three classes, sometimes towards the further one
+CLIMBS = ("pgd", "apgd-ce", "apgd-dlr", "square", "rand")  # of three classes, sometimes towards the further one
 for version in ("standard", "malt", "2020", "plus", "rand"):
     ATTACKS[version] = lambda *a, v=version: autoattack(*a, version=v, steps=15, queries=60)
 

@@ -45,9 +45,7 @@ def test_passes_of_the_choice_are_counted_and_estimated():
     result = apgd(model, images, None, Threat(eps=1e-5), steps=2, targets="malt")
     assert not result.success.any()
     assert (result.backwards == 100 + 9 * 3).all()
-    assert (
-        result.forwards == 1 + 5 + 9 * (3 + 1)
-    ).all()  # clean image; 100 gradients, 20 a pass; confirmations
+    assert (result.forwards == 1 + 5 + 9 * (3 + 1)).all()  # clean image; 100 gradients, 20 a pass; confirmations
     (stage,) = find_attack("apgd-t", targets="malt", steps=2).stages
     assert most_passes(stage, CLASSES) == (100 + 18, 100 + 18)
     assert most_passes(stage, 5) == (4 + 8, 4 + 8)

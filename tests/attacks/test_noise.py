@@ -69,8 +69,7 @@ def test_verdicts_know_neither_batch_nor_order():
 
 
 @pytest.mark.parametrize(
-    ("threat", "options", "named"),
-    [(Threat(), {"draws": 0}, "draws 0"), (Threat("l2", math.inf), {}, "eps inf")],
+    ("threat", "options", "named"), [(Threat(), {"draws": 0}, "draws 0"), (Threat("l2", math.inf), {}, "eps inf")]
 )
 def test_bad_input(threat, options, named):
     with pytest.raises(UserError, match=named):

@@ -75,9 +75,7 @@ def least_l0(model, images):
         for other in range(len(row)):
             if other != label:
                 slope = (model.weight[other] - model.weight[label]).detach().double()
-                gains = (
-                    torch.where(slope > 0, slope * (1 - image), -slope * image).sort(descending=True).values
-                )
+                gains = torch.where(slope > 0, slope * (1 - image), -slope * image).sort(descending=True).values
                 needed.append(int((gains.cumsum(0) <= row[label] - row[other]).sum()) + 1)
         counts.append(min(needed))
     return torch.tensor(counts)
@@ -164,8 +162,6 @@ def test_a_norm_that_an_attack_does_not_know_is_refused(attack, norm, message):
 
 
 def test_an_l0_budget_that_allows_no_change_is_refused():
-    with pytest.raises(
-        UserError, match=r"eps 0\.0313725: allows no change in norm 'l0'; expected a number of"
-    ):
+    with pytest.raises(UserError, match=r"eps 0\.0313725: allows no change in norm 'l0'; expected a number of"):
         Threat("l0", 8 / 255)
     assert Threat("l0", 0.0).eps == 0

@@ -23,13 +23,10 @@ def test_values_by_hand():
     assert_close(objectives.margin(LOGITS, LABELS), torch.tensor([-2.0, 1.0], dtype=torch.float64))
     assert_close(objectives.dlr(LOGITS, LABELS), torch.tensor([-2 / 3, 1 / 4], dtype=torch.float64))
     assert_close(
-        objectives.dlr(LOGITS, LABELS, TARGETS),
-        torch.tensor([-5 / (3 + 1), 1 / (5 - 0.5)], dtype=torch.float64),
+        objectives.dlr(LOGITS, LABELS, TARGETS), torch.tensor([-5 / (3 + 1), 1 / (5 - 0.5)], dtype=torch.float64)
     )
     assert_close(objectives.margin(LOGITS, LABELS, TARGETS), torch.tensor([-5.0, 1.0], dtype=torch.float64))
-    assert_close(
-        objectives.cross_entropy(LOGITS, LABELS, TARGETS), LOGITS.log_softmax(1)[torch.arange(2), TARGETS]
-    )
+    assert_close(objectives.cross_entropy(LOGITS, LABELS, TARGETS), LOGITS.log_softmax(1)[torch.arange(2), TARGETS])
 
 
 @settings(max_examples=20)
@@ -72,9 +69,7 @@ def test_the_cosine_to_the_own_prompt():
     generator = torch.Generator().manual_seed(0)
     image, prompts = torch.randn(3, 11, generator=generator), torch.randn(5, 11, generator=generator)
     labels = torch.tensor([4, 0, 2])
-    logits = (
-        100 * torch.nn.functional.normalize(image, dim=1) @ torch.nn.functional.normalize(prompts, dim=1).T
-    )
+    logits = 100 * torch.nn.functional.normalize(image, dim=1) @ torch.nn.functional.normalize(prompts, dim=1).T
     cosine = torch.nn.functional.cosine_similarity(image, prompts[labels])
     torch.testing.assert_close(objectives.resolve("cosine")(logits, labels, None), -100 * cosine)
 

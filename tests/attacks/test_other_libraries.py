@@ -56,9 +56,7 @@ def test_a_context_goes_with_the_images_of_a_batch():
     found = run_foreign(_sign_step, model, images, None, Threat("linf", EPS), **run)
     clean = model(images, which)
     assert torch.equal(found.label, clean.argmax(1))
-    loss = nn.functional.cross_entropy(
-        model(x := images.clone().requires_grad_(), which), found.label, reduction="sum"
-    )
+    loss = nn.functional.cross_entropy(model(x := images.clone().requires_grad_(), which), found.label, reduction="sum")
     stepped = images + EPS * torch.autograd.grad(loss, x)[0].sign()
     assert torch.equal(found.success, model(stepped, which).argmax(1) != found.label)
     assert 0 < found.asr < 1
@@ -67,9 +65,7 @@ def test_a_context_goes_with_the_images_of_a_batch():
         asked(clean[:2])
         return clean
 
-    with pytest.raises(
-        UserError, match="asks about 2 of 9 images, each with a context of its own: attack with batch_"
-    ):
+    with pytest.raises(UserError, match="asks about 2 of 9 images, each with a context of its own: attack with batch_"):
         run_foreign(halves, model, images, None, Threat("linf", EPS), context=which)
 
 
@@ -335,9 +331,7 @@ def test_foreign_verdicts_are_told_as_they_come():
         batch_size=4,
         precision="float32",
         progress=False,
-        on_finished=lambda positions, arrays: told.append(
-            (positions.tolist(), arrays["success"][positions].tolist())
-        ),
+        on_finished=lambda positions, arrays: told.append((positions.tolist(), arrays["success"][positions].tolist())),
     )
     assert len(told) == 3
     assert {p: s for some, verdicts in told for p, s in zip(some, verdicts, strict=True)} == dict(
@@ -347,10 +341,7 @@ def test_foreign_verdicts_are_told_as_they_come():
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [
-        ({"batchsize": 3}, "option 'batchsize': expected one of name, settings"),
-        ({"precision": "bf16"}, "float32"),
-    ],
+    [({"batchsize": 3}, "option 'batchsize': expected one of name, settings"), ({"precision": "bf16"}, "float32")],
 )
 def test_options_that_do_nothing_are_refused(options, match):
     with pytest.raises(UserError, match=match):

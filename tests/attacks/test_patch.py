@@ -71,9 +71,7 @@ def test_a_restart_draws_another_square():
 
 @pytest.mark.parametrize("width", [0, 6, 7])
 def test_a_patch_must_fit(width):
-    with pytest.raises(
-        UserError, match=f"patch width {width}: expected at least 1 and at most the shorter side"
-    ):
+    with pytest.raises(UserError, match=f"patch width {width}: expected at least 1 and at most the shorter side"):
         patch_pgd(toys.network(), toys.images(2), None, width=width)
 
 

@@ -90,9 +90,7 @@ def test_a_sample_alone_gets_the_verdict_it_gets_in_company(victim):
     threat = Threat("linf", 0.02)
     together = pgd(model, images, None, threat, steps=5)
     for position in (0, 17, 40):
-        alone = pgd(
-            model, images[position : position + 1], None, threat, steps=5, ids=torch.tensor([position])
-        )
+        alone = pgd(model, images[position : position + 1], None, threat, steps=5, ids=torch.tensor([position]))
         assert torch.equal(alone.adversarial[0], together.adversarial[position])
 
 
@@ -200,10 +198,7 @@ def test_the_model_is_left_as_it_was():
         ({"labels": torch.tensor([1.7, 2.0])}, "expected a torch tensor of integer"),
         ({"images": torch.zeros(2, 1, 8, 8).numpy()}, "images of type ndarray"),
         ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16)}, "float32 or float64"),
-        (
-            {"images": torch.zeros(2, 1, 8, 8, dtype=torch.float64)},
-            r"images of torch\.float64 .* torch\.float32",
-        ),
+        ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.float64)}, r"images of torch\.float64 .* torch\.float32"),
         ({"threat": Threat(eps=math.inf)}, "finite"),
         ({"step_size": math.nan}, "step_size nan"),
         ({"step_size": -1.0}, "step_size -1.0"),
@@ -219,12 +214,7 @@ def test_bad_input_is_one_clear_line(change, match):
 
 @pytest.mark.parametrize(
     ("fields", "match"),
-    [
-        ({"norm": "l3"}, "l3"),
-        ({"eps": -0.1}, "-0.1"),
-        ({"eps": float("nan")}, "nan"),
-        ({"bounds": (1, 0)}, "bounds"),
-    ],
+    [({"norm": "l3"}, "l3"), ({"eps": -0.1}, "-0.1"), ({"eps": float("nan")}, "nan"), ({"bounds": (1, 0)}, "bounds")],
 )
 def test_a_threat_checks_itself(fields, match):
     with pytest.raises(UserError, match=match):
@@ -238,10 +228,7 @@ def test_nan_logits_stop_the_attack_with_a_message():
 
 @pytest.mark.slow
 def test_a_compiled_search_finds_what_an_eager_one_does():
-    model, images = (
-        load_model("specimen:diffvit-0"),
-        load_data("specimen-fashion-mnist", limit=40).images(range(40)),
-    )
+    model, images = (load_model("specimen:diffvit-0"), load_data("specimen-fashion-mnist", limit=40).images(range(40)))
     eager, compiled = (pgd(model, images, None, Threat(eps=4 / 255), compile=way) for way in (False, True))
     assert int((eager.success != compiled.success).sum()) <= 1
     assert (model(compiled.adversarial).argmax(1) != compiled.label).eq(compiled.success).all()

@@ -30,9 +30,7 @@ def test_attacking_the_mean_of_passes_breaks_the_mean_model(name):
     torch.manual_seed(0)
     model, images = Dropped().eval(), toys.images(40)
     label = model.linear(images).argmax(1)
-    threat = Threat(
-        eps=float(toys.least(model.linear, images, "linf").median()) * (10 if name == "square" else 1.3)
-    )
+    threat = Threat(eps=float(toys.least(model.linear, images, "linf").median()) * (10 if name == "square" else 1.3))
 
     def broken(eot):
         # of the mean model: a single call may differ from the label by chance

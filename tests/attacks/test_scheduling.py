@@ -24,9 +24,7 @@ def _end(schedule, position, item, success=False, near=False):
 
 @given(
     outcomes=st.integers(1, 5).flatmap(
-        lambda items: st.lists(
-            st.lists(st.booleans(), min_size=items, max_size=items), min_size=1, max_size=7
-        )
+        lambda items: st.lists(st.lists(st.booleans(), min_size=items, max_size=items), min_size=1, max_size=7)
     ),
     early_stop=st.booleans(),
     room=st.integers(1, 11),

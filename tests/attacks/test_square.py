@@ -122,14 +122,7 @@ def test_what_is_adversarial_is_kept_whatever_the_objective_says():
         return objective(logits, label).item(), bool(logits.argmax(1) != label)
 
     result = square(
-        model,
-        x,
-        None,
-        Threat(eps=0.12),
-        queries=40,
-        objective=objective,
-        early_stop=False,
-        rescale_schedule=False,
+        model, x, None, Threat(eps=0.12), queries=40, objective=objective, early_stop=False, rescale_schedule=False
     )
     keys = sample_keys(key(0, "square", 0), torch.arange(6)).tolist()
     for index in range(6):
@@ -148,9 +141,7 @@ def test_every_proposal_is_within_the_threat(norm, eps, proposed):
     threat = Threat(norm, min(eps, 1.0) if norm == "linf" else eps)
     for clean in x:
         proposed.clear()
-        square(
-            network(size=189), clean[None], None, threat, queries=80, early_stop=False, rescale_schedule=True
-        )
+        square(network(size=189), clean[None], None, threat, queries=80, early_stop=False, rescale_schedule=True)
         (numbered,) = proposed.values()
         seen = torch.stack(list(numbered.values()))
         assert len(seen) >= 80
@@ -260,11 +251,7 @@ def test_linear_models_fall_above_the_least_perturbation_and_never_below(norm, o
         assert not square(model, image, None, Threat(norm, 0.99 * bound), queries=100).success
     factor = {"linf": 1.3, "l2": 2.0}[norm]
     falls = [
-        bool(
-            square(
-                model, image[None], None, Threat(norm, factor * bound), queries=1500, objective=objective
-            ).success
-        )
+        bool(square(model, image[None], None, Threat(norm, factor * bound), queries=1500, objective=objective).success)
         for image, bound in zip(x[:3], least(model, x, norm).tolist()[:3], strict=True)
     ]
     assert all(falls)
@@ -398,10 +385,7 @@ def test_rows_of_a_rescaled_schedule_have_another_name_than_those_before():
     assert stages[1_000].settings == {"queries": 1_000, "rescale_schedule": True}
     assert stages[5_000].settings == {"queries": 5_000}
     assert find_attack("square").stages[0].settings == {}
-    assert (
-        find_attack("square", queries=9, rescale_schedule=False).stages[0].settings["rescale_schedule"]
-        is False
-    )
+    assert find_attack("square", queries=9, rescale_schedule=False).stages[0].settings["rescale_schedule"] is False
     official = find_attack("autoattack", queries=1_000).stages[-1]
     assert official.settings == {"queries": 1_000}
     assert settings_of(official)["rescale_schedule"] is False

@@ -58,16 +58,7 @@ def test_down_only_the_fallen_go_on(victim):
     assert sum(int(r.forwards.sum()) for r in down) < sum(int(r.forwards.sum()) for r in alone)
 
 
-ARRAYS = (
-    "label",
-    "clean_prediction",
-    "prediction",
-    "success",
-    "adversarial",
-    "distance",
-    "forwards",
-    "backwards",
-)
+ARRAYS = ("label", "clean_prediction", "prediction", "success", "adversarial", "distance", "forwards", "backwards")
 
 
 def _same(one, other):
@@ -95,9 +86,7 @@ def _one_after_the_other(ensemble, model, images, labels, budgets, **run):
     "ensemble",
     [
         autoattack_ensemble("standard", steps=6, queries=30, targets=2),
-        Ensemble(
-            "mixed", (Stage("pgd", pgd, {"steps": 3}), Stage("apgd-t", apgd, {"steps": 6, "targets": 2}))
-        ),
+        Ensemble("mixed", (Stage("pgd", pgd, {"steps": 3}), Stage("apgd-t", apgd, {"steps": 6, "targets": 2}))),
     ],
     ids=lambda ensemble: ensemble.name,
 )
@@ -161,13 +150,9 @@ def test_down_takes_an_infinite_budget(victim):
 @pytest.mark.parametrize(("norm", "precision"), [("linf", "bf16"), ("l2", "float32")])
 def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, norm, precision):
     model, images = victim
-    model = (
-        toys.Coarse(steps=8) if precision == "bf16" else model
-    )  # rounds, so that failures by a hair are tried again
+    model = toys.Coarse(steps=8) if precision == "bf16" else model  # rounds, so that failures by a hair are tried again
     scale = 1 if norm == "linf" else 8
-    budgets = torch.tensor(
-        [EPS[position % 3] * scale for position in range(len(images))], dtype=torch.float64
-    )
+    budgets = torch.tensor([EPS[position % 3] * scale for position in range(len(images))], dtype=torch.float64)
     together = attack(
         model,
         images,
@@ -182,9 +167,7 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
     assert together.settings["budgets"] == budgets.tolist()
     for eps in EPS[:3]:
         at = (budgets == eps * scale).nonzero().flatten()
-        alone = attack(
-            model, images[at], None, Threat(norm, eps * scale), ids=at, precision=precision, **settings
-        )
+        alone = attack(model, images[at], None, Threat(norm, eps * scale), ids=at, precision=precision, **settings)
         for name in ARRAYS:
             assert torch.equal(getattr(together, name)[at], getattr(alone, name)), name
 
@@ -192,10 +175,7 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
 @pytest.mark.parametrize(
     ("budgets", "message"),
     [
-        (
-            torch.full((36,), 0.1),
-            r"budgets of shape \(36,\) and torch.float32: expected one per sample, \(37,\)",
-        ),
+        (torch.full((36,), 0.1), r"budgets of shape \(36,\) and torch.float32: expected one per sample, \(37,\)"),
         (torch.ones(37, dtype=torch.int64), "budgets of shape .* and torch.int64"),
         ([0.1] * 37, "budgets of type list: expected a torch tensor"),
         (torch.full((37,), 0.3), "budgets 0.3: expected at least 0 and at most the threat's ε, 0.2"),
@@ -228,9 +208,7 @@ def test_an_attack_for_the_nearest_example_runs_once(victim):
     ensemble = autoattack_ensemble("standard", steps=9, queries=3, targets=2)
     fab_alone = type(ensemble)("fab-t", ensemble.stages[2:3])
     up = sweep(fab_alone, model, images, None, THREAT, EPS)
-    alone = [
-        fab(model, images, None, Threat("linf", eps), steps=9, targets=2, final_search=False) for eps in EPS
-    ]
+    alone = [fab(model, images, None, Threat("linf", eps), steps=9, targets=2, final_search=False) for eps in EPS]
     for result, single in zip(up, alone, strict=True):
         assert torch.equal(result.success, single.success)
     assert all(int(result.forwards.sum()) == 0 for result in up[1:])

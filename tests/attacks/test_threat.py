@@ -94,10 +94,6 @@ def test_foreign_images_that_leave_the_bounds_are_clipped_and_said(excess):
 @pytest.mark.parametrize("excess", [0.0, 1e-7])
 def test_foreign_images_at_the_bounds_raise_no_warning(excess):
     found = run_foreign(
-        lambda model, x, y: torch.ones_like(x) + excess,
-        toys.network(),
-        toys.images(5),
-        None,
-        Threat("linf", 0.7),
+        lambda model, x, y: torch.ones_like(x) + excess, toys.network(), toys.images(5), None, Threat("linf", 0.7)
     )
     assert found.warnings == ()

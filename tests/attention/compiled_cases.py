@@ -62,6 +62,4 @@ def assert_near(found, exact, dtype):
     assert found.dtype == dtype
     assert found.isfinite().all()
     size = max(1.0, float(exact.abs().max()))
-    assert_close(
-        found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * size
-    )
+    assert_close(found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * size)

@@ -30,9 +30,7 @@ def tokens() -> Callable[..., Tensor]:
     """Return a function that draws tokens (batch, tokens, dim)."""
 
     def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
-            dtype
-        )
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
     return draw
 

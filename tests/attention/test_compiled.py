@@ -60,9 +60,7 @@ def test_odd_widths_of_queries_are_taken_in_float32_only(inputs, dtype):
     if dtype == torch.float32:
         exact = differential_attention(*(x.double() for x in args), 0.8, backend="eager")
         return assert_near(differential_attention(*args, 0.8, backend="native"), exact, dtype)
-    with pytest.raises(
-        ValueError, match=r"backend 'native' for torch.bfloat16, 11 wide: expected .*even width"
-    ):
+    with pytest.raises(ValueError, match=r"backend 'native' for torch.bfloat16, 11 wide: expected .*even width"):
         differential_attention(*args, 0.8, backend="native")
     assert differential_attention(*args, 0.8).dtype == dtype
 

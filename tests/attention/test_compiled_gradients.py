@@ -213,9 +213,7 @@ def test_second_derivatives_are_eagers(tokens, redraw):
         layer.to(dtype).backend = backend
         at = x.to(dtype).requires_grad_()
         (grad,) = torch.autograd.grad(layer(at), at, upstream.to(dtype), create_graph=True)
-        wanted = [
-            each for name, each in layer.named_parameters() if name != "proj.bias"
-        ]  # no gradient has it
+        wanted = [each for name, each in layer.named_parameters() if name != "proj.bias"]  # no gradient has it
         found[backend] = torch.autograd.grad(grad.square().sum(), (at, *wanted))
     for one, other in zip(found["native"], found["eager"], strict=True):
         assert_close(one.double(), other.double(), rtol=0, atol=1e-4 * max(1.0, float(other.abs().max())))

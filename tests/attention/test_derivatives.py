@@ -11,10 +11,7 @@ from tests.attention.compiled_cases import standard_attention
 # torch warns of its own torch.jit.script when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
 
-MASKS = {
-    "no mask": None,
-    "mask": torch.tensor([[True, False, True], [True, True, False], [False, False, False]]),
-}
+MASKS = {"no mask": None, "mask": torch.tensor([[True, False, True], [True, True, False], [False, False, False]])}
 
 
 @pytest.fixture(params=MASKS.values(), ids=MASKS.keys())

@@ -107,13 +107,7 @@ def test_a_permutation_of_queries_permutes_and_one_of_keys_does_nothing(inputs, 
     rows, columns = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([5, 2, 6, 0, 3, 1, 4])
     out = differential_attention(q1, k1, q2, k2, v, lam, backend=backend)
     permuted = differential_attention(
-        q1[:, :, rows],
-        k1[:, :, columns],
-        q2[:, :, rows],
-        k2[:, :, columns],
-        v[:, :, columns],
-        lam,
-        backend=backend,
+        q1[:, :, rows], k1[:, :, columns], q2[:, :, rows], k2[:, :, columns], v[:, :, columns], lam, backend=backend
     )
     assert_close(permuted, out[:, :, rows], rtol=0, atol=1e-13)
 
@@ -139,9 +133,7 @@ def test_each_head_uses_its_own_lambda(inputs, backend):
     args, lam = inputs(), torch.tensor([0.2, 0.8, 1.3]).double()
     out = differential_attention(*args, lam, backend=backend)
     for head in range(3):
-        one = differential_attention(
-            *(t[:, head : head + 1] for t in args), float(lam[head]), backend=backend
-        )
+        one = differential_attention(*(t[:, head : head + 1] for t in args), float(lam[head]), backend=backend)
         assert_close(out[:, head : head + 1], one, rtol=0, atol=1e-13)
 
 
@@ -153,9 +145,7 @@ def test_huge_scores_stay_finite(inputs, backend):
 
 def test_every_backend_that_takes_float64_gives_the_same(inputs):
     args = inputs()
-    outs = [
-        differential_attention(*args, 0.8, backend=name) for name in ("auto", *BACKENDS) if name != "native"
-    ]
+    outs = [differential_attention(*args, 0.8, backend=name) for name in ("auto", *BACKENDS) if name != "native"]
     for out in outs[1:]:
         assert_close(out, outs[0], rtol=0, atol=1e-14)
 
@@ -171,18 +161,14 @@ def test_an_unknown_backend_is_named(inputs):
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 1), (1, 3), (3, 1, 1), (2, 3, 7), (1, 3, 5)])
 def test_a_lambda_of_another_shape_is_refused(inputs, backend, shape):
-    with pytest.raises(
-        ValueError, match=r"expected \(\), one for each of 3 heads, or \(2, 3, 5\): one for each query"
-    ):
+    with pytest.raises(ValueError, match=r"expected \(\), one for each of 3 heads, or \(2, 3, 5\): one for each query"):
         differential_attention(*inputs(), torch.ones(shape).double(), backend=backend)
 
 
 @pytest.mark.parametrize("name", ["auto", "eager", "native", "sdpa"])
 def test_each_query_may_have_a_lambda_of_its_own(inputs, name):
     q1, k1, q2, k2, v = (x.requires_grad_() for x in inputs(keys=97))
-    lam = torch.rand(
-        2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    ).requires_grad_()
+    lam = torch.rand(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     out = differential_attention(q1, k1, q2, k2, v, lam, backend=name)
     for b, h, i in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(5)).tolist():
         one, two = (x[b : b + 1, h : h + 1, i : i + 1] for x in (q1, q2))

@@ -87,14 +87,10 @@ def test_microsofts_v1_has_its_names(redraw):
 
 def test_what_does_not_fit_is_refused():
     module, theirs = DifferentialAttention(DIM, HEADS, variant="v2").double(), microsoft_v2(4)
-    with pytest.raises(
-        UserError, match="layout 'llama': expected one of microsoft-v2, microsoft, diffllama, timm"
-    ):
+    with pytest.raises(UserError, match="layout 'llama': expected one of microsoft-v2, microsoft, diffllama, timm"):
         from_layout(theirs, "llama", module)
     with pytest.raises(UserError, match=r"'lambda_proj\.weight' is missing"):
-        from_layout(
-            {name: one for name, one in theirs.items() if "lambda" not in name}, "microsoft-v2", module
-        )
+        from_layout({name: one for name, one in theirs.items() if "lambda" not in name}, "microsoft-v2", module)
     with pytest.raises(UserError, match="extra: not in this v2"):
         from_layout(theirs | {"extra": torch.ones(1)}, "microsoft-v2", module)
     with pytest.raises(UserError, match=r"k_proj.weight of shape \(12, 24\) does not fit this v2"):

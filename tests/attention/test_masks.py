@@ -90,9 +90,7 @@ def test_a_causal_query_does_not_see_what_follows(inputs, backend):
 
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("mechanism", ["differential", "standard"])
-def test_a_query_that_may_attend_to_nothing_gets_zeros_and_zero_gradients(
-    inputs, backend, mechanism, additive
-):
+def test_a_query_that_may_attend_to_nothing_gets_zeros_and_zero_gradients(inputs, backend, mechanism, additive):
     q1, k1, q2, k2, v = (tensor.requires_grad_() for tensor in inputs())
     mask = torch.ones(2, 1, QUERIES, KEYS, dtype=torch.bool)
     mask[1] = False  # a sample of padding alone

@@ -66,10 +66,7 @@ def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (
-            "echo 'a.cpp:1: error: no such thing' >&2; echo 'more error' >&2; exit 1",
-            "failed: a.cpp:1: error: no such",
-        ),
+        ("echo 'a.cpp:1: error: no such thing' >&2; echo 'more error' >&2; exit 1", "failed: a.cpp:1: error: no such"),
         ("exit 3", "failed: no message"),
         (r"printf 'error: \344\n' >&2; exit 1", "failed: error: \ufffd"),
         (f"{_WRITES}; kill -9 $$", "failed: no message"),
@@ -85,9 +82,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, compiler, 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, compiler):
     compiler(_WRITES)
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        native.CannotBuildError, match=r"cannot write to .*file/kept .*; XDG_CACHE_HOME may name"
-    ):
+    with pytest.raises(native.CannotBuildError, match=r"cannot write to .*file/kept .*; XDG_CACHE_HOME may name"):
         native.library(tmp_path / "file" / "kept")
 
 
@@ -119,9 +114,7 @@ def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch)
         (lambda m: (m.setenv("PATH", ""), m.delenv("CXX", raising=False)), "no C++ compiler"),
     ],
 )
-def test_where_there_are_none_others_answer_and_the_log_says_why(
-    monkeypatch, caplog, asked_anew, inputs, patch, why
-):
+def test_where_there_are_none_others_answer_and_the_log_says_why(monkeypatch, caplog, asked_anew, inputs, patch, why):
     monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     patch(monkeypatch)

@@ -68,9 +68,7 @@ def test_rows_of_any_number_and_width_are_those_of_float64(shape, dtype, least):
     tolerance = {torch.float32: 3e-6, torch.bfloat16: 0.03}[dtype]
     for one, other in zip(found, exact, strict=True):
         assert one.dtype == dtype
-        assert_close(
-            one.double(), other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max()))
-        )
+        assert_close(one.double(), other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
 
 
 def test_the_weights_gradient_does_not_depend_on_the_number_of_threads(form):
@@ -87,10 +85,7 @@ def test_the_weights_gradient_does_not_depend_on_the_number_of_threads(form):
 
 
 def test_a_backward_pass_under_autocast_stays_in_float32():
-    x, weight = (
-        _draw(4, 5, dtype=torch.float32).requires_grad_(),
-        _draw(5, dtype=torch.float32).requires_grad_(),
-    )
+    x, weight = (_draw(4, 5, dtype=torch.float32).requires_grad_(), _draw(5, dtype=torch.float32).requires_grad_())
     expected = torch.autograd.grad(F.rms_norm(x, (5,), weight, 1e-5).cos().sum(), (x, weight))
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), (x, weight))

@@ -31,9 +31,7 @@ def _relative_error(out, exact):
 @pytest.mark.parametrize("half", HALVES, ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_autocast_stays_near_float32_and_reaches_every_parameter(
-    tokens, redraw, backend, variant, masked, half
-):
+def test_autocast_stays_near_float32_and_reaches_every_parameter(tokens, redraw, backend, variant, masked, half):
     make, options = VARIANTS[variant]
     module = redraw(make(20, 4, backend=backend, **options))
     x = tokens(3, 7, 20, dtype=torch.float32)

@@ -18,11 +18,7 @@ DIM, HEADS, TOKENS = 24, 4, 7
 def weights_of(module):
     """Return the matrices of a module, by the names of the reference."""
     to_q, to_k, to_v = module.layout.rows
-    names = {
-        "q": module.qkv.weight[:to_q],
-        "k": module.qkv.weight[to_q : to_q + to_k],
-        "o": module.proj.weight,
-    }
+    names = {"q": module.qkv.weight[:to_q], "k": module.qkv.weight[to_q : to_q + to_k], "o": module.proj.weight}
     names["v"] = module.qkv.weight[to_q + to_k :]
     assert len(names["v"]) == to_v
     if module.qkv.bias is not None:
@@ -78,9 +74,7 @@ def case(request, redraw, tokens):
     )
 
 
-@pytest.mark.parametrize(
-    "mask", [None, torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()], ids=["", "causal"]
-)
+@pytest.mark.parametrize("mask", [None, torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()], ids=["", "causal"])
 @pytest.mark.parametrize("backend", ["auto", "eager", "sdpa"])
 def test_values_and_gradients_are_those_of_the_equations(case, backend, mask):
     module, plain, x = case
@@ -90,9 +84,7 @@ def test_values_and_gradients_are_those_of_the_equations(case, backend, mask):
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     wanted = [x, *module.parameters()]
     for one, other in zip(
-        torch.autograd.grad(found, wanted, upstream),
-        torch.autograd.grad(expected, wanted, upstream),
-        strict=True,
+        torch.autograd.grad(found, wanted, upstream), torch.autograd.grad(expected, wanted, upstream), strict=True
     ):
         assert other.abs().max() > 0
         assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -140,9 +132,7 @@ def test_dint_sees_nothing_later_through_a_causal_mask(redraw, tokens):
     causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     short = module(x[:, :4], causal[:4, :4])
     least = torch.finfo(torch.float64).min
-    shut = (
-        torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, one) for one in (-torch.inf, least)
-    )
+    shut = (torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, one) for one in (-torch.inf, least))
     for mask in (causal, *shut):
         assert_close(module(x, mask)[:, :4], short, rtol=0, atol=1e-12)
 
@@ -173,10 +163,7 @@ def test_lambda_zero_is_the_standard_twin(tokens, redraw):
 
 def test_parameters_are_those_of_the_sources():
     def shapes(**fields):
-        return {
-            name: tuple(one.shape)
-            for name, one in DifferentialAttention(DIM, HEADS, **fields).named_parameters()
-        }
+        return {name: tuple(one.shape) for name, one in DifferentialAttention(DIM, HEADS, **fields).named_parameters()}
 
     assert shapes(variant="v2") == {
         "qkv.weight": (4 * DIM, DIM),
@@ -207,9 +194,7 @@ def test_what_does_not_fit_is_refused(fields, words):
 
 
 def test_every_variant_has_a_case():
-    assert {fields["variant"] for fields, _ in CASES.values()} == VARIANTS.keys() - {
-        "v1"
-    }  # V1: test_modules.py
+    assert {fields["variant"] for fields, _ in CASES.values()} == VARIANTS.keys() - {"v1"}  # V1: test_modules.py
 
 
 @pytest.mark.parametrize("fields", [{}, {"bias": True}, {"bias": False}])
@@ -236,16 +221,12 @@ def test_a_text_means_the_same_next_to_longer_ones(variant):
     model = diffclip(variant=variant, vision={"depth": 1}, text={"depth": 2}).eval()
     with torch.no_grad():
         alone = model.encode_text(["a cat"])
-        together = model.encode_text(
-            ["a cat", "a dog that sleeps on a mat near the door of an old house by the sea"]
-        )
+        together = model.encode_text(["a cat", "a dog that sleeps on a mat near the door of an old house by the sea"])
     assert_close(alone[0], together[0], rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_variant_has_not_is_refused():
-    with pytest.raises(
-        UserError, match=r"variant 'v2': expected none, as softmax attention subtracts no map"
-    ):
+    with pytest.raises(UserError, match=r"variant 'v2': expected none, as softmax attention subtracts no map"):
         vit(8, variant="v2")
     with pytest.raises(UserError, match="kv_heads 2: softmax attention has none; leave it out"):
         vit(8, kv_heads=2)

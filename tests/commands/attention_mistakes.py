@@ -66,11 +66,7 @@ class V2(nn.Module):
         self.o, self.norm = nn.Linear(DIM, DIM, bias=False), nn.RMSNorm(width)
 
     def forward(self, x, mask=None):
-        q, k, v = (
-            heads(self.q(x), 2 * HEADS),
-            heads(self.k(x), self.kv_heads),
-            heads(self.v(x), self.kv_heads),
-        )
+        q, k, v = (heads(self.q(x), 2 * HEADS), heads(self.k(x), self.kv_heads), heads(self.v(x), self.kv_heads))
         if self.fused:
             scale = 1 / DIM**0.5 if self.mistake == "scale" else None
             out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=scale)

@@ -14,18 +14,7 @@ from antiphase.report.gallery import AttackGallery, write_gallery
 from tests.commands.audits import report
 
 EPS = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
-CLASSES = (
-    "T-shirt",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 def made_up_rows(
@@ -67,9 +56,7 @@ def made_up_rows(
     return pl.concat(cells)
 
 
-def made_up_gallery(
-    models: Sequence[str], channels: int = 1, side: int = 28, eps: float = 2 / 255
-) -> AttackGallery:
+def made_up_gallery(models: Sequence[str], channels: int = 1, side: int = 28, eps: float = 2 / 255) -> AttackGallery:
     samples = 5
     y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
     radius = np.linspace(0.45, 0.95, samples)[:, None, None, None]
@@ -87,9 +74,7 @@ def made_up_gallery(
         clean=clean,
         adversarial=np.stack([np.clip(clean + eps * sign, 0, 1) for sign in signs]),
         clean_prediction=np.stack([labels for _ in models]),
-        prediction=np.stack(
-            [np.where(labels % (m + 2) == 0, labels, (labels + 3) % 10) for m in range(len(models))]
-        ),
+        prediction=np.stack([np.where(labels % (m + 2) == 0, labels, (labels + 3) % 10) for m in range(len(models))]),
     )
 
 

@@ -254,9 +254,7 @@ def test_bf16_search_counts_only_what_float32_confirms(victim):
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, victim, arguments, named):
-    code, out, err = run_cli(
-        "attack", victim.card.spec, *arguments, "--limit", 3, "--quiet", "--out", tmp_path / "o"
-    )
+    code, out, err = run_cli("attack", victim.card.spec, *arguments, "--limit", 3, "--quiet", "--out", tmp_path / "o")
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert named in err
     assert not (tmp_path / "o" / "summary.json").exists()

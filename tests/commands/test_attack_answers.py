@@ -40,9 +40,7 @@ def _vlm(seed, attention):
         torch.manual_seed(seed)
         projector = Projector("linear", tower.width, tower.count, 24, 2)
     model = VisionLanguageModel(tower, projector, tiny_language(seed=seed), tiny_tokenizer()).eval()
-    return with_card(
-        model, ModelCard(f"{attention}-{seed}", f"{attention}-{seed}", attention, seed, (3, 16, 16), 0)
-    )
+    return with_card(model, ModelCard(f"{attention}-{seed}", f"{attention}-{seed}", attention, seed, (3, 16, 16), 0))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +68,7 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
     for row in rows.iter_rows(named=True):
         assert row["label"] == told[names[row["image"]], row["question"]]
         asking = {
-            one.sampling
-            for one in pope.questions
-            if (one.image, one.text) == (names[row["image"]], row["question"])
+            one.sampling for one in pope.questions if (one.image, one.text) == (names[row["image"]], row["question"])
         }
         assert set(row["samplings"]) == asking
     questions = asked_images(pope, one.square)
@@ -244,13 +240,7 @@ def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pop
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_path, name):
-    settings = (
-        {"queries": 5}
-        if name == "square"
-        else {}
-        if name in ("fgsm", "noise", "autoattack")
-        else {"steps": 2}
-    )
+    settings = {"queries": 5} if name == "square" else {} if name in ("fgsm", "noise", "autoattack") else {"steps": 2}
     norm = "l2" if name == "carlini-wagner" else "linf"
     plan = attack_options((8,) if norm == "l2" else (0.5,), attack=name, norm=norm, settings=settings)
     model = _vlm(0, "differential")
@@ -269,9 +259,7 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, 
     out, (model, _), pope, _ = attacked
     result = read_result(out, "audit")
     assert "results" not in result.summary
-    assert repr(result).startswith(
-        "<antiphase audit: Undecided between differential-0 and softmax-0 on false yes"
-    )
+    assert repr(result).startswith("<antiphase audit: Undecided between differential-0 and softmax-0 on false yes")
     assert "2 images" in repr(result)
     assert "False yes, rise, APGD-CE" in result._repr_html_()
     assert [axes.get_ylabel() for axes in result.plot().axes] == ["false yes (%)", "accuracy (%)"]
@@ -318,18 +306,12 @@ def test_a_classifier_is_refused(run_cli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("--sense-limit", 8),
-            "sense_limit 8: is not for questions such as emoji-pope; leave out --sense-limit",
-        ),
+        (("--sense-limit", 8), "sense_limit 8: is not for questions such as emoji-pope; leave out --sense-limit"),
         (("--sense-limit", 32), "sense_limit 32: is not for questions"),
         (("--skip-bad",), "skip_bad True: is not for questions"),
         (("--prompt", "a {}"), "prompt a {}: is not for questions"),
         (("--objective", "cosine"), "objective cosine: is not for questions"),
-        (
-            ("--data", "digits", "--suffix", "Answer."),
-            "suffix: is for questions; leave it out, or give --data pope",
-        ),
+        (("--data", "digits", "--suffix", "Answer."), "suffix: is for questions; leave it out, or give --data pope"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(run_cli, tmp_path, words, message):
@@ -381,11 +363,7 @@ def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     recipe = {"kind": "vlm", "seed": 3, "model": config.model_dump()}
     save_vlm(model, recipe, tmp_path / "vlm", torch.float32)
     found = load_model(str(tmp_path / "vlm"))
-    assert (found.card.name, found.card.spec, found.card.attention) == (
-        "vlm",
-        str(tmp_path / "vlm"),
-        "differential",
-    )
+    assert (found.card.name, found.card.spec, found.card.attention) == ("vlm", str(tmp_path / "vlm"), "differential")
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     question = "Is there a cat in the image?"
     torch.testing.assert_close(YesNo(found, question)(images), YesNo(model, question)(images))

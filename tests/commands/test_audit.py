@@ -47,17 +47,7 @@ def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
     assert [m["name"] for m in summary["models"]] == ["diffvit", "vit"]
     assert summary["models"][0]["lambda"] == pytest.approx([0.8], abs=0.3)
     assert summary["models"][1]["lambda"] == []
-    assert set(summary["results"][0]) == {
-        "model",
-        "attack",
-        "norm",
-        "eps",
-        "metric",
-        "value",
-        "low",
-        "high",
-        "n",
-    }
+    assert set(summary["results"][0]) == {"model", "attack", "norm", "eps", "metric", "value", "low", "high", "n"}
     assert {"model", "against", "attack", "eps", "difference", "low", "high", "p_value"} <= set(
         summary["comparisons"][0]
     )
@@ -178,9 +168,7 @@ def bad_inputs(root):
     (root / "corrupt" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0garbage!")
     make_run(root / "other", vit)
     weights = diffvit(8, depth=2).state_dict()
-    save_file(
-        {name: tensor.contiguous() for name, tensor in weights.items()}, root / "other" / "model.safetensors"
-    )
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, root / "other" / "model.safetensors")
     (root / "empty").mkdir()
     return {
         "unknown model": (["no-such-model"], "no-such-model"),

@@ -82,9 +82,7 @@ def test_page_opens_without_errors_overflow_or_network(browser, pages, run):
         assert links
         assert all(link.startswith(("data:", "#")) for link in links)
 
-        images = browser.execute_script(
-            "return [...document.images].map(i => i.complete ? i.naturalWidth : 0)"
-        )
+        images = browser.execute_script("return [...document.images].map(i => i.complete ? i.naturalWidth : 0)")
         assert images == [28] * (30 if run == "twins" else 0)
         figures = browser.execute_script(
             "return [...document.querySelectorAll('.paper svg')].map(s => s.getBoundingClientRect().height)"

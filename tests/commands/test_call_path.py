@@ -10,9 +10,7 @@ HOME = str(Path(antiphase.__file__).parent)
 MOST = 10
 
 
-def test_few_functions_lie_between_the_command_and_the_forward_pass_of_the_model(
-    tmp_path, run_cli, monkeypatch
-):
+def test_few_functions_lie_between_the_command_and_the_forward_pass_of_the_model(tmp_path, run_cli, monkeypatch):
     paths, plain = [], VisionTransformer.forward
 
     def forward(self, x):

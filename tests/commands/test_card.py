@@ -69,9 +69,7 @@ def test_a_card_has_the_numbers_of_the_rows(audited):
             correct = own.filter(pl.col("clean_prediction") == pl.col("label"))
             success[model.name, at.eps] = own["success"].to_numpy()
             interval = stats.binomtest(int(own["success"].sum()), N).proportion_ci(method="wilson")
-            assert (at.asr.value, at.asr.low, at.asr.high) == pytest.approx(
-                (own["success"].mean(), *interval)
-            )
+            assert (at.asr.value, at.asr.low, at.asr.high) == pytest.approx((own["success"].mean(), *interval))
             assert at.asr_correct.value == pytest.approx(correct["success"].mean())
             assert at.robust_accuracy.value == pytest.approx((~correct["success"]).sum() / N)
     for one in card.differences:

@@ -89,14 +89,7 @@ def test_what_affects_the_rows_names_the_cell_and_nothing_else_does(tmp_path, pa
 
     assert cells() == 1
     assert cells(batch_size=3) == 1
-    changes = (
-        {"sigma": 0.3},
-        {"samples": 31},
-        {"select": 6},
-        {"alpha": 0.06},
-        {"seed": 1},
-        {"precision": "bf16"},
-    )
+    changes = ({"sigma": 0.3}, {"samples": 31}, {"select": 6}, {"alpha": 0.06}, {"seed": 1}, {"precision": "bf16"})
     for count, change in enumerate(changes, start=2):
         assert cells(smoothing=replace(QUICK, **change)) == count, change
     assert cells(model=models[1]) == count + 1  # pyright: ignore[reportPossiblyUnboundVariable]
@@ -113,8 +106,7 @@ def test_two_processes_share_the_images(tmp_path, pair):
     assert [model.rows for model in models] == [16 + images * 48 for images in (5, 4)]
     alone, _ = certified(load_model(pair[0]), data, tmp_path / "one")
     assert_frame_equal(
-        smoothed_rows("m", models[0].model, data, QUICK, chosen(tmp_path), Process()).drop("model"),
-        alone.drop("model"),
+        smoothed_rows("m", models[0].model, data, QUICK, chosen(tmp_path), Process()).drop("model"), alone.drop("model")
     )
 
 
@@ -157,17 +149,9 @@ def test_the_summary_counts_abstentions_and_compares_on_the_same_images():
     second = _rows("b", [0, 1, 2, 3], [-1, -1, -1, 3], [0.0, 0.0, 0.0, 0.26]).reverse()
     summary = summarise_certificates(pl.concat([first, second]), smoothing)
     a, b = summary["models"]
-    assert (a["clean_accuracy"]["value"], a["smoothed_accuracy"]["value"], a["abstentions"]["value"]) == (
-        1,
-        0.5,
-        0.25,
-    )
+    assert (a["clean_accuracy"]["value"], a["smoothed_accuracy"]["value"], a["abstentions"]["value"]) == (1, 0.5, 0.25)
     assert (a["mean_radius"], b["mean_radius"]) == (pytest.approx(0.1), pytest.approx(0.065))
-    assert (
-        [at["radius"] for at in a["certified_accuracy"]]
-        == round_radii(smoothing)
-        == [0, 0.125, 0.25, 0.375, 0.5]
-    )
+    assert [at["radius"] for at in a["certified_accuracy"]] == round_radii(smoothing) == [0, 0.125, 0.25, 0.375, 0.5]
     assert [at["value"] for at in a["certified_accuracy"]] == [0.5, 0.25, 0.25, 0, 0]
     assert [at["value"] for at in summary["comparisons"]] == [0.25, 0.0, 0.0, 0.0, 0.0]
     assert all(at["low"] <= at["value"] <= at["high"] for at in summary["comparisons"])

@@ -77,9 +77,7 @@ def test_an_interrupted_run_goes_on_and_more_images_cost_only_those(tmp_path, pa
     again = Counting(model.model)
     assert_frame_equal(measure(again, data, tmp_path / "cut", batch_size=1), whole)
     assert 0 < again.rows < price
-    assert measure(again, data, tmp_path / "cut", limit=2)["sample"].to_list() == sorted(
-        data.ids.tolist()[:2]
-    )
+    assert measure(again, data, tmp_path / "cut", limit=2)["sample"].to_list() == sorted(data.ids.tolist()[:2])
     assert_frame_equal(measure(model, data, tmp_path / "other", batch_size=3), whole, rel_tol=1e-4)
 
 

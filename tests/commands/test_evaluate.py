@@ -107,9 +107,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert f"<title>{headline(summary)[0]}" in page
     levels = {
-        (r["task"], r["metric"]): (r["chance"], r["constant"])
-        for r in summary["results"]
-        if r["data"] == "openmoji"
+        (r["task"], r["metric"]): (r["chance"], r["constant"]) for r in summary["results"] if r["data"] == "openmoji"
     }
     assert levels["zero-shot", "per class"] == (1 / 9, 1 / 9)
     assert 0.2 < levels["zero-shot", "top-1"][1] < 0.5
@@ -118,9 +116,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     assert (tmp_path / "out" / "mmvp.png").stat().st_size > 10_000
 
     monkeypatch.setattr(probe, "train_probe", lambda *_, **__: pytest.fail("measured again"))
-    monkeypatch.setattr(
-        "antiphase.evaluation.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
-    )
+    monkeypatch.setattr("antiphase.evaluation.features.FeatureStore.image_features", lambda *_: pytest.fail("again"))
     assert run_cli(*arguments)[0] == 0
     assert rows.equals(pl.read_parquet(tmp_path / "out" / "rows.parquet"))
 
@@ -166,10 +162,7 @@ def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path, 
     [
         (("--tasks", "prob"), "task 'prob': expected some of retrieval, zero-shot, probe"),
         (("--tasks", "mmvp", "--data", "openmoji"), "task mmvp"),
-        (
-            ("--tasks", "probe:digits", "--data", "openmoji"),
-            "task for digits: it is not among the data, openmoji",
-        ),
+        (("--tasks", "probe:digits", "--data", "openmoji"), "task for digits: it is not among the data, openmoji"),
         (("--objective", ","), "objective ',': expected at least one"),
         (("--prompt", "a {}", "--prompt", "an emoji"), "template 2, 'an emoji'"),
         (("--tasks", "mmvp:openmoji"), "task mmvp"),
@@ -196,8 +189,7 @@ def write_table(folder):
     """Write four images with captions and labels, and return the table's name as data."""
     write_mmvp(folder, 2, ("a",))  # some images
     rows = [
-        f"MLLM_VLM Images/a/{number}.jpg,words {number},{'odd' if number % 2 else 'even'}"
-        for number in range(1, 5)
+        f"MLLM_VLM Images/a/{number}.jpg,words {number},{'odd' if number % 2 else 'even'}" for number in range(1, 5)
     ]
     (folder / "table.csv").write_text("\n".join(["image,caption,label", *rows]))
     return f"csv:{folder / 'table.csv'}"
@@ -277,9 +269,7 @@ def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_p
 def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, cache, tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
     for number in range(12):
-        path = (
-            tmp_path / "data" / "imagenet" / "val" / ("n01440764", "n01443537")[number % 2] / f"{number}.jpg"
-        )
+        path = tmp_path / "data" / "imagenet" / "val" / ("n01440764", "n01443537")[number % 2] / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(path)
     write_model(clip(**TINY), tmp_path / "model")
@@ -451,9 +441,7 @@ def test_the_papers_sets_are_for_their_own_tasks():
     tasks, data = requested([], ["paper", "openmoji"])
     assert tasks["retrieval"] == [*RETRIEVAL_SETS, "openmoji"]
     assert requested(["probe:pets"], ["paper"]) == ({"probe": ["pets"]}, ["pets"])
-    assert requested(["probe", "probe:digits"], ["digits"]) == requested(
-        ["probe:digits", "probe"], ["digits"]
-    )
+    assert requested(["probe", "probe:digits"], ["digits"]) == requested(["probe:digits", "probe"], ["digits"])
     assert requested([], []) == (None, ["openmoji"])
     assert requested(["mmvp"], [])[1] == ["mmvp"]
 

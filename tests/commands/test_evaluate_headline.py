@@ -91,19 +91,13 @@ def test_numbers_are_decided_together_and_by_their_p_too():
     assert headline(summary(barely, UNDECIDED))[0].startswith("No difference shown")
     not_by_p = summary(MMVP)
     not_by_p["differences"][0]["p"] = 0.07
-    assert headline(not_by_p)[0].startswith(
-        "No difference shown between diffclip and clip: +20.0 points [10.0"
-    )
+    assert headline(not_by_p)[0].startswith("No difference shown between diffclip and clip: +20.0 points [10.0")
 
 
 def test_a_few_training_seeds_leave_it_undecided():
     told = summary(TOP_1)
     told["models"] = [
-        {
-            "name": f"{name}-{seed}",
-            "seed": seed,
-            "attention": "differential" if name == "diffclip" else "softmax",
-        }
+        {"name": f"{name}-{seed}", "seed": seed, "attention": "differential" if name == "diffclip" else "softmax"}
         for name in ("diffclip", "clip")
         for seed in (0, 1)
     ]
@@ -116,9 +110,7 @@ def test_the_figure_has_the_numbers_that_stand_for_their_tasks_and_that_of_the_t
     told = summary(UNDECIDED, PER_CLASS, TOP_1)
     differences, quoted = headlined(told).plot().figure.axes
     drawn = {
-        line.get_text().partition(" ")[0]: line.get_weight()
-        for line in differences.texts
-        if line.get_text().strip()
+        line.get_text().partition(" ")[0]: line.get_weight() for line in differences.texts if line.get_text().strip()
     }
     assert drawn == {"−46.7": "bold", "+1.0": "normal", "−20.0": "normal"}
     assert quoted.get_title(loc="left") == "80 prompts, top-1, openmoji, %"

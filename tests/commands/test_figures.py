@@ -22,9 +22,7 @@ def test_lines_and_bands_are_the_stored_numbers(twins, metric):
         np.testing.assert_allclose(line.get_xdata(), rows["eps"])
         np.testing.assert_allclose(line.get_ydata(), 100 * rows["value"])
         heights = band.get_paths()[0].vertices[:, 1]
-        np.testing.assert_allclose(
-            [heights.min(), heights.max()], [100 * rows["low"].min(), 100 * rows["high"].max()]
-        )
+        np.testing.assert_allclose([heights.min(), heights.max()], [100 * rows["low"].min(), 100 * rows["high"].max()])
 
 
 def test_seeds_are_thin_lines_of_their_familys_colour_below_one_mean(seeds):

@@ -73,10 +73,7 @@ EXAMPLES = [
     (shortened("a" * 20 + "b" * 40, 12), "aaa…bbbbbbbb"),
     (_broken("Presence of Specific Features"), "Presence of\nSpecific Features"),
     (listed([{"name": name} for name in "abcd"]), "a, b and 2 more"),
-    (
-        in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}),
-        "steps 20, step_size ε/4, targets none",
-    ),
+    (in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), "steps 20, step_size ε/4, targets none"),
     (in_one_line([]), "–"),
     (shown("a" * 100, most=20), "'aaaaaaa … aaaaaaa'"),
     (first_line(OSError("no such file\ntry another")), "no such file"),

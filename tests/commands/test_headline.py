@@ -34,9 +34,7 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
             for sample in range(N):
                 fell = sample < count
                 verdict = (sample, 0, 0, int(fell), fell)
-                rows.append(
-                    (name, attention, None, "pgd", "linf", (1 + place) / 255, *verdict, None, 0.0, 1, 1, 0)
-                )
+                rows.append((name, attention, None, "pgd", "linf", (1 + place) / 255, *verdict, None, 0.0, 1, 1, 0))
     return pl.DataFrame(rows, schema=ROW_SCHEMA, orient="row")
 
 
@@ -70,9 +68,7 @@ def test_the_number_of_the_title_is_drawn_in_bold_among_those_of_all_eps(tmp_pat
     labels, numbers, bold = drawn(headline)
     assert labels == ["ε = 1/255", "ε = 2/255", "ε = 3/255"]
     assert [number.partition(" ")[0] for number in numbers] == ["+20.0", "+24.5", "+30.0"]
-    assert [number.replace(" [", " points [") for number in bold] == [
-        headline.title.split(": ")[1].split(" at")[0]
-    ]
+    assert [number.replace(" [", " points [") for number in bold] == [headline.title.split(": ")[1].split(" at")[0]]
 
 
 def test_accuracy_is_drawn_against_chance_where_the_number_of_classes_is_known(tmp_path, make_run):
@@ -84,9 +80,7 @@ def test_accuracy_is_drawn_against_chance_where_the_number_of_classes_is_known(t
         (run / "summary.json").write_text(json.dumps(summary))
         axes = audited(run).headlines()[0].plot().figure.axes[1]
         assert [
-            line.get_xdata()[0]
-            for line in axes.lines
-            if len(set(line.get_xdata())) == 1 < len(line.get_xdata())
+            line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1 < len(line.get_xdata())
         ] == levels
         assert axes.get_title(loc="left") == "Accuracy without an attack, %"
 
@@ -122,11 +116,7 @@ def test_every_attack_of_the_page_is_read(tmp_path, make_run):
 
 
 def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run, make_rows):
-    models = [
-        ("d-0", "differential", 0, 2.0),
-        ("d-1", "differential", 1, 2.2),
-        ("e-2", "differential", 2, 1.0),
-    ]
+    models = [("d-0", "differential", 0, 2.0), ("d-1", "differential", 1, 2.2), ("e-2", "differential", 2, 1.0)]
     models += [(f"v-{seed}", "softmax", seed, 1.0 + seed) for seed in range(3)]
     pairs = [("d-0", "v-0"), ("d-1", "v-1"), ("e-2", "v-2")]
     stored = audited(make_run(tmp_path, models, pairs, rows=make_rows(models)))
@@ -136,9 +126,7 @@ def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run
 
 
 def test_lead_has_the_rates_and_p(tmp_path, make_run):
-    run = make_run(
-        tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": [60, 90, 120], "vit": [20, 41, 60]})
-    )
+    run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": [60, 90, 120], "vit": [20, 41, 60]}))
     stored = audited(run)
     (headline,) = stored.headlines()
     middle = stored.comparisons.row(1, named=True)
@@ -165,9 +153,7 @@ def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
     (headline,) = stored.headlines()
     mean = stored.mean_comparisons.row(1, named=True)
     assert stored.mean_comparisons["decided"].to_list() == [1, 1, 1]
-    assert headline.title.startswith(
-        f"diffvit is broken more often than vit: {100 * mean['value']:+.1f} points ["
-    )
+    assert headline.title.startswith(f"diffvit is broken more often than vit: {100 * mean['value']:+.1f} points [")
     assert headline.line.endswith("at ε = 1/255 (8 seeds, 60 images, L∞ PGD-20)")
     dots = [line for line in headline.plot().figure.axes[0].lines if line.get_marker() == "o"]
     assert [len(line.get_xdata()) for line in dots] == [8, 8, 8]
@@ -181,9 +167,8 @@ def test_fewer_than_eight_seeds_decide_nothing(tmp_path, make_run, make_rows, co
     assert stored.mean_comparisons["low"].max() > 0
     assert headline.line.startswith("Undecided between diffvit and vit: +")
     assert f"({count} seeds" in headline.line
-    assert (
-        "Fewer than 8 training seeds decide nothing. Under PGD (L∞) the difference is undecided at all 3 ε"
-        in (headline.lead)
+    assert "Fewer than 8 training seeds decide nothing. Under PGD (L∞) the difference is undecided at all 3 ε" in (
+        headline.lead
     )
 
 

@@ -93,9 +93,7 @@ def test_a_ranking_is_chosen_sorted_and_readable_on_a_phone(cards, browser):  # 
         assert shown("h2") == ["digits (test), L∞, ε = 4/255"]
         assert shown() == sorted(accuracy, key=lambda name: -accuracy[name][1])
         assert shown("td.rank")[0] == "1"
-        right = (
-            "return document.querySelector('.ranking:not([hidden]) td.robust').getBoundingClientRect().right"
-        )
+        right = "return document.querySelector('.ranking:not([hidden]) td.robust').getBoundingClientRect().right"
         assert browser.execute_script(right) <= width  # name and robust accuracy need no scrolling
         heads = browser.find_elements("css selector", ".ranking:not([hidden]) th button")
         assert [head.text for head in heads][:5] == ["#", "Model", "Robust", "Clean", "ASR"]
@@ -151,8 +149,5 @@ def test_equal_robust_accuracies_share_a_rank_and_a_difference_stands_in_its_row
     (difference,) = [one for one in read_card(path).differences if one.eps == 1 / 255]
     assert (diffvit["difference"], vit["difference"]) == (difference, None)
     rows = rows_of({path: read_card(path)})
-    same = [
-        row._replace(model=row.model.model_copy(update={"weights": row.model.weights[::-1] + "0"}))
-        for row in rows
-    ]
+    same = [row._replace(model=row.model.model_copy(update={"weights": row.model.weights[::-1] + "0"})) for row in rows]
     assert [line["rank"] for line in rankings([*rows, *same], cards)[0]["lines"]] == [1, 1, 3, 3]

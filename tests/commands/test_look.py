@@ -22,11 +22,7 @@ TEXT = {"dim": 12, "depth": 1, "num_heads": 2, "context_length": 13}
 @pytest.fixture
 def models(monkeypatch):
     """Specifications of models that load at once."""
-    known = {
-        "run/clip": (clip, "softmax"),
-        "run/diffclip": (diffclip, "differential"),
-        "other/clip": (clip, "softmax"),
-    }
+    known = {"run/clip": (clip, "softmax"), "run/diffclip": (diffclip, "differential"), "other/clip": (clip, "softmax")}
     loaded = {}
 
     def load_model(spec, *, random_weights=False, seed=0):
@@ -82,11 +78,7 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
     )
     assert (code, err) == (0, "")
     assert "new/figure.png" in out
-    assert sorted(path.name for path in (folder / "new").iterdir()) == [
-        "figure.html",
-        "figure.json",
-        "figure.png",
-    ]
+    assert sorted(path.name for path in (folder / "new").iterdir()) == ["figure.html", "figure.json", "figure.png"]
     page = (folder / "new" / "figure.html").read_text()
     assert "Relevance of diffclip and clip: mean correlation" in page
     assert "mean correlation" in out
@@ -95,11 +87,7 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
     stored = json.loads((folder / "new" / "figure.json").read_text())
     assert [model["name"] for model in stored["models"]] == ["diffclip", "clip"]
     assert [model["attention"] for model in stored["models"]] == ["differential", "softmax"]
-    assert (stored["texts"], stored["methods"], stored["metrics"]) == (
-        ["mug", "lamp"],
-        ["relevance", "attention"],
-        [],
-    )
+    assert (stored["texts"], stored["methods"], stored["metrics"]) == (["mug", "lamp"], ["relevance", "attention"], [])
     assert len(stored["maps"]) == 2 * 2 * 2 * 2
     for entry in stored["maps"][:8]:
         model = models[f"run/{entry['model']}"]
@@ -148,17 +136,7 @@ def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder,
 
 
 def test_squashed_images_are_seen_whole_as_are_their_masks(folder, models, run_cli):
-    words = (
-        "look",
-        "run/clip",
-        "one.png",
-        "--text",
-        "mug",
-        "--mask",
-        "one-mask.png",
-        "--method",
-        "relevance",
-    )
+    words = ("look", "run/clip", "one.png", "--text", "mug", "--mask", "one-mask.png", "--method", "relevance")
     code, _, err = run_cli(*words, "--resize", "squash", "-q")
     assert (code, err) == (0, "")
     stored = json.loads((folder / "look.json").read_text())
@@ -215,14 +193,8 @@ def test_models_of_one_name_are_told_apart(folder, models, run_cli):
         (["run/clip", "two.png", "--text", "mug", "--prompt", "a photo"], "prompt 'a photo'"),
         (["run/clip", "two.png", "--text", "mug", "--method", "saliency"], "method 'saliency'"),
         (["run/clip", "two.png", "--text", "mug", "--method", "negative"], "method negative"),
-        (
-            ["run/clip", "two.png", "--text", "mug", "--layer", "0", "--method", "relevance"],
-            "layer 0: only attention",
-        ),
-        (
-            ["run/clip", "two.png", "--text", "mug", "--method", "positive", "--layer", "2"],
-            "layer 2: expected",
-        ),
+        (["run/clip", "two.png", "--text", "mug", "--layer", "0", "--method", "relevance"], "layer 0: only attention"),
+        (["run/clip", "two.png", "--text", "mug", "--method", "positive", "--layer", "2"], "layer 2: expected"),
         (["run/clip", "two.png", "--text", "mug", "--out", "figure.svg"], "figure.svg: expected a file"),
         (["run/clip", "two.png", "--text", "mug", "--out", "two.png"], "two.png: is one of the images"),
         (["run/clip", "none.png", "--text", "mug"], "none.png"),
@@ -231,10 +203,7 @@ def test_models_of_one_name_are_told_apart(folder, models, run_cli):
             "'broken.png'): give the file of an image, such as a PNG or a JPEG",
         ),
         (["run/clip", "two.png", "--text", "mug", "--method", ","], "method ',': expected at least one"),
-        (
-            ["run/clip", "two.png", "--text", "mug", "--mask", "a.png", "--mask", "b.png"],
-            "2 masks for 1 images",
-        ),
+        (["run/clip", "two.png", "--text", "mug", "--mask", "a.png", "--mask", "b.png"], "2 masks for 1 images"),
         (["run/clip", "two.png", "--text", "mug", "--mask", "one-mask.png"], "(30, 20) pixels"),
         (["run/clip", "two.png", "--text", "mug", "--mask", "black.png"], "black.png: nothing white"),
         (["run/clip", "two.png", "--text", "mug", "--against", "nowhere"], "nowhere"),

@@ -38,12 +38,7 @@ def test_a_row_for_each_image_and_text_a_column_for_each_model():
         for place, own in enumerate(columns):
             np.testing.assert_allclose(
                 cells[row, 1 + place].images[0].get_array(),
-                paint(
-                    IMAGES[image],
-                    own.maps[text, image],
-                    False,
-                    max(np.abs(one.maps).max() for one in columns),
-                ),
+                paint(IMAGES[image], own.maps[text, image], False, max(np.abs(one.maps).max() for one in columns)),
             )
     assert titles(figure) == ["image", "diffclip", "clip"]
 
@@ -60,8 +55,7 @@ def test_methods_are_said_and_share_a_colour_map():
     ends = [np.abs([one.maps for one in part]).max() for part in (columns[:2], columns[2:])]
     for place, signed, largest in ((1, True, ends[0]), (2, True, ends[0]), (3, False, ends[1])):
         np.testing.assert_allclose(
-            cells[0, place].images[0].get_array(),
-            paint(IMAGES[0], columns[place - 1].maps[0, 0], signed, largest),
+            cells[0, place].images[0].get_array(), paint(IMAGES[0], columns[place - 1].maps[0, 0], signed, largest)
         )
     assert len(figure.axes) - cells.size == 2  # a bar for each method
     words = " ".join(figure.texts[-1].get_text().split())

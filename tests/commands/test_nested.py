@@ -33,12 +33,7 @@ def data():
     ids = torch.arange(COUNT) * 3 + 100
     labels = torch.zeros(COUNT, dtype=torch.int64)
     return ArrayImages(
-        name="toy",
-        split="test",
-        class_names=tuple("abcde"),
-        ids=ids,
-        labels=labels,
-        pixels=toys.images(COUNT, seed=2),
+        name="toy", split="test", class_names=tuple("abcde"), ids=ids, labels=labels, pixels=toys.images(COUNT, seed=2)
     )
 
 
@@ -117,9 +112,7 @@ class _Counted:
     @property
     def ensemble(self):
         stages = (("early", {"steps": 3, "objective": "dlr"}), ("late", {"steps": 12}))
-        return Ensemble(
-            "counted", tuple(Stage(name, self._attack(name), settings) for name, settings in stages)
-        )
+        return Ensemble("counted", tuple(Stage(name, self._attack(name), settings) for name, settings in stages))
 
     def _attack(self, name):
         def attack(model, images, labels, threat, *, on_finished=None, **run):
@@ -164,12 +157,7 @@ def test_up_and_down_share_rows_but_not_verdicts(tmp_path, model, data, counted)
     for nested in ("down", "up", "down"):
         expected = sweep(counted.ensemble, model, images, None, Threat(), EPS, nested=nested, ids=data.ids)
         rows, _ = measure(
-            "m",
-            model,
-            data,
-            attack_options(EPS, attack="counted", nested=nested),
-            tmp_path,
-            process=Process(),
+            "m", model, data, attack_options(EPS, attack="counted", nested=nested), tmp_path, process=Process()
         )
         _agree(rows, expected)
     assert len(counted.finished) == len(set(counted.finished))
@@ -214,9 +202,7 @@ def test_a_nesting_that_does_not_exist(nested):
         attack_options((0.1,), nested=nested)
 
 
-@pytest.mark.parametrize(
-    ("nested", "budgets"), [("up", "nested up"), ("down", "nested down"), ("off", "independent")]
-)
+@pytest.mark.parametrize(("nested", "budgets"), [("up", "nested up"), ("down", "nested down"), ("off", "independent")])
 def test_the_record_says_how_budgets_are_run(nested, budgets):
     assert attack_settings(attack_options(EPS, nested=nested))["budgets"].startswith(budgets)
 

@@ -219,9 +219,7 @@ VALUES = (
 @pytest.mark.parametrize("options", MODELS)
 def test_values_of_any_type_are_valid_or_a_user_error(options):
     usual = {"model": "specimen:vit-0", "data": "digits", "out": "/tmp/none", "stage": "1"}
-    required = {
-        name: usual.get(name, "x") for name, field in options.model_fields.items() if field.is_required()
-    }
+    required = {name: usual.get(name, "x") for name, field in options.model_fields.items() if field.is_required()}
     for name in options.model_fields:
         for value in VALUES:
             with contextlib.suppress(UserError):
@@ -229,8 +227,7 @@ def test_values_of_any_type_are_valid_or_a_user_error(options):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("epochs", 2 * 10**15), ("dim", 2**63), ("limit", 10**20), ("heads", 10**400), ("seed", 2**63)],
+    ("field", "value"), [("epochs", 2 * 10**15), ("dim", 2**63), ("limit", 10**20), ("heads", 10**400), ("seed", 2**63)]
 )
 def test_integers_too_large_to_compute_with_are_refused(field, value):
     with pytest.raises(UserError, match=f"{field} .*: expected an integer of at most"):

@@ -109,9 +109,7 @@ def test_one_model_without_gallery_or_twin(pages):
 
 def test_the_figure_stands_beside_the_page_and_bytes_repeat(twins, pages):
     first = pages["twins"].read_bytes()
-    files = {
-        ending: pages["twins"].with_name(f"asr.{ending}").read_bytes() for ending in ("svg", "png", "pdf")
-    }
+    files = {ending: pages["twins"].with_name(f"asr.{ending}").read_bytes() for ending in ("svg", "png", "pdf")}
     assert files["png"].startswith(b"\x89PNG")
     assert files["pdf"].startswith(b"%PDF")
     assert b"<svg" in files["svg"]

@@ -73,19 +73,7 @@ def test_a_saved_result_opens_as_it_was(audited, tmp_path):
 
 def test_the_directory_of_a_command_opens(run_cli, tmp_path, audited):
     out = tmp_path / "run"
-    arguments = (
-        "--limit",
-        5,
-        "--eps",
-        "4/255,8/255",
-        "--attack",
-        "fgsm",
-        "--sense-limit",
-        0,
-        "--out",
-        out,
-        "-q",
-    )
+    arguments = ("--limit", 5, "--eps", "4/255,8/255", "--attack", "fgsm", "--sense-limit", 0, "--out", out, "-q")
     assert run_cli("audit", "specimen:diffvit-0", "--against", "specimen:vit-0", *arguments)[0] == 0
     assert ap.open(out).frame().equals(audited.frame())
     assert ap.open(out).summary == audited.summary
@@ -187,9 +175,7 @@ def test_a_training_without_out_has_the_weights_of_one_with_it(tmp_path):
     assert "model.safetensors" not in stored.files
     for result, name in ((held, "b"), (ap.open(tmp_path / "a"), "c")):
         saved = result.save(tmp_path / name)
-        assert (saved / "model.safetensors").read_bytes() == (
-            tmp_path / "a" / "model.safetensors"
-        ).read_bytes()
+        assert (saved / "model.safetensors").read_bytes() == (tmp_path / "a" / "model.safetensors").read_bytes()
     assert ap.load_model(str(tmp_path / "b")).card.attention == "differential"
     assert held.frame()["epoch"].to_list() == [1]
     assert re.fullmatch(r"<antiphase train: loss [\d.]+, accuracy [\d.]+ after 1 epoch>", repr(held))
@@ -251,16 +237,8 @@ def test_a_module_without_a_card_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        (
-            Net(),
-            {},
-            "model Net: says nothing of its images; give data=, as the name of a source or as images",
-        ),
-        (
-            Net(),
-            {"data": "specimen"},
-            "model Net: fails on an image of specimen-fashion-mnist of shape (1, 28, 28)",
-        ),
+        (Net(), {}, "model Net: says nothing of its images; give data=, as the name of a source or as images"),
+        (Net(), {"data": "specimen"}, "model Net: fails on an image of specimen-fashion-mnist of shape (1, 28, 28)"),
         (nn.Flatten(0), {"data": "digits"}, "model Flatten: returns (64,) for one image; expected logits"),
         (3, {}, "model: got a int; expected a specification, a training or a torch.nn.Module"),
         ("specimen:vit-0", {"epsilon": 1}, "option 'epsilon': expected one of model, data, split"),
@@ -281,8 +259,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no such directory"):
         ap.open(tmp_path / "nowhere")
     with pytest.raises(
-        UserError,
-        match="holds no run that is known; expected a directory written by antiphase quickstart, audit",
+        UserError, match="holds no run that is known; expected a directory written by antiphase quickstart, audit"
     ):
         ap.open(tmp_path)
     (tmp_path / ".antiphase").write_text("audit\n")
@@ -304,8 +281,6 @@ def test_every_command_is_there_with_its_result(name):
 
 
 def test_the_package_lists_its_functions():
-    assert {"audit", "attack", "sense", "certify", "evaluate", "look", "train", "study", "open"} <= set(
-        dir(ap)
-    )
+    assert {"audit", "attack", "sense", "certify", "evaluate", "look", "train", "study", "open"} <= set(dir(ap))
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", ap.__version__)
     assert [name for name in dir(ap) if getattr(ap, name, None) is None] == []

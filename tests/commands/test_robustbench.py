@@ -65,9 +65,7 @@ def installed(tmp_path, monkeypatch):
         about = tmp_path / "site" / "robustbench-1.1.1.dist-info"
         about.mkdir(exist_ok=True)
         numbers = README.replace("CLEAN", f"{clean:.2f}").replace("HELD", f"{robust:.2f}")
-        (about / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: robustbench\nVersion: 1.1.1\n\n{numbers}"
-        )
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: robustbench\nVersion: 1.1.1\n\n{numbers}")
         importlib.invalidate_caches()
 
     monkeypatch.syspath_prepend(str(tmp_path / "site"))

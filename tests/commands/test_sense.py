@@ -17,12 +17,7 @@ from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.sensitivity import attention_layers, exact_gram
-from antiphase.sensitivity.layer_estimates import (
-    ALIGNMENT_SCHEMA,
-    DEPTH_SCHEMA,
-    LIPSCHITZ_SCHEMA,
-    prediction_error,
-)
+from antiphase.sensitivity.layer_estimates import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA, prediction_error
 from antiphase.streams import key, sample_keys, uniform
 from tests.counting import Counting
 
@@ -89,9 +84,7 @@ def test_alignment_at_perturbed_images_is_alignment_measured_on_them(pair, tmp_p
     clean = data.images(range(3))
     keys = sample_keys(key(plan.seed, "travel", round(plan.radius * 2**20)), data.ids)
     noise = (clean + plan.radius * (2 * uniform(keys, 64) - 1).view_as(clean)).clamp(0, 1)
-    attacked = pgd(
-        model, clean, None, Threat(eps=plan.radius), ids=data.ids, early_stop=False, progress=False
-    )
+    attacked = pgd(model, clean, None, Threat(eps=plan.radius), ids=data.ids, early_stop=False, progress=False)
     labels = model(clean).argmax(1)
     for name, moved in (("noise", noise), ("pgd", attacked.adversarial)):
         assert 0 < (moved - clean).abs().max() <= plan.radius + 1e-6
@@ -115,9 +108,7 @@ def test_the_rows_are_those_of_the_library(measured, pair):
             assert here["name"].unique().to_list() == [layer.name]
             gram = exact_gram(layer.positive, layer.negative)
             for part in ("first", "second", "cross"):
-                assert here[part].to_list() == pytest.approx(
-                    getattr(gram, part).flatten().tolist(), rel=1e-4, abs=1e-7
-                )
+                assert here[part].to_list() == pytest.approx(getattr(gram, part).flatten().tolist(), rel=1e-4, abs=1e-7)
             assert here["lam"].to_list() == pytest.approx(layer.weight.repeat(5).tolist())
             assert (here["probes"] == 0).all()
 
@@ -155,12 +146,8 @@ def test_the_depth_follows_from_its_rows(measured):
             path = path.sort("stage")
             assert path["name"].to_list() == ["embedding", "blocks.0", "blocks.1"]
             start = path["length"][0] / path["gain"][0]
-            assert path["length"].to_list() == pytest.approx(
-                (start * path["gain"].cum_prod()).to_list(), rel=1e-5
-            )
-            assert (path["alpha"] * path["lipschitz"]).to_list() == pytest.approx(
-                path["gain"].to_list(), rel=1e-5
-            )
+            assert path["length"].to_list() == pytest.approx((start * path["gain"].cum_prod()).to_list(), rel=1e-5)
+            assert (path["alpha"] * path["lipschitz"]).to_list() == pytest.approx(path["gain"].to_list(), rel=1e-5)
             assert path["moved"].is_null().to_list() == [True, False, False]
             assert start <= path["eps"][0] * 8 * (1 + 1e-5)  # 64 pixels within ε
 

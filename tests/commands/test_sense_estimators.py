@@ -13,14 +13,7 @@ from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
 from antiphase.sensitivity.lipschitz import Estimator, all_estimators
 
-SETTINGS = {
-    "parts": ("lipschitz",),
-    "samples": 2,
-    "steps": 1,
-    "points": 1,
-    "lipschitz_limit": 2,
-    "quiet": True,
-}
+SETTINGS = {"parts": ("lipschitz",), "samples": 2, "steps": 1, "points": 1, "lipschitz_limit": 2, "quiet": True}
 BUILT_IN = ["sampled mean", "sampled maximum", "power iteration", "gradient ascent", "local maximum", "exact"]
 HALF = Estimator(
     name="half",
@@ -33,9 +26,7 @@ HALF = Estimator(
 @pytest.fixture
 def model(tmp_path):
     made = diffvit(8, patch_size=4, dim=8, depth=1, num_heads=2)
-    save(
-        made, {"model": made.config.model_dump(mode="json"), "seed": 0, "data": "digits"}, tmp_path / "model"
-    )
+    save(made, {"model": made.config.model_dump(mode="json"), "seed": 0, "data": "digits"}, tmp_path / "model")
     return load_model(str(tmp_path / "model"))
 
 

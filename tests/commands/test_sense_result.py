@@ -73,15 +73,9 @@ def page(run):
 
 
 def test_the_page_holds_every_part_and_every_layer(run, page):
-    for title in (
-        "Gradient alignment",
-        "Local Lipschitz constants",
-        "A perturbation’s way through the depth",
-    ):
+    for title in ("Gradient alignment", "Local Lipschitz constants", "A perturbation’s way through the depth"):
         assert title in page
-    assert (
-        len(re.findall(r"<svg role=.img.", page)) == 6
-    )  # the answer, alignment, two planes, constants, depth
+    assert len(re.findall(r"<svg role=.img.", page)) == 6  # the answer, alignment, two planes, constants, depth
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert read_result(run, "sense").frame("alignment")["layer"].max() == 1
     assert page.count("data:text/csv") == 10
@@ -117,9 +111,7 @@ def test_the_table_in_the_page_is_the_number_on_disk(run, page):
     summary = json.loads((run / "summary.json").read_text())
     first = next(e for e in summary["alignment"] if e["metric"] == "rho" and e["site"] == "tokens")
     rows = (
-        read_result(run, "sense")
-        .frame("alignment")
-        .filter(model=first["model"], site="tokens", layer=first["layer"])
+        read_result(run, "sense").frame("alignment").filter(model=first["model"], site="tokens", layer=first["layer"])
     )
     assert first["value"] == pytest.approx((rows["second"].sum() / rows["first"].sum()) ** 0.5)
     assert f"{first['value']:.3f}" in page
@@ -255,11 +247,7 @@ def test_layer_figure_draws_a_panel_for_each_quantity_and_the_mean_of_a_family()
 
 @pytest.mark.parametrize(
     ("seeds", "answer"),
-    [
-        (1, "A1 and A2 have opposing gradients in "),
-        (3, "Undecided"),
-        (8, "A1 and A2 have opposing gradients"),
-    ],
+    [(1, "A1 and A2 have opposing gradients in "), (3, "Undecided"), (8, "A1 and A2 have opposing gradients")],
 )
 def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
     models = [{"name": f"d-{seed}", "attention": "differential", "seed": seed} for seed in range(seeds)]

@@ -39,9 +39,7 @@ def data():
     labels = _model(2)(pixels).argmax(1)
     labels[::5] = (labels[::5] + 1) % 5  # some are wrong before the attack
     ids = torch.arange(COUNT) * 3 + 100
-    return ArrayImages(
-        name="toy", split="test", class_names=tuple("abcde"), ids=ids, labels=labels, pixels=pixels
-    )
+    return ArrayImages(name="toy", split="test", class_names=tuple("abcde"), ids=ids, labels=labels, pixels=pixels)
 
 
 def test_the_worst_case_counts_an_image_as_broken_if_any_attack_breaks_it(tmp_path, data):
@@ -92,9 +90,7 @@ def test_attacks_that_cannot_be_run_are_refused(attack):
 
 
 @pytest.mark.parametrize("nested", ["up", "down", "off"])
-@pytest.mark.parametrize(
-    ("attack", "settings"), [("pgd", {"steps": 3}), ("autoattack", {"steps": 3, "queries": 9})]
-)
+@pytest.mark.parametrize(("attack", "settings"), [("pgd", {"steps": 3}), ("autoattack", {"steps": 3, "queries": 9})])
 def test_kept_images_are_those_of_the_attack(tmp_path, data, attack, settings, nested):
     plan = attack_options(EPS, attack=attack, settings=settings, nested=nested)
     model = _model(2)
@@ -133,9 +129,7 @@ def test_a_killed_audit_has_the_gallery_of_one_that_was_not(tmp_path, data, monk
         with pytest.raises(KeyboardInterrupt):
             audit([_model(2)], [], data, plan, killed)
     audit([_model(2)], [], data, plan, killed)
-    one, two = (
-        read_gallery((out / "gallery.safetensors").read_bytes()) for out in (tmp_path / "whole", killed)
-    )
+    one, two = (read_gallery((out / "gallery.safetensors").read_bytes()) for out in (tmp_path / "whole", killed))
     assert one.sample.tolist() == two.sample.tolist()
     assert np.array_equal(one.adversarial[0], two.adversarial[0])
 
@@ -184,9 +178,7 @@ def test_a_robust_accuracy_that_is_too_low_ends_with_code_1_and_one_line(tmp_pat
     code, _, err = run_cli(*command, "--fail-under", "robust 5% @ 1/255", "--json")
     assert (code, err.count("antiphase:")) == (0, 0)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    (rate,) = (
-        row for row in summary["results"] if row["metric"] == "robust_accuracy" and row["eps"] == 1 / 255
-    )
+    (rate,) = (row for row in summary["results"] if row["metric"] == "robust_accuracy" and row["eps"] == 1 / 255)
     between = f"{100 * (rate['low'] + rate['value']) / 2:.2f}%"
     for condition, expected in ((f"robust {between} @ 1/255", 0), (f"robust low {between} @ 1/255", 1)):
         code, out, err = run_cli(*command, "--fail-under", condition, "--fail-under", "robust 0% @ 8/255")

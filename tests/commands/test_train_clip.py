@@ -193,10 +193,7 @@ def test_sizes_are_those_of_both_towers_and_heads_keep_their_width(run_cli, tmp_
         Image.new("RGB", (9, 9), (40 * at, 0, 0)).save(tmp_path / f"{at}.png")
     lines = ["image,caption", *(f"{at}.png,number {at}" for at in range(4))]
     (tmp_path / "pairs.csv").write_text("\n".join(lines))
-    words = [
-        *["train-clip", "--model", "diffclip", "--preset", "openmoji", "--data"],
-        f"csv:{tmp_path / 'pairs.csv'}",
-    ]
+    words = [*["train-clip", "--model", "diffclip", "--preset", "openmoji", "--data"], f"csv:{tmp_path / 'pairs.csv'}"]
     words += ["--held-out", "none", "--batch-size", "2", "--epochs", "1", "-q", "--out", tmp_path / "run"]
     for sizes, line in (
         (("--dim", "96"), "dim 96: expected a multiple of 64, two heads of 32"),

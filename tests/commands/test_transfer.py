@@ -78,10 +78,7 @@ def test_rows_of_a_search_in_bf16_are_its_own(tmp_path, run_cli):
     ("words", "message"),
     [
         (["specimen:vit-0"], "model vit-0: expected two or more, separated by commas"),
-        (
-            [MODELS, "--attack", "fab"],
-            "attack fab: stops at the nearest adversarial image; expected one such as pgd",
-        ),
+        ([MODELS, "--attack", "fab"], "attack fab: stops at the nearest adversarial image; expected one such as pgd"),
         ([MODELS, "--attack", "pgd,square"], "attack pgd,square: are several attacks; expected one"),
         ([MODELS, "--data", "pope"], "data pope: are questions; expected images with classes"),
     ],

@@ -14,9 +14,7 @@ from antiphase.data import image_sets
 from tests.data import idx_files
 
 
-def _write_fashion_mnist(
-    folder: Path, prefix: str = "t10k", count: int = 23
-) -> tuple[np.ndarray, np.ndarray]:
+def _write_fashion_mnist(folder: Path, prefix: str = "t10k", count: int = 23) -> tuple[np.ndarray, np.ndarray]:
     """Write one split of Fashion-MNIST's two files and return its images and labels."""
     generator = np.random.default_rng(count)
     images = generator.integers(0, 256, size=(count, 28, 28), dtype=np.uint8)

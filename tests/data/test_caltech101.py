@@ -43,9 +43,7 @@ def test_the_rule_is_that_of_the_smallest_digests_whatever_the_order():
     files = [f"{name}/image_{number:04d}.jpg" for name in ("ant", "bass") for number in range(1, 42)]
     part = split_by_digest(files)
     for name in ("ant", "bass"):
-        ranked = sorted(
-            (hashlib.sha256(file.encode()).digest(), file) for file in files if file.startswith(name)
-        )
+        ranked = sorted((hashlib.sha256(file.encode()).digest(), file) for file in files if file.startswith(name))
         assert [part[file] for _, file in ranked] == ["train"] * 30 + ["test"] * 11
     assert split_by_digest(files[::-1]) == part
 

@@ -106,9 +106,7 @@ def test_coco_has_the_label_of_the_largest_object(tmp_path, write_image, seed):
     assert pairs.files == tuple(f"val2014/{file_name(number)}" for number in kept)
     assert pairs.ids.tolist() == [sorted(IMAGES).index(number) for number in kept]
     assert pairs.skipped == tuple(
-        f"val2014/{file_name(number)} has no object but crowds"
-        for number, label in wanted.items()
-        if label is None
+        f"val2014/{file_name(number)} has no object but crowds" for number, label in wanted.items() if label is None
     )
 
 
@@ -121,11 +119,7 @@ def test_coco_with_labels_has_the_captions_if_there_are_any_else_the_name_of_the
     ]
     write_instances(tmp_path, images, notes, [{"id": 3, "name": "dog"}, {"id": 2, "name": "cat"}])
     pairs = coco_single_label(tmp_path, "val")
-    assert (pairs.name, pairs.class_names, pairs.labels.tolist()) == (
-        "coco-single-label",
-        ("cat", "dog"),
-        [1, 0],
-    )
+    assert (pairs.name, pairs.class_names, pairs.labels.tolist()) == ("coco-single-label", ("cat", "dog"), [1, 0])
     assert (len(pairs.captions[0]), pairs.captions[1]) == (6, ("cat",))
     assert len(pairs.skipped) == 3
     (tmp_path / "annotations" / "captions_val2014.json").unlink()
@@ -143,13 +137,9 @@ def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, funct
     write_instances(tmp_path, images, [note], [{"id": 3, "name": "dog"}])
     function(tmp_path, "val")
     (tmp_path / "val2014").rename(tmp_path / "elsewhere")
-    with pytest.raises(
-        UserError, match=rf"val2014/{file_name(7)} and the next images not found in {tmp_path}: m"
-    ):
+    with pytest.raises(UserError, match=rf"val2014/{file_name(7)} and the next images not found in {tmp_path}: m"):
         function(tmp_path, "val")
-    path = (
-        tmp_path / "annotations" / f"{'captions' if function is coco_captions else 'instances'}_val2014.json"
-    )
+    path = tmp_path / "annotations" / f"{'captions' if function is coco_captions else 'instances'}_val2014.json"
     for text, line in (("{", "cannot be read"), ("[]", "expected the published layout"), ("{}", "KeyError")):
         path.write_text(text)
         with pytest.raises(UserError, match=line) as caught:
@@ -171,9 +161,7 @@ def table(tmp_path, write_image):
 
 
 def test_rows_of_one_image_are_captions_of_one_pair(table, tmp_path):
-    path = table(
-        'image,caption\na.png,one\ndeep/b.png,"two, or ""more"""\na.png, three \n\nc.png,four\na.png,five\n'
-    )
+    path = table('image,caption\na.png,one\ndeep/b.png,"two, or ""more"""\na.png, three \n\nc.png,four\na.png,five\n')
     pairs = csv_pairs(path, "train")
     assert (pairs.name, pairs.split, pairs.root) == (f"csv:{path}", "train", tmp_path)
     assert pairs.files == ("a.png", "deep/b.png", "c.png")
@@ -237,20 +225,14 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
     [
         ("", "columns , 0 rows: expected a header with one of image, "),
         ("image,caption\n", "columns image, caption, 0 rows: expected"),
-        (
-            "picture,caption\na.png,x\n",
-            "columns picture, caption, 1 rows: expected a header with one of image",
-        ),
+        ("picture,caption\na.png,x\n", "columns picture, caption, 1 rows: expected a header with one of image"),
         ("image,words\na.png,x\n", "columns image, words, .* one of caption, title, text"),
         ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: put cells"),
         ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
         ("image,caption,label\na.png,x,cat\na.png,y,dog\n", "line 3 labels a.png 'dog': expected one label"),
         ("image,caption,label\na.png,x,cat\nc.png,y,\n", "line 3 labels c.png '': expected one label"),
         ("image,caption\nb.png,x\n", "b.png and the next images not found in"),
-        (
-            "image,caption\nhttps://host/b.png,x\n",
-            "images are URLs, such as https://.*: download them with img2d",
-        ),
+        ("image,caption\nhttps://host/b.png,x\n", "images are URLs, such as https://.*: download them with img2d"),
         ("image,caption\na.png, \n", r"\(train\): no pairs"),
         ("image,caption,split\na.png,x,\n", r"\(train\): no pairs"),
         ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "line 2 of .* is no row of a table .*field limit"),
@@ -262,9 +244,7 @@ def test_a_table_that_cannot_be_served_is_one_line(table, text, line):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "caption", ['"no parking" on a sign', '"a man walks', 'he said "', '""', "'", '5" wide']
-)
+@pytest.mark.parametrize("caption", ['"no parking" on a sign', '"a man walks', 'he said "', '""', "'", '5" wide'])
 def test_quotes_in_a_table_with_tabs_are_characters(table, caption):
     pairs = csv_pairs(table(f"image\tcaption\na.png\t{caption}\nc.png\tfour\n", "pairs.tsv"), "train")
     assert pairs.captions == ((caption,), ("four",))

@@ -55,16 +55,8 @@ def test_records_in_llava_s_layout(folder):
         ("llava:mix.json?image=.", None, "no setting 'image'; expected images"),
         ("lava:mix.json", None, "unknown source of conversations 'lava:mix.json': expected one of emoji"),
         ("llava:x.json?images=pictures", {"id": 1}, "record 0: "),
-        (
-            "llava:x.json?images=pictures",
-            {"id": 1, "image": None, "conversations": said("a", "b")},
-            "image None",
-        ),
-        (
-            "llava:x.json?images=pictures",
-            {"id": 1, "conversations": said(["a"], ["b"])},
-            "a message has no text",
-        ),
+        ("llava:x.json?images=pictures", {"id": 1, "image": None, "conversations": said("a", "b")}, "image None"),
+        ("llava:x.json?images=pictures", {"id": 1, "conversations": said(["a"], ["b"])}, "a message has no text"),
         ("llava:x.json?images=pictures", {"id": 1, "conversations": said("a")}, "no conversation in x.json"),
         (
             "llava:x.json?images=pictures",
@@ -89,12 +81,8 @@ def test_mistakes_are_told_in_one_line(folder, monkeypatch, name, record, messag
 def test_missing_images_are_counted_before_training(folder):
     (folder / "pictures/coco/2.gif").touch()
     one = {"id": "1", "image": "coco/2.jpg", "conversations": said("<image>\nA cat?", "Yes")}
-    (folder / "x.json").write_text(
-        json.dumps([one, one | {"image": "coco/1.png"}, one | {"image": "gqa/1.png"}])
-    )
-    with pytest.raises(
-        UserError, match=r"2 of the 3 listed images are missing in .*, the first is coco/2\.jpg"
-    ):
+    (folder / "x.json").write_text(json.dumps([one, one | {"image": "coco/1.png"}, one | {"image": "gqa/1.png"}]))
+    with pytest.raises(UserError, match=r"2 of the 3 listed images are missing in .*, the first is coco/2\.jpg"):
         load_conversations("llava:x.json?images=pictures", stage=2, root=folder)
 
 
@@ -129,12 +117,7 @@ def test_keys_of_shards_may_have_dots(tmp_path):
     drawn = io.BytesIO()
     Image.new("RGB", (5, 3)).save(drawn, "PNG")
     asked = said("<image>\nA cat?", "Yes")
-    shard(
-        tmp_path / "a.tar",
-        ("a.v1.json", asked),
-        ("a.v1.png", drawn.getvalue()),
-        ("b.v1.json", said("?", "!")),
-    )
+    shard(tmp_path / "a.tar", ("a.v1.json", asked), ("a.v1.png", drawn.getvalue()), ("b.v1.json", said("?", "!")))
     found = load_conversations(f"shards:{tmp_path}/a.tar", stage=2)
     assert [(one.id, one.image is None) for one in found] == [("a.v1", False), ("b.v1", True)]
 

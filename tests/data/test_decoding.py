@@ -10,9 +10,7 @@ from antiphase.errors import UserError
 
 
 @pytest.mark.parametrize(("width", "height"), [(13, 29), (29, 13), (13, 13), (5, 7)])
-def test_the_shorter_side_is_resized_bicubically_and_the_centre_is_cut_out(
-    tmp_path, write_image, width, height
-):
+def test_the_shorter_side_is_resized_bicubically_and_the_centre_is_cut_out(tmp_path, write_image, width, height):
     write_image(tmp_path / "a.png", size=(width, height))
     size = 11
     scale = size / min(width, height)
@@ -101,9 +99,7 @@ def test_a_long_thin_image_is_cut_before_it_is_enlarged(tmp_path, width, height,
     sizes = []
     patch = Image.Image.resize
     monkeypatch.setattr(
-        Image.Image,
-        "resize",
-        lambda own, size, *more, **k: sizes.append(size) or patch(own, size, *more, **k),
+        Image.Image, "resize", lambda own, size, *more, **k: sizes.append(size) or patch(own, size, *more, **k)
     )
     decode(tmp_path / "a.png", Square(224), 1)
     assert max(sizes[0]) <= 17 * 224

@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from antiphase.data import load_data
-from antiphase.data.emoji import (
-    GROUPS,
-    ICON_SETS,
-    concept_of,
-    concepts_of,
-    emoji_pairs,
-    held_out,
-    without_tone,
-)
+from antiphase.data.emoji import GROUPS, ICON_SETS, concept_of, concepts_of, emoji_pairs, held_out, without_tone
 from antiphase.data.folders import data_root
 from antiphase.errors import UserError
 from tests import needs
@@ -69,20 +61,14 @@ def test_different_things_are_different_concepts():
 
 def test_concepts_are_transitive_and_prefixes_count_in_a_group_only():
     captions = [["bell"], ["bell pepper"], ["bellhop bell"], ["chime", "bellhop bell"], ["bell jar"]]
-    assert concepts_of(captions, ["thing", "food", "thing", "thing", "thing"]) == [
-        "bell",
-        "bell pepper",
-        *["bell"] * 3,
-    ]
+    assert concepts_of(captions, ["thing", "food", "thing", "thing", "thing"]) == ["bell", "bell pepper", *["bell"] * 3]
 
 
 def test_of_the_skin_tones_one_is_kept_by_every_artist_alike(splits):
     every = emoji_pairs("openmoji", "test", progress=False, tones=True)
     names, kept = ([c[0] for c in pairs.captions] for pairs in (every, splits["test"]))
     toned = [name for name in kept if without_tone(name) != name]
-    assert sorted(map(without_tone, toned)) == sorted(
-        {without_tone(n) for n in names if without_tone(n) != n}
-    )
+    assert sorted(map(without_tone, toned)) == sorted({without_tone(n) for n in names if without_tone(n) != n})
     assert [name for name in names if without_tone(name) == name] == [n for n in kept if n not in toned]
     shares = splits["train"].labels.bincount(minlength=9) / len(splits["train"])
     assert float(shares.max()) < 0.4
@@ -126,17 +112,11 @@ def test_an_icon_set_is_read_by_its_characters_or_by_names(tmp_path):
 
 
 def test_several_artists_share_concepts_and_split(tmp_path):
-    shutil.copytree(
-        data_root() / "openmoji", tmp_path / "openmoji", ignore=shutil.ignore_patterns("mmvp-*", "*.tgz")
-    )
+    shutil.copytree(data_root() / "openmoji", tmp_path / "openmoji", ignore=shutil.ignore_patterns("mmvp-*", "*.tgz"))
     names = ["fox", "carrot", "rocket"]
-    _archive(
-        tmp_path, "twemoji", icons={"icons": {name: {"body": RED} for name in names}, "width": 4, "height": 4}
-    )
+    _archive(tmp_path, "twemoji", icons={"icons": {name: {"body": RED} for name in names}, "width": 4, "height": 4})
     both = emoji_pairs("some", "train", tmp_path, progress=False, artists=("openmoji", "twemoji"))
-    one, other = (
-        emoji_pairs(artist, "train", tmp_path, progress=False) for artist in ("openmoji", "twemoji")
-    )
+    one, other = (emoji_pairs(artist, "train", tmp_path, progress=False) for artist in ("openmoji", "twemoji"))
     assert both.captions == one.captions + other.captions
     assert torch.equal(both.array, torch.cat([one.array, other.array]))
     assert both.ids.tolist() == list(range(len(both)))
@@ -158,13 +138,9 @@ def test_sizes_groups_and_captions(splits):
     for pairs in splits.values():
         assert pairs.array.shape[1:] == (3, 64, 64)
         assert set(pairs.labels.tolist()) == set(range(len(GROUPS)))
-        assert all(
-            name and not set(name) & set("_:") - {":"} for several in pairs.captions for name in several
-        )
+        assert all(name and not set(name) & set("_:") - {":"} for several in pairs.captions for name in several)
     named = {
-        c[0]: GROUPS[label]
-        for p in splits.values()
-        for c, label in zip(p.captions, p.labels.tolist(), strict=True)
+        c[0]: GROUPS[label] for p in splits.values() for c, label in zip(p.captions, p.labels.tolist(), strict=True)
     }
     assert named["grinning face"] == "Smileys & Emotion"
     assert named["woman astronaut"] == "People & Body"
@@ -177,12 +153,7 @@ def test_pictures_are_on_white_and_differ(splits):
     assert float((array[:, :, 0, 0] == 255).all(1).double().mean()) > 0.9
     assert len({picture.numpy().tobytes() for picture in array}) > 0.95 * len(array)  # some men are women
     for color, channel in (("red", 0), ("green", 1), ("blue", 2)):
-        found = [
-            p.array[at]
-            for p in splits.values()
-            for at, c in enumerate(p.captions)
-            if c[0] == f"{color} circle"
-        ]
+        found = [p.array[at] for p in splits.values() for at, c in enumerate(p.captions) if c[0] == f"{color} circle"]
         middle = found[0][:, 28:36, 28:36].double().mean((1, 2))
         assert int(middle.argmax()) == channel
 

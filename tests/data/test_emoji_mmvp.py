@@ -24,9 +24,7 @@ def test_pairs_differ_in_one_thing_and_none_was_trained_on(made):
     _, pairs = made
     assert pairs.pattern_names == ("Facing right", "Skin tone", "Woman or man")
     assert [pairs.patterns.count(number) for number in range(3)] == [15, 15, 15]
-    trained = {
-        name for several in load_pairs("openmoji", split="train", progress=False).captions for name in several
-    }
+    trained = {name for several in load_pairs("openmoji", split="train", progress=False).captions for name in several}
     changes = {
         0: lambda one: " ".join([*one.split()[:2], "facing right", *one.split()[2:]]),  # "woman walking …"
         1: lambda one: one.replace("light skin tone", "dark skin tone"),

@@ -233,13 +233,9 @@ def test_imagenet_reads_torchvisions_layout_with_classes_in_order_of_wnid(tmp_pa
     assert load_data("imagenet", root=tmp_path).image_shape == (3, 224, 224)
 
 
-def test_absent_imagenet_and_a_flat_val_folder_are_one_line_with_the_page_and_the_layout(
-    tmp_path, write_image
-):
+def test_absent_imagenet_and_a_flat_val_folder_are_one_line_with_the_page_and_the_layout(tmp_path, write_image):
     for _ in range(2):
-        with pytest.raises(
-            UserError, match=r"imagenet/val: .*image-net\.org/download.*val/<wnid>/\*\.JPEG"
-        ) as caught:
+        with pytest.raises(UserError, match=r"imagenet/val: .*image-net\.org/download.*val/<wnid>/\*\.JPEG") as caught:
             load_data("imagenet", root=tmp_path)
         assert "\n" not in str(caught.value)
         write_image(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")

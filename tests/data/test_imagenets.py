@@ -114,24 +114,12 @@ def test_an_absent_set_is_one_line_with_its_page(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "spoil", "line"),
     [
-        (
-            "imagenet-v2",
-            lambda names: names[:7] + names[8:],
-            "lacks the class 7, or has a folder of no class",
-        ),
+        ("imagenet-v2", lambda names: names[:7] + names[8:], "lacks the class 7, or has a folder of no class"),
         ("imagenet-v2", lambda names: [*names, "1000"], "lacks the class 1000, or has a folder of no class"),
-        (
-            "imagenet-v2",
-            lambda names: [*names, "n01440764"],
-            "lacks the class n01440764, or has a folder of no",
-        ),
+        ("imagenet-v2", lambda names: [*names, "n01440764"], "lacks the class n01440764, or has a folder of no"),
         ("imagenet-v2", lambda names: [*names, "007"], "lacks the class 0?0?7, or has a folder of no class"),
         ("imagenet-a", lambda names: names[1:-1], "lacks the class n01498041"),
-        (
-            "imagenet-r",
-            lambda names: [*names, "n01440764"],
-            "lacks the class n01440764, or has a folder of no class",
-        ),
+        ("imagenet-r", lambda names: [*names, "n01440764"], "lacks the class n01440764, or has a folder of no class"),
         ("imagenet-sketch", lambda names: [*names[:-1], "n99999999"], "or has a folder of no class"),
     ],
 )
@@ -154,8 +142,7 @@ def test_class_names_are_words_of_a_text():
 
 
 @pytest.mark.parametrize(
-    ("names", "odd"),
-    [(("0", "1", "10"), "0, 1, 10"), (("n99999999", "cat"), "n99999999"), (("1_2", "3"), "1 2, 3")],
+    ("names", "odd"), [(("0", "1", "10"), "0, 1, 10"), (("n99999999", "cat"), "n99999999"), (("1_2", "3"), "1 2, 3")]
 )
 def test_class_names_that_are_no_words_are_warned_of(names, odd):
     with pytest.warns(UserWarning, match=f"class names '{odd}' are no words"):
@@ -164,7 +151,5 @@ def test_class_names_that_are_no_words_are_warned_of(names, odd):
 
 def test_other_counts_than_the_published_ones_are_warned_of(write, tmp_path):
     write("imagenet-a")
-    with pytest.warns(
-        UserWarning, match=r"imagenet-a \(test\): images 200, classes 200; 7,500 and 200 were published"
-    ):
+    with pytest.warns(UserWarning, match=r"imagenet-a \(test\): images 200, classes 200; 7,500 and 200 were published"):
         load_data("imagenet-a", root=tmp_path / "data")

@@ -164,19 +164,12 @@ def test_fingerprint_of_an_array_is_the_hash_of_its_little_endian_bytes_each_aft
     # Written out by hand: if the recipe changes, every stored run loses the data it belongs to.
     fixed = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).reshape(2, 3, 5, 7)
     made = array_images(pixels=fixed, ids=torch.tensor([4, 9]), labels=torch.tensor([0, 2]))
-    parts = (
-        b"array torch.uint8 (2, 3, 5, 7)",
-        bytes(range(210)),
-        struct.pack("<2q", 0, 2),
-        struct.pack("<2q", 4, 9),
-    )
+    parts = (b"array torch.uint8 (2, 3, 5, 7)", bytes(range(210)), struct.pack("<2q", 0, 2), struct.pack("<2q", 4, 9))
     expected = hashlib.sha256(b"".join(struct.pack("<Q", len(part)) + part for part in parts)).hexdigest()
     assert made.fingerprint() == expected
 
 
-def test_fingerprint_of_files_moves_with_the_folder_and_sees_names_sizes_labels_and_transform(
-    file_images, tmp_path
-):
+def test_fingerprint_of_files_moves_with_the_folder_and_sees_names_sizes_labels_and_transform(file_images, tmp_path):
     before = file_images.fingerprint()
     changed = {
         "labels": file_images.labels.flip(0).roll(1),
@@ -277,18 +270,14 @@ def test_a_label_without_a_class_is_refused(bad):
 def test_fields_of_different_lengths_are_refused(file_images):
     with pytest.raises(UserError, match=r"labels of shape \(16,\) .* one per sample, \(17,\), as in ids"):
         array_images(labels=torch.zeros(16, dtype=torch.int64))
-    with pytest.raises(
-        UserError, match=r"pixels of shape \(16, 3, 5, 7\) .*: expected samples 17, as in ids"
-    ):
+    with pytest.raises(UserError, match=r"pixels of shape \(16, 3, 5, 7\) .*: expected samples 17, as in ids"):
         array_images(pixels=torch.zeros(16, 3, 5, 7))
     with pytest.raises(ValueError, match="1 files but 17 labels"):
         FileImages(**(vars(file_images) | {"files": ("a/0.png",)}))
 
 
 def test_pixels_of_another_type_are_refused():
-    with pytest.raises(
-        UserError, match=r"pixels of shape .* and torch\.int32: expected a torch tensor of uint8"
-    ):
+    with pytest.raises(UserError, match=r"pixels of shape .* and torch\.int32: expected a torch tensor of uint8"):
         array_images(pixels=torch.zeros(COUNT, 3, 5, 7, dtype=torch.int32))
 
 

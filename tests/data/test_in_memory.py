@@ -66,10 +66,7 @@ def test_arrays_and_tensors():
     named = load_data(pixels(), LABELS, class_names=["a", "b", "c", "d"])
     assert named.class_names == ("a", "b", "c", "d")
     assert load_data(named, limit=2, seed=1).ids.tolist() == named.subset(2, 1).ids.tolist()
-    assert (
-        load_data(pixels(), LABELS).fingerprint()
-        == load_data(torch.from_numpy(pixels()), LABELS).fingerprint()
-    )
+    assert load_data(pixels(), LABELS).fingerprint() == load_data(torch.from_numpy(pixels()), LABELS).fingerprint()
 
 
 def test_data_sets_and_loaders():
@@ -90,16 +87,8 @@ def test_data_sets_and_loaders():
 @pytest.mark.parametrize(
     ("images", "labels", "named"),
     [
-        (
-            pixels().astype(np.float32),
-            LABELS,
-            r"float32 in \[0, 255\]; expected \[0, 1\]: divide bytes by 255",
-        ),
-        (
-            pixels().astype(np.int64),
-            LABELS,
-            r"type int64; expected uint8 in 0..255, or floating point in \[0, 1\]",
-        ),
+        (pixels().astype(np.float32), LABELS, r"float32 in \[0, 255\]; expected \[0, 1\]: divide bytes by 255"),
+        (pixels().astype(np.int64), LABELS, r"type int64; expected uint8 in 0..255, or floating point in \[0, 1\]"),
         (pixels() / 127.5 - 1, LABELS, r"float64 in \[-1, 1\]; .* do not normalise"),
         (pixels() * np.float32("nan"), LABELS, r"in \[nan, nan\]; expected \[0, 1\]"),
         (pixels().transpose(0, 2, 3, 1), LABELS, r"shape \(5, 7, 7, 3\) .*; expected .*channels, height"),
@@ -111,11 +100,7 @@ def test_data_sets_and_loaders():
         (pixels(), [0.5] * 5, "label 0.5; expected class numbers from 0"),
         (pixels(), [-1] * 5, "label -1; expected class numbers from 0"),
         (pixels(), None, r"no labels; give them as the second argument"),
-        (
-            DataLoader(TensorDataset(torch.zeros(5, 3, 2, 2), torch.zeros(5).long()), shuffle=True),
-            None,
-            "shuffles",
-        ),
+        (DataLoader(TensorDataset(torch.zeros(5, 3, 2, 2), torch.zeros(5).long()), shuffle=True), None, "shuffles"),
         (TensorDataset(torch.zeros(5, 3, 2, 2)), None, r"gives a tuple; expected \(image, label\)"),
         (3, None, "data 3: expected the name of a source"),
         ("digits", LABELS, "digits: has its own labels"),
@@ -218,9 +203,7 @@ def test_npz_files(tmp_path):
     assert (found.split, found.class_names) == ("test", ("cat", "dog", "cow"))
     # MedMNIST's layout: channels last, labels of one column, splits in the names
     rows, last = np.array(LABELS)[:, None], pixels().transpose(0, 2, 3, 1)
-    np.savez(
-        tmp_path / "b.npz", train_images=last[:2], train_labels=rows[:2], val_images=last, val_labels=rows
-    )
+    np.savez(tmp_path / "b.npz", train_images=last[:2], train_labels=rows[:2], val_images=last, val_labels=rows)
     same(load_data(f"npz:{tmp_path / 'b.npz'}"))  # test means val
     assert len(load_data(f"npz:{tmp_path / 'b.npz'}", split="train")) == 2
     notes = np.array([{"not": "read"}])  # a pickle
@@ -234,10 +217,7 @@ def test_npz_files(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "named"),
     [
-        (
-            {"images": pixels().astype(np.float32), "labels": LABELS},
-            r"float32 in \[0, 255\]; expected \[0, 1\]",
-        ),
+        ({"images": pixels().astype(np.float32), "labels": LABELS}, r"float32 in \[0, 255\]; expected \[0, 1\]"),
         ({"pictures": pixels()}, "has the arrays pictures; expected images, labels"),
         ({"train_images": pixels(), "train_labels": LABELS}, "no split 'test': expected one of train"),
         ({"images": np.array([None]), "labels": LABELS}, "cannot be read .*; expected a file of numpy.savez"),
@@ -247,9 +227,7 @@ def test_an_npz_file_that_is_off_is_one_line_of_the_command(tmp_path, run_cli, a
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(UserError, match=named) as caught:
         load_data(f"npz:{tmp_path / 'a.npz'}")
-    code, _, err = run_cli(
-        "audit", "specimen:vit-0", "--data", f"npz:{tmp_path / 'a.npz'}", "--out", tmp_path / "o"
-    )
+    code, _, err = run_cli("audit", "specimen:vit-0", "--data", f"npz:{tmp_path / 'a.npz'}", "--out", tmp_path / "o")
     assert (code, err) == (2, f"antiphase: {caught.value}\n")
 
 
@@ -317,9 +295,7 @@ def test_parquet_files_of_several_configurations_are_refused(tmp_path):
     for config in ("160px", "320px", "full_size"):
         write_parquet(tmp_path / config / "validation" / "0000.parquet", [0])
     for pattern in (tmp_path, f"{tmp_path}/*/validation/*.parquet"):
-        with pytest.raises(
-            UserError, match=r"\(val\): 3 configurations or splits, 160px, 320px, full size; give"
-        ):
+        with pytest.raises(UserError, match=r"\(val\): 3 configurations or splits, 160px, 320px, full size; give"):
             load_data(f"parquet:{pattern}")
     assert len(load_data(f"parquet:{tmp_path}/320px")) == 1
 
@@ -357,9 +333,7 @@ def test_parquet_files_with_different_class_names_are_refused(tmp_path):
     [(0.5, r"label 0\.5"), (10**9, "label 1000000000"), (-7, "label -7"), ([1], r"label \(List\(Int64\)\)")],
 )
 def test_parquet_labels_are_checked_as_all_others(tmp_path, label, named):
-    pl.DataFrame({"image": [{"bytes": b"", "path": ""}], "label": [label]}).write_parquet(
-        tmp_path / "a.parquet"
-    )
+    pl.DataFrame({"image": [{"bytes": b"", "path": ""}], "label": [label]}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=named):
         load_data(f"parquet:{tmp_path / 'a.parquet'}")
 
@@ -399,10 +373,7 @@ def test_a_parquet_row_that_is_no_image_can_be_left_out(tmp_path):
     [
         ({"a": [1]}, r"has the columns a \(Int64\); expected image, of bytes"),
         ({"image": ["a.png"], "label": [0]}, r"image \(String\), label"),
-        (
-            {"image": [{"bytes": b"", "path": ""}], "label": ["cat"]},
-            r"label \(String\); expected .* of integers",
-        ),
+        ({"image": [{"bytes": b"", "path": ""}], "label": ["cat"]}, r"label \(String\); expected .* of integers"),
         ({"image": [{"bytes": b"", "path": ""}], "label": [-1]}, "label -1"),
     ],
 )

@@ -24,9 +24,7 @@ def splits(tmp_path, write_image):
     for number, kind in enumerate(kinds):
         place = "train2014" if kind == "train" else "val2014"
         sentences = [{"raw": f" {number} {turn} \n", "tokens": []} for turn in range(5 + number % 2)]
-        entries.append(
-            {"filename": f"{number}.png", "filepath": place, "split": kind, "sentences": sentences}
-        )
+        entries.append({"filename": f"{number}.png", "filepath": place, "split": kind, "sentences": sentences})
         write_image(tmp_path / "data" / "coco" / place / f"{number}.png", number)
     entries[6]["sentences"] = [{"raw": " "}]
     path = tmp_path / "lists" / "dataset_coco.json"
@@ -50,8 +48,7 @@ def test_karpathys_splits_have_restval_in_train(tmp_path, splits):
 
 def test_flickr30k_has_one_folder_which_may_stand_beside_the_list(tmp_path, write_image):
     entries = [
-        {"filename": f"{number}.jpg", "split": "test", "sentences": [{"raw": "x"}], "sentids": [1]}
-        for number in (3, 2)
+        {"filename": f"{number}.jpg", "split": "test", "sentences": [{"raw": "x"}], "sentids": [1]} for number in (3, 2)
     ]
     path = tmp_path / "dataset_flickr30k.json"
     path.write_text(json.dumps({"images": entries}))
@@ -69,10 +66,7 @@ def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
     path = tmp_path / "dataset_coco.json"
     with pytest.raises(UserError, match=r"dataset_coco\.json: cannot be read \(No such file or directory\)"):
         named(path, tmp_path, "train")
-    for text, line in (
-        ("nope", "cannot be read"),
-        ('{"images": [{}]}', "expected the published layout .*'split'"),
-    ):
+    for text, line in (("nope", "cannot be read"), ('{"images": [{}]}', "expected the published layout .*'split'")):
         path.write_text(text)
         with pytest.raises(UserError, match=line):
             named(path, tmp_path, "train")
@@ -98,17 +92,13 @@ def write_set(tmp_path, write_image):
 
     def written(name, images, beside=None):
         entries = []
-        for number, kind in enumerate(
-            ("train", "test", "restval", "val", "train", "test", "test", "val", "test")
-        ):
+        for number, kind in enumerate(("train", "test", "restval", "val", "train", "test", "test", "val", "test")):
             entry = {"filename": f"{number}.jpg", "split": kind, "imgid": number, "sentids": [number]}
             if name == "coco-karpathy":
                 entry["filepath"] = "train2014" if kind == "train" else "val2014"
             elif kind == "restval":
                 entry["split"] = "train"
-            entry["sentences"] = [
-                {"raw": f"{number}, said {turn} times ", "imgid": number} for turn in range(5)
-            ]
+            entry["sentences"] = [{"raw": f"{number}, said {turn} times ", "imgid": number} for turn in range(5)]
             entries.append(entry)
             write_image(tmp_path / images / entry.get("filepath", "") / f"{number}.jpg", number)
         path = tmp_path / (beside or LISTS[name][8:-5]) / LISTS[name]
@@ -119,9 +109,7 @@ def write_set(tmp_path, write_image):
     return written
 
 
-@pytest.mark.parametrize(
-    ("name", "images"), [(name, images) for name, several in IMAGES.items() for images in several]
-)
+@pytest.mark.parametrize(("name", "images"), [(name, images) for name, several in IMAGES.items() for images in several])
 def test_a_set_is_found_by_its_name_with_images_in_the_usual_folders(write_set, tmp_path, name, images):
     write_set(name, images)
     test = load_pairs(name, split="test", root=tmp_path)
@@ -159,11 +147,7 @@ def test_an_image_that_the_list_names_and_is_not_there_is_named_unless_it_is_to_
     assert (len(batch.images), len(batch.bad)) == (2, 1)
 
 
-PAGES = {
-    "flickr8k": "forms.illinois.edu",
-    "flickr30k": "shannon.cs.illinois.edu",
-    "coco-karpathy": "cocodataset.org",
-}
+PAGES = {"flickr8k": "forms.illinois.edu", "flickr30k": "shannon.cs.illinois.edu", "coco-karpathy": "cocodataset.org"}
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -174,9 +158,7 @@ def test_an_absent_list_and_absent_images_are_one_line_with_their_pages(write_se
         load_pairs(name, split="test", root=tmp_path)
     assert "\n" not in str(caught.value)
     write_set(name, "elsewhere")
-    with pytest.raises(
-        UserError, match=rf"^{name}: .*1\.jpg and the next images not found in .*{PAGES[name]}"
-    ):
+    with pytest.raises(UserError, match=rf"^{name}: .*1\.jpg and the next images not found in .*{PAGES[name]}"):
         load_pairs(name, split="test", root=tmp_path)
     with pytest.raises(UserError, match=f"^{name} has no split 'dev': expected one of train, val, test"):
         load_pairs(name, split="dev", root=tmp_path)
@@ -187,11 +169,7 @@ def test_other_counts_than_the_published_ones_are_warned_of(write_set, tmp_path)
     write_set("flickr30k", "flickr30k/flickr30k-images")
     for split, found, published in (("train", 3, "29,000"), ("val", 2, "1,014"), ("test", 4, "1,000")):
         with pytest.warns(
-            UserWarning,
-            match=rf"^flickr30k \({split}\): images {found}, classes 0; {published} and 0 were published: ",
+            UserWarning, match=rf"^flickr30k \({split}\): images {found}, classes 0; {published} and 0 were published: "
         ):
             load_pairs("flickr30k", split=split, root=tmp_path, limit=1)
-    assert (
-        len(load_pairs(f"karpathy:{tmp_path}/flickr30k/dataset_flickr30k.json", split="test", root=tmp_path))
-        == 4
-    )
+    assert len(load_pairs(f"karpathy:{tmp_path}/flickr30k/dataset_flickr30k.json", split="test", root=tmp_path)) == 4

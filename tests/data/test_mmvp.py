@@ -7,17 +7,7 @@ from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 
-TYPES = (
-    "Orientation",
-    "Presence",
-    "State",
-    "Quantity",
-    "Position",
-    "Color",
-    "Structure",
-    "Text",
-    "Camera View",
-)
+TYPES = ("Orientation", "Presence", "State", "Quantity", "Position", "Color", "Structure", "Text", "Camera View")
 
 
 @pytest.fixture

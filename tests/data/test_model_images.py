@@ -34,9 +34,7 @@ def test_grey_arrays_are_enlarged_and_repeated_for_a_model_in_colour():
     assert found.shape == (2, 3, 16, 16)
     assert torch.equal(found[:, 0], found[:, 2])
     assert torch.equal(model_images(digits, [0, 2], Square(8), 1), digits.images([0, 2]))
-    with pytest.raises(
-        UserError, match=r"digits has images of shape \(1, 8, 8\), but the model expects \(1, 16, 16\)"
-    ):
+    with pytest.raises(UserError, match=r"digits has images of shape \(1, 8, 8\), but the model expects \(1, 16, 16\)"):
         model_images(digits, [0], Square(16), 1)
 
 

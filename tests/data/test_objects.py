@@ -82,8 +82,7 @@ NOTES = (  # image, category, crowd, area, segmentation
 @pytest.fixture
 def coco(tmp_path, write_image):
     images = [
-        {"id": number, "file_name": f"{number:012d}.jpg", "height": HEIGHT, "width": WIDTH}
-        for number in (42, 9, 7)
+        {"id": number, "file_name": f"{number:012d}.jpg", "height": HEIGHT, "width": WIDTH} for number in (42, 9, 7)
     ]
     names = ("image_id", "category_id", "iscrowd", "area", "segmentation")
     notes = [{"id": at} | dict(zip(names, note, strict=True)) for at, note in enumerate(NOTES)]
@@ -101,9 +100,7 @@ def test_coco_has_the_two_largest_categories_of_an_image_with_their_segmentation
     pairs = coco_objects(root, "test")
     assert (pairs.name, pairs.split) == ("coco-objects", "val")
     assert pairs.captions == (("cat", "potted plant"), ("cat", "dog"))  # a tie goes to the lower category
-    assert pairs.skipped == (
-        "val2014/000000000009.jpg has fewer than two categories",
-    )  # the other is a crowd
+    assert pairs.skipped == ("val2014/000000000009.jpg has fewer than two categories",)  # the other is a crowd
     (cat, plant), _ = pairs.objects
     square, corner = (polygon_mask(np.reshape(part, (-1, 2)), HEIGHT, WIDTH) for part in (SQUARE, CORNER))
     assert np.array_equal(cat.mask(), square | corner)

@@ -19,9 +19,7 @@ def data(tmp_path, write_image):
     (folder / "annotations").mkdir(parents=True)
     images = [{"id": number, "file_name": f"{number}.png"} for number in (3, 5, 7)]
     captions = [{"id": number, "image_id": number, "caption": f"say {number}"} for number in (3, 5, 7)]
-    objects = [
-        {"id": number, "image_id": number, "category_id": 2, "area": 1, "iscrowd": 0} for number in (3, 5)
-    ]
+    objects = [{"id": number, "image_id": number, "category_id": 2, "area": 1, "iscrowd": 0} for number in (3, 5)]
     entries = [
         {"filename": f"{number}.png", "filepath": "val2014", "split": "val", "sentences": [{"raw": "x"}]}
         for number in (3, 5)
@@ -140,11 +138,7 @@ def test_an_unknown_source_of_pairs_is_one_line_with_the_nearest_names(name, lin
         ("shards:x.tar", {"limit": 5}, r"does not apply to shards; use --samples 5"),
         ("shards:x.tar", {"split": "val"}, "shards:x.tar has no split 'val': expected one of train"),
         ("shards:x.tar", {}, "no shard matches 'x.tar'"),
-        (
-            "coco",
-            {"samples": 5},
-            "coco: --samples and --lanes only apply to shards; leave them out, or use --limit",
-        ),
+        ("coco", {"samples": 5}, "coco: --samples and --lanes only apply to shards; leave them out, or use --limit"),
         ("coco", {"split": "dev"}, "coco has no split 'dev'"),
         ("coco", {"root": Path("absent")}, "not found in absent or absent/coco"),
         ("csv:absent.csv", {}, "absent.csv: cannot be read"),

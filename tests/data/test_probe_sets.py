@@ -93,13 +93,7 @@ class Layouts:
             "Abyssinian_2 1 1 1",
         )
         lines(folder / "annotations/test.txt", "Abyssinian_201 1 1 1", "american_bulldog_201 2 2 1")
-        names = (
-            "american_bulldog_100",
-            "Abyssinian_10",
-            "Abyssinian_2",
-            "Abyssinian_201",
-            "american_bulldog_201",
-        )
+        names = ("american_bulldog_100", "Abyssinian_10", "Abyssinian_2", "Abyssinian_201", "american_bulldog_201")
         self.images(folder / "images", *(f"{name}.jpg" for name in names))
 
     def flowers102(self):
@@ -161,9 +155,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "split"), [(name, split) for name, splits in FILES.items() for split in splits]
-)
+@pytest.mark.parametrize(("name", "split"), [(name, split) for name, splits in FILES.items() for split in splits])
 def test_a_split_is_that_of_the_published_list(layouts, name, split):
     getattr(layouts, name)()
     made = load_data(name, split=split, root=layouts.root, image_size=17)
@@ -180,11 +172,7 @@ def test_flowers_have_names_for_a_prompt(layouts):
     layouts.flowers102()
     made = load_data("flowers102", root=layouts.root)
     assert len(made.class_names) == 102
-    assert [made.class_names[k] for k in (0, 59, 101)] == [
-        "pink primrose",
-        "pink-yellow dahlia",
-        "blackberry lily",
-    ]
+    assert [made.class_names[k] for k in (0, 59, 101)] == ["pink primrose", "pink-yellow dahlia", "blackberry lily"]
 
 
 def test_suns_partition_may_be_in_a_folder_of_its_own(layouts):
@@ -247,9 +235,7 @@ def test_a_damaged_or_missing_list_is_one_line(layouts, name):
     file, text = LISTS[name]
     (layouts.root / file).write_text(text)
     for _ in range(2):
-        with pytest.raises(
-            UserError, match=rf"^{name} \(test\) is missing or incomplete in .*: unpack"
-        ) as caught:
+        with pytest.raises(UserError, match=rf"^{name} \(test\) is missing or incomplete in .*: unpack") as caught:
             load_data(name, root=layouts.root)
         assert "\n" not in str(caught.value)
         (layouts.root / file).unlink(missing_ok=True)
@@ -288,8 +274,7 @@ def test_other_counts_than_the_published_ones_are_warned_of_and_those_are_not(la
         load_data("pets", root=layouts.root, limit=1)
     (warning,) = caught
     assert str(warning.message) == (
-        "pets (test): images 2, classes 2; 3,669 and 37 were published: results are not comparable, "
-        "download it again"
+        "pets (test): images 2, classes 2; 3,669 and 37 were published: results are not comparable, download it again"
     )
     assert warning.filename == __file__  # it points at the caller, not at the package
     monkeypatch.setitem(sources._PUBLISHED, "pets", {"classes": 2, "test": 2})

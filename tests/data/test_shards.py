@@ -121,15 +121,8 @@ def test_every_sample_is_in_an_epoch_once_when_the_sizes_fit(six):
 
 def test_all_image_suffixes_are_read_in_any_case_and_whatever_else_is_there(tmp_path):
     suffixes = ("jpg", "png", "webp", "jpeg")
-    members = [
-        member for number, suffix in enumerate(suffixes, start=11) for member in members_of(number, suffix)
-    ]
-    members += [
-        ("000019.PNG", picture(19)),
-        ("000019.cls", b"4"),
-        ("000019.Txt", b"number 19"),
-        ("README", b"x"),
-    ]
+    members = [member for number, suffix in enumerate(suffixes, start=11) for member in members_of(number, suffix)]
+    members += [("000019.PNG", picture(19)), ("000019.cls", b"4"), ("000019.Txt", b"number 19"), ("README", b"x")]
     write_tar(tmp_path / "a.tar", members)
     (batch,) = run(open_shards(str(tmp_path / "a.tar")), 5)
     shown = dict(zip(numbers_of(batch), batch.images, strict=True))
@@ -302,9 +295,7 @@ def test_a_damaged_header_amid_a_shard_is_no_silent_end(tmp_path):
     (tmp_path / "cc-0000.tar").write_bytes(raw)
     found, lines = read(tmp_path / "cc-0000.tar")
     assert found == [f"{number:06d}" for number in range(5)]
-    assert lines == [
-        "cc-0000.tar is cut short or damaged after 000004 (bad checksum): the rest of it is left out"
-    ]
+    assert lines == ["cc-0000.tar is cut short or damaged after 000004 (bad checksum): the rest of it is left out"]
 
 
 def test_compressed_shards_are_read_and_a_cut_one_is_named(tmp_path):
@@ -385,9 +376,7 @@ def test_members_are_counted_once_and_again_when_the_file_changes(tmp_path, monk
     shards = find_shards(pattern)
     counted = []
     count = shards_module._count_members
-    monkeypatch.setattr(
-        shards_module, "_count_members", lambda path: counted.append(path.name) or count(path)
-    )
+    monkeypatch.setattr(shards_module, "_count_members", lambda path: counted.append(path.name) or count(path))
     for _ in range(3):
         assert count_samples("x", shards, tmp_path, progress=False) == 8
     assert counted == ["cc-0000.tar", "cc-0001.tar"]
@@ -495,9 +484,7 @@ def test_missing_shards_of_the_paper_say_how_to_get_them(tmp_path, monkeypatch, 
     with pytest.raises(UserError) as caught:
         load_pairs(source, progress=False)
     line, name = str(caught.value), TITLES[source].lower()
-    assert line.startswith(
-        f"no shard matches {source.removeprefix('shards:')!r} in {tmp_path} or {tmp_path}/data: "
-    )
+    assert line.startswith(f"no shard matches {source.removeprefix('shards:')!r} in {tmp_path} or {tmp_path}/data: ")
     assert f"s/^/{columns}\\n/" in line  # what sed shall read
     words = shlex.split(line.partition("img2dataset")[2])
     assert words[words.index("--output_folder") + 1] == f"{tmp_path}/data/{name}"

@@ -177,9 +177,7 @@ def test_cifar_is_downloaded_and_unpacked(tmp_path, monkeypatch, served):
 def test_cifar_without_files_or_network_is_one_line(tmp_path, monkeypatch, closed_url, name):
     dataset = CIFARS[name][0]
     monkeypatch.setattr(dataset, "url", closed_url + dataset.filename)
-    with pytest.raises(
-        UserError, match=f"{name} is missing or incomplete in .*download failed .*cifar.html"
-    ) as caught:
+    with pytest.raises(UserError, match=f"{name} is missing or incomplete in .*download failed .*cifar.html") as caught:
         load_data(name, root=tmp_path)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
@@ -211,9 +209,7 @@ def test_random_images_are_uniform_8_bit_noise_with_uniform_labels():
 
 
 def test_random_images_depend_on_seed_and_split_and_are_a_prefix_for_a_smaller_limit():
-    prints = {
-        random_set(seed=seed, split=split).fingerprint() for seed in (0, 1) for split in ("train", "test")
-    }
+    prints = {random_set(seed=seed, split=split).fingerprint() for seed in (0, 1) for split in ("train", "test")}
     assert len(prints) == 4
     assert random_set().fingerprint() == random_set(seed=0).fingerprint()
     assert random_set(limit=13, seed=5).fingerprint() == random_set(seed=5).subset(13).fingerprint()

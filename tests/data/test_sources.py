@@ -80,10 +80,7 @@ def test_an_unknown_split_is_one_line_with_the_choices(name, split, choices):
         ({"channels": 2}, "channels 2: expected an integer equal to 1 or 3"),
         ({"channels": 0}, "channels 0: expected an integer equal to 1 or 3"),
         ({"seed": -1}, "seed -1: expected an integer from 0"),
-        (
-            {"image_size": 32},
-            r"digits has images of \(1, 8, 8\), not \(1, 32, 32\), and arrays are not resized",
-        ),
+        ({"image_size": 32}, r"digits has images of \(1, 8, 8\), not \(1, 32, 32\), and arrays are not resized"),
         ({"channels": 3}, r"digits has images of \(1, 8, 8\), not \(3, 8, 8\), and arrays"),
         ({"num_classes": 1000}, "digits has 10 classes, not 1000"),
     ],

@@ -152,15 +152,9 @@ def test_a_set_of_the_other_kind_is_one_line(write, classified):
         ({"webp": picture(1)}, r"s0000000 in .*0\.tar has no \.cls: download"),
         ({"cls": 1}, r"s0000000 in .*0\.tar has no image \(\.jpg, \.png, \.webp, \.jpeg\): download"),
         ({"webp": picture(1), "npy": b"\x93NUMPY"}, r"has no \.cls"),
-        (
-            {"webp": picture(1), "cls": b"cat"},
-            r"0\.tar/s0000000\.webp has the label 'cat'; expected a class number",
-        ),
+        ({"webp": picture(1), "cls": b"cat"}, r"0\.tar/s0000000\.webp has the label 'cat'; expected a class number"),
         ({"webp": picture(1), "cls": b"-1"}, r"label '-1'; expected"),
-        (
-            {"webp": picture(1), "cls": 3},
-            r"s0000000\.webp has the label '3'; expected a class number from 0 to 2",
-        ),
+        ({"webp": picture(1), "cls": 3}, r"s0000000\.webp has the label '3'; expected a class number from 0 to 2"),
         ({"webp": picture(1), "cls": b"9" * 5000}, r"label '9+ … 9+'; expected a class number from 0"),
     ],
 )
@@ -179,17 +173,13 @@ def test_a_huge_label_without_names_is_refused(write, label):
 
 
 def test_a_set_that_is_not_whole_is_one_line(classified, tmp_path):
-    with pytest.raises(
-        UserError, match=r"no nshards\.txt in .*huggingface\.co/clip-benchmark .*--local-dir"
-    ) as caught:
+    with pytest.raises(UserError, match=r"no nshards\.txt in .*huggingface\.co/clip-benchmark .*--local-dir") as caught:
         load_data(f"wds:{tmp_path / 'absent'}")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"no nshards\.txt in"):
         load_pairs(f"wds:{tmp_path / 'absent'}")
     (classified / "test" / "2.tar").unlink()
-    with pytest.raises(
-        UserError, match=r"test/2\.tar is no complete, uncompressed tar file \(.*No such file"
-    ):
+    with pytest.raises(UserError, match=r"test/2\.tar is no complete, uncompressed tar file \(.*No such file"):
         load_data(f"wds:{classified}")
     for text in ("three", "0", ""):
         (classified / "test" / "nshards.txt").write_text(text)
@@ -210,9 +200,7 @@ def test_a_damaged_tar_file_is_one_line(classified, cut):
         "empty": b"",
     }[cut]
     tar.write_bytes(spoilt)
-    with pytest.raises(
-        UserError, match=r"1\.tar is no complete, uncompressed tar file \(.*\): get it again"
-    ) as caught:
+    with pytest.raises(UserError, match=r"1\.tar is no complete, uncompressed tar file \(.*\): get it again") as caught:
         load_data(f"wds:{classified}")
     assert "\n" not in str(caught.value)
 

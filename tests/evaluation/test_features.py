@@ -43,9 +43,7 @@ def test_features_are_computed_once_and_are_the_models(model, store, seen):
     seen.clear()
     assert torch.equal(store.image_features(model, pairs), first)
     assert seen == []
-    torch.testing.assert_close(
-        store.project(model, first), F.normalize(model.encode_image(pairs.array / 255), dim=-1)
-    )
+    torch.testing.assert_close(store.project(model, first), F.normalize(model.encode_image(pairs.array / 255), dim=-1))
 
 
 def test_a_killed_extraction_goes_on_at_the_part_where_it_was(model, store, seen):

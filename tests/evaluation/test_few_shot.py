@@ -31,9 +31,7 @@ def features(seed, dtype=torch.float64, dim=23, spread=1.0, offset=0.0):
     draw = torch.Generator().manual_seed(seed)
     centres = torch.randn(5, dim, generator=draw, dtype=torch.float64)
     return tuple(
-        (offset + centres[of] + spread * torch.randn(len(of), dim, generator=draw, dtype=torch.float64)).to(
-            dtype
-        )
+        (offset + centres[of] + spread * torch.randn(len(of), dim, generator=draw, dtype=torch.float64)).to(dtype)
         for of in (TRAIN, TEST)
     )
 
@@ -167,17 +165,13 @@ def test_classes_and_images_are_drawn_uniformly_and_in_every_order():
 def test_support_and_queries_are_drawn_apart():
     episodes = draw_episodes(labels_of(5, 5), labels_of(5, 5), episodes=20_000, ways=2, shots=1, queries=1)
     place = (labels_of(5, 5) == 0).cumsum(0) - 1  # of each image among those of class 0
-    shown, asked = (
-        place[rows.flatten(1)[episodes.classes == 0]] for rows in (episodes.support, episodes.queries)
-    )
+    shown, asked = (place[rows.flatten(1)[episodes.classes == 0]] for rows in (episodes.support, episodes.queries))
     table = np.histogram2d(shown.numpy(), asked.numpy(), bins=5)[0]
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
 def same(one, two):
-    return all(
-        torch.equal(getattr(one, name), getattr(two, name)) for name in ("classes", "support", "queries")
-    )
+    return all(torch.equal(getattr(one, name), getattr(two, name)) for name in ("classes", "support", "queries"))
 
 
 def test_episodes_depend_on_the_seed_and_not_on_torch_s_own_generator_or_on_how_many_follow():

@@ -44,9 +44,7 @@ def test_zero_shot_of_known_rows():
     assert interval(found["80", "top-1"]) == proportion(3, 8)
     assert interval(found["80", "top-5"]) == proportion(8, 8)
     assert estimate(found["80", "per class"]).value == pytest.approx((2 / 3 + 1) / 6)
-    assert ("80", "top-5") not in named(
-        "zero-shot", classified(labels % 5, hits)
-    )  # of five classes it says nothing
+    assert ("80", "top-5") not in named("zero-shot", classified(labels % 5, hits))  # of five classes it says nothing
 
 
 def test_levels_of_chance_and_of_a_constant_answer():
@@ -101,9 +99,7 @@ def test_the_mean_over_groups_of_one_size_is_the_mean():
     found = mean_over_groups(values, groups)
     assert found.value == pytest.approx(values.mean())
     within = [values[groups == g].var(ddof=1) / 5 for g in range(7)]
-    assert (found.high - found.value) / 2.0484 == pytest.approx(
-        np.sqrt(np.sum(within)) / 7, rel=1e-4
-    )  # t(28)
+    assert (found.high - found.value) / 2.0484 == pytest.approx(np.sqrt(np.sum(within)) / 7, rel=1e-4)  # t(28)
     alone = mean_over_groups(np.array([1.0, 0.0]), np.array([3, 8]))
     assert (alone.value, alone.low, alone.high) == (0.5, -np.inf, np.inf)
     with pytest.raises(ValueError, match="no samples"):
@@ -118,17 +114,13 @@ def test_spread_over_seeds_is_told_apart_from_that_over_images_and_episodes():
     spread = estimate(named("probe", rows)["norm", "top-1"])
     images = (one.astype(float) + two) / 2
     assert spread.value == pytest.approx(images.mean())
-    assert (spread.high - spread.value) / 2.0066 == pytest.approx(
-        images.std(ddof=1) / np.sqrt(53), rel=1e-4
-    )  # t(52)
+    assert (spread.high - spread.value) / 2.0066 == pytest.approx(images.std(ddof=1) / np.sqrt(53), rel=1e-4)  # t(52)
     assert spread.n == 53
     assert spread.seed_sd == pytest.approx(np.std([one.mean(), two.mean()], ddof=1))
     assert spread.unit_sd is None
 
     episodes = [random.random(31) for _ in range(3)]
-    rows = pl.concat(
-        episode_rows(torch.tensor(own), "5-way 5-shot", seed) for seed, own in enumerate(episodes)
-    )
+    rows = pl.concat(episode_rows(torch.tensor(own), "5-way 5-shot", seed) for seed, own in enumerate(episodes))
     spread = estimate(named("few-shot", rows)["5-way 5-shot", "accuracy"])
     assert spread.n == 93
     assert spread.value == pytest.approx(np.mean(episodes))
@@ -158,9 +150,7 @@ def test_differences_are_paired_by_image_whatever_the_order():
 def test_the_difference_of_episodes_is_over_the_same_episodes():
     random = np.random.default_rng(4)
     hard = random.random(200)
-    rows = [
-        episode_rows(torch.tensor(np.clip(hard + shift, 0, 1)), "5-way 5-shot", 0) for shift in (0.05, 0.0)
-    ]
+    rows = [episode_rows(torch.tensor(np.clip(hard + shift, 0, 1)), "5-way 5-shot", 0) for shift in (0.05, 0.0)]
     first, second = (named("few-shot", its)["5-way 5-shot", "accuracy"] for its in rows)
     apart, p = difference(first, second)
     assert 0.04 < apart.low < apart.value < apart.high <= 0.0501
@@ -189,9 +179,7 @@ def test_captions_of_an_image_are_one_draw_together():
     held = 0
     for _ in range(150):
         luck = random.normal(size=(2, 100, 1)) + 0.3 * random.normal(size=(2, 100, 5))
-        rows = [
-            classified(np.repeat(np.arange(100), 5), hits.ravel() > 0.5, setting="image") for hits in luck
-        ]
+        rows = [classified(np.repeat(np.arange(100), 5), hits.ravel() > 0.5, setting="image") for hits in luck]
         first, second = (named("retrieval", its)["image", "R@1"] for its in rows)
         assert first.clustered
         apart, p = difference(first, second)
@@ -202,9 +190,7 @@ def test_captions_of_an_image_are_one_draw_together():
     share = luck[0] > 0.5  # pyright: ignore[reportPossiblyUnboundVariable]
     assert spread.value == pytest.approx(share.mean())
     assert spread.n == 500
-    assert (spread.high - spread.value) / 1.9842 == pytest.approx(
-        share.mean(1).std(ddof=1) / 10, rel=1e-3
-    )  # t(99)
+    assert (spread.high - spread.value) / 1.9842 == pytest.approx(share.mean(1).std(ddof=1) / 10, rel=1e-3)  # t(99)
 
 
 def test_one_caption_an_image_is_hits_as_ever():
@@ -228,12 +214,7 @@ def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be(
 @pytest.mark.parametrize("clustered", [False, True])
 def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
     values = pl.DataFrame(
-        [
-            (seed, 10 * group + at, group, float(seed))
-            for seed in (0, 1)
-            for group in range(5)
-            for at in range(3)
-        ],
+        [(seed, 10 * group + at, group, float(seed)) for seed in (0, 1) for group in range(5) for at in range(3)],
         ("seed", "unit", "group", "value"),
         orient="row",
     )

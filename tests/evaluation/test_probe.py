@@ -156,18 +156,9 @@ def test_classes_that_can_be_told_apart_are():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (
-            {"features": torch.tensor([[1.0], [math.nan]])},
-            "features of shape .* without NaN or infinite values",
-        ),
-        (
-            {"features": torch.tensor([[1.0], [math.inf]])},
-            "features of shape .* without NaN or infinite values",
-        ),
-        (
-            {"features": torch.ones(3, 1)},
-            r"labels of shape \(2,\) .*: expected one per sample, \(3,\), as in features",
-        ),
+        ({"features": torch.tensor([[1.0], [math.nan]])}, "features of shape .* without NaN or infinite values"),
+        ({"features": torch.tensor([[1.0], [math.inf]])}, "features of shape .* without NaN or infinite values"),
+        ({"features": torch.ones(3, 1)}, r"labels of shape \(2,\) .*: expected one per sample, \(3,\), as in features"),
         ({"labels": torch.tensor([0, 2])}, "labels 0 to 2: expected 0 to 1"),
         ({"labels": torch.tensor([-1, 1])}, "labels -1 to 1: expected 0 to 1"),
         ({"cost": 0.0}, "cost 0.0: expected a number above 0"),

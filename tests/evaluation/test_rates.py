@@ -67,12 +67,7 @@ def test_three_rates_counted_by_hand():
     assert set(found) == set(expected)
     for key, (hits, n) in expected.items():
         wilson = proportion(hits, n)
-        assert [found[key][c] for c in ("value", "low", "high", "n")] == [
-            hits / n,
-            wilson.low,
-            wilson.high,
-            n,
-        ]
+        assert [found[key][c] for c in ("value", "low", "high", "n")] == [hits / n, wilson.low, wilson.high, n]
 
 
 def test_robust_and_flipped_parts_make_up_the_clean_accuracy():
@@ -92,9 +87,7 @@ def test_rates_do_not_depend_on_the_order_of_rows_and_rise_in_eps():
 
 
 def test_models_and_attacks_keep_the_order_of_their_rows():
-    rows = table(
-        row("z", 1, 0, 0, 0, attack="pgd"), row("z", 1, 0, 0, 0, attack="apgd"), row("a", 1, 0, 0, 0)
-    )
+    rows = table(row("z", 1, 0, 0, 0, attack="pgd"), row("z", 1, 0, 0, 0, attack="apgd"), row("a", 1, 0, 0, 0))
     cells = rates(rows).filter(pl.col("metric") == "asr").select("model", "attack").rows()
     assert cells == [("z", "pgd"), ("z", "apgd"), ("a", "pgd")]
 
@@ -154,13 +147,7 @@ def test_summary_has_exactly_the_promised_shape():
     assert list(summary) == ["version", "models", "results", "comparisons"]
     assert summary["version"] == 1
     assert summary["models"] == [
-        {
-            "name": "diffvit-0",
-            "attention": "differential",
-            "seed": 0,
-            "clean_accuracy": 0.6,
-            "lambda": [0.79],
-        },
+        {"name": "diffvit-0", "attention": "differential", "seed": 0, "clean_accuracy": 0.6, "lambda": [0.79]},
         {"name": "vit-0", "attention": "softmax", "seed": None, "clean_accuracy": 0.8, "lambda": []},
     ]
     assert len(summary["results"]) == 6

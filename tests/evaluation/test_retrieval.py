@@ -41,10 +41,7 @@ def test_a_model_that_says_the_same_of_everything_finds_nothing():
     ("changed", "message"),
     [
         ({"queries": torch.full((3, 2), torch.nan)}, "queries of shape .*without NaN or infinite values"),
-        (
-            {"candidates": torch.full((5, 2), torch.inf)},
-            "candidates of shape .*without NaN or infinite values",
-        ),
+        ({"candidates": torch.full((5, 2), torch.inf)}, "candidates of shape .*without NaN or infinite values"),
         ({"candidates": torch.ones(5, 3)}, "candidates of shape .*: expected embed 2, as in queries"),
         ({"owners": torch.arange(4)}, r"owners of shape \(4,\) .*: expected one per candidate, \(5,\)"),
         ({"wanted": torch.tensor([0, 1, 99])}, "wanted 99: expected an owner of at least one candidate"),
@@ -80,34 +77,18 @@ def test_many_queries_are_ranked_in_parts_alike(monkeypatch):
 
 def test_captions_of_several_images_are_told_with_what_is_out_of_reach():
     pairs = tiny_pairs(7)
-    captions = [
-        ("a mug", "A  mug"),
-        ("a mug", "red"),
-        ("a mug",),
-        ("lamp",),
-        ("sun", "moon"),
-        ("lamp ", "lit"),
-        ("x",),
-    ]
+    captions = [("a mug", "A  mug"), ("a mug", "red"), ("a mug",), ("lamp",), ("sun", "moon"), ("lamp ", "lit"), ("x",)]
     pairs = dataclasses.replace(pairs, captions=tuple(captions))
     told = functools.partial(TASK.doubts, "clip", None, Source(pairs))
     # mug: 4 captions of 3 images, at most 2 hits; lamp: 2 of 2, at most 1; third and fourth image have no other caption
     (line,) = told(Protocol(captions="all"))
-    assert (
-        ": 6 of 11 captions belong to several images: image R@1 is at most 72.7% and text R@1 at most 57.1%"
-        in line
-    )
+    assert ": 6 of 11 captions belong to several images: image R@1 is at most 72.7% and text R@1 at most 57.1%" in line
     (line,) = told(Protocol(captions="first"))
-    assert (
-        ": 5 of 7 captions belong to several images: image R@1 is at most 57.1% and text R@1 at most 28.6%"
-        in line
-    )
+    assert ": 5 of 7 captions belong to several images: image R@1 is at most 57.1% and text R@1 at most 28.6%" in line
     assert TASK.doubts("clip", None, Source(tiny_pairs(7)), Protocol(captions="first")) == []
     # a model that knows every caption finds no more
     texts, owners = chosen_captions(pairs, "all")
-    kinds = {
-        text: place for place, text in enumerate(dict.fromkeys(" ".join(t.lower().split()) for t in texts))
-    }
+    kinds = {text: place for place, text in enumerate(dict.fromkeys(" ".join(t.lower().split()) for t in texts))}
     vectors = torch.eye(len(kinds))[[kinds[" ".join(text.lower().split())] for text in texts]]
     images = torch.stack([vectors[owners == image].sum(0) for image in range(7)])
     rows = retrieval_rows(F.normalize(images, dim=-1), vectors, owners, pairs.ids)

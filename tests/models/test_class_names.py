@@ -29,12 +29,7 @@ def images(*class_names, name="folder:x"):
     """One image of each class, in order."""
     at = torch.arange(len(class_names))
     return ArrayImages(
-        name=name,
-        split="test",
-        class_names=class_names,
-        ids=at,
-        labels=at,
-        pixels=torch.zeros(len(at), 1, 2, 2),
+        name=name, split="test", class_names=class_names, ids=at, labels=at, pixels=torch.zeros(len(at), 1, 2, 2)
     )
 
 
@@ -92,11 +87,7 @@ def test_an_exact_name_goes_before_a_similar_one():
             r"class 'fox' of folder:x: expected one of the classes of toy \(cat, dog, emu\);",
         ),
         ([card(("cat", "cat_", "emu"))], ("CAT",), "class 'CAT' of folder:x: expected one of"),
-        (
-            [card(("cat", "dog", "emu"))],
-            ("Dog", "dog"),
-            "'Dog' and 'dog' of folder:x both match 'dog' of toy",
-        ),
+        ([card(("cat", "dog", "emu"))], ("Dog", "dog"), "'Dog' and 'dog' of folder:x both match 'dog' of toy"),
         ([card()], ("cat", "dog"), r"toy has 3 classes and does not store their names, .* 2 \(cat, dog\)"),
         (
             [card(("cat", "dog", "emu")), card(("emu", "dog", "cat"), spec="twin")],
@@ -130,9 +121,7 @@ def test_numbers_of_a_wds_set_are_the_models_outputs_with_a_warning():
 
 @pytest.mark.parametrize("name", ["array", "dataset:Wrapper", "parquet:x", "npz:x"])
 def test_more_numbers_than_outputs_are_refused(name):
-    with pytest.raises(
-        UserError, match=rf"{name} has labels up to 3 without class names, but toy has 3 classes"
-    ):
+    with pytest.raises(UserError, match=rf"{name} has labels up to 3 without class names, but toy has 3 classes"):
         in_model_order([card(("cat", "dog", "emu"))], images("0", "1", "2", "3", name=name))
 
 
@@ -211,9 +200,7 @@ def test_a_file_names_the_classes_in_the_models_order(tmp_path, run_cli):
     code, _, err = run_cli(*command, "--classes", file)
     assert code == 0, err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["models"][0]["clean_accuracy"] > 0.7
-    code, _, err = run_cli(
-        "audit", "specimen:vit-0", "--data", "random", "--classes", file, "--out", tmp_path / "new"
-    )
+    code, _, err = run_cli("audit", "specimen:vit-0", "--data", "random", "--classes", file, "--out", tmp_path / "new")
     assert code == 2
     assert "random images have none" in err
 

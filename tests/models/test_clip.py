@@ -14,12 +14,7 @@ TEXTS = ["a mug", "a photo of a very big dog on a small mat", "lamp"]
 
 @pytest.mark.parametrize(
     ("towers", "count"),
-    [
-        (None, 149_619_969),
-        ("both", 149_629_185),
-        ("vision", 149_619_969 + 4_608),
-        ("text", 149_619_969 + 4_608),
-    ],
+    [(None, 149_619_969), ("both", 149_629_185), ("vision", 149_619_969 + 4_608), ("text", 149_619_969 + 4_608)],
 )
 def test_parameter_counts_are_the_papers(towers, count):
     with torch.device("meta"):
@@ -36,9 +31,7 @@ def test_named_builders_build_what_they_name():
 
 def test_variants_differ_in_what_attends_alone():
     def layers(model, tower):
-        return [
-            m.lambda_init for m in getattr(model, tower).modules() if isinstance(m, DifferentialAttention)
-        ]
+        return [m.lambda_init for m in getattr(model, tower).modules() if isinstance(m, DifferentialAttention)]
 
     assert layers(clip(), "visual") == layers(clip(), "text") == []
     assert layers(diffclip(), "visual") == [0.8] * 4

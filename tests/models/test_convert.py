@@ -16,14 +16,7 @@ from antiphase.models.preprocessing import Normalize, Normalized
 from tests.models import tiny_open_clip  # noqa: F401
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-TARGETS = [
-    ("diffvit", None),
-    ("diffvit", 3),
-    ("grouped", None),
-    ("grouped", 2),
-    ("gated", None),
-    ("v2", None),
-]
+TARGETS = [("diffvit", None), ("diffvit", 3), ("grouped", None), ("grouped", 2), ("gated", None), ("v2", None)]
 
 
 def images(*shape, seed=0):

@@ -233,10 +233,7 @@ def test_sizes_out_of_range_are_refused(changes):
     [
         ({"dim": 10**12}, "dim 1000000000000: expected an integer of at most 2147483647"),
         ({"depth": 10**9}, "depth 1000000000: expected an integer of at most 10000"),
-        (
-            {"dim": 2**16, "depth": 9999},
-            "dim 65536, depth 9999, .* the weights need [0-9,]+ GiB and this machine has",
-        ),
+        ({"dim": 2**16, "depth": 9999}, "dim 65536, depth 9999, .* the weights need [0-9,]+ GiB and this machine has"),
         ({"image_size": 2**30, "patch_size": 2}, "the weights need"),
         ({"num_classes": 2**31 - 1, "dim": 4000}, "the weights need"),
         ({"mlp_ratio": 1e300}, "the weights need"),

@@ -77,9 +77,7 @@ def test_torchvision_without_a_network_says_what_to_download(monkeypatch):
 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", fail)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
-    with pytest.raises(
-        UserError, match=r"no route to host\); download https://.*vit_b_16.*--random-weights"
-    ) as caught:
+    with pytest.raises(UserError, match=r"no route to host\); download https://.*vit_b_16.*--random-weights") as caught:
         load_model("torchvision:vit_b_16")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="no classifier 'vit_b_17'; did you mean vit_b_16"):
@@ -109,26 +107,20 @@ def save_vit(folder, processor=True, **labels):
 
 
 def test_a_classifier_of_transformers_normalises_as_its_processor(tmp_path):
-    own = save_vit(
-        tmp_path / "vit", id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2}
-    )
+    own = save_vit(tmp_path / "vit", id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2})
     model = load_model(f"hf:{tmp_path / 'vit'}")
     card = model.card
     assert (card.name, card.image_shape, card.num_classes) == ("vit", (3, 14, 14), 3)
     assert (card.class_names, card.attention) == (("cat", "dog", "cow"), "softmax")
     x = images(2, 3, 14, 14)
-    processor = transformers.ViTImageProcessor.from_pretrained(
-        tmp_path / "vit", do_resize=False, do_rescale=False
-    )
+    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path / "vit", do_resize=False, do_rescale=False)
     pixels = processor(list(x), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
     with torch.no_grad():
         assert_close(model(x), own(pixel_values=pixels).logits)
         assert_close(own.classifier(image_tower(model).features(x)), model(x))
     assert [maps.positive.shape for maps in attention_maps(model, x).values()] == [(2, 3, 5, 5)] * 2
     again = load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2)
-    assert fingerprint(again) == fingerprint(
-        load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2)
-    )
+    assert fingerprint(again) == fingerprint(load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2))
     assert fingerprint(again) != fingerprint(model)
 
 
@@ -147,17 +139,11 @@ def clip(tmp_path):
     """A CLIP of transformers with a tokenizer of a few words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    words = {
-        word: n for n, word in enumerate(("<pad>", "a", "photo", "of", "mug", "dog", "<unk>", "<s>", "</s>"))
-    }
+    words = {word: n for n, word in enumerate(("<pad>", "a", "photo", "of", "mug", "dog", "<unk>", "<s>", "</s>"))}
     plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    plain.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 7), ("</s>", 8)]
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", eos_token="</s>"
-    )
+    plain.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 7), ("</s>", 8)])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="</s>")
     torch.manual_seed(2)
     sizes = {"hidden_size": 12, "num_hidden_layers": 2, "intermediate_size": 20}
     config = transformers.CLIPConfig(

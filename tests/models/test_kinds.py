@@ -67,10 +67,7 @@ KINDS = {
     "a user's, by its parts": (lambda: block(Mixer()), "unknown"),
     "a user's, by its class": (lambda: block(ReluAttention()), "unknown"),
     "standard and unknown": (lambda: nn.Sequential(Attention(6, 2), ReluAttention()), "unknown"),
-    "standard and differential": (
-        lambda: nn.Sequential(Attention(6, 2), DiffAttention(6, 2)),
-        "differential",
-    ),
+    "standard and differential": (lambda: nn.Sequential(Attention(6, 2), DiffAttention(6, 2)), "differential"),
     "no attention": (lambda: block(nn.Conv2d(1, 1, 1)), "none"),
 }
 
@@ -85,9 +82,7 @@ def test_the_kind_is_read_off_the_modules(name):
 def test_a_registered_attention_of_no_known_class_has_the_kind_that_is_registered(monkeypatch, differential):
     spec = AttentionSpec("mean", differential, lambda config, layer: Averaging())
     monkeypatch.setitem(ATTENTION, "mean", spec)
-    assert attention_kind(build(configure("mean", 6, TINY))) == (
-        "differential" if differential else "softmax"
-    )
+    assert attention_kind(build(configure("mean", 6, TINY))) == ("differential" if differential else "softmax")
 
 
 def test_attention_with_norm_and_factor_is_standard():

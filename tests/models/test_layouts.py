@@ -71,13 +71,9 @@ def test_transformers_computes_the_same_logits_from_a_picture_and_words(model, p
     )
     process = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     inputs = process(picture, return_tensors="pt")["pixel_values"]
-    pixels = inputs * torch.tensor(process.image_std).view(3, 1, 1) + torch.tensor(process.image_mean).view(
-        3, 1, 1
-    )
+    pixels = inputs * torch.tensor(process.image_std).view(3, 1, 1) + torch.tensor(process.image_mean).view(3, 1, 1)
     expected = logits(model, pixels, TEXTS)
-    torch.testing.assert_close(
-        theirs(**tokens, pixel_values=inputs).logits_per_image, expected, rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(theirs(**tokens, pixel_values=inputs).logits_per_image, expected, rtol=1e-4, atol=1e-4)
     again = load_model(f"hf:{tmp_path}")  # compares its own preprocessing with the processor's
     own = pixels_of(model, picture)
     assert torch.equal(pixels_of(again, picture), own)

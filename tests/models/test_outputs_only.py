@@ -348,9 +348,7 @@ def test_a_compiled_model_follows():
             graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             with outputs_only():
                 compiled(x)
-    assert (
-        torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
-    )  # the depth of nesting is no matter
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # the depth of nesting is no matter
 
 
 class Watched(nn.Module):

@@ -77,10 +77,7 @@ PROCESSORS = {
         },
     ),
     "normalised twice": ("EfficientNet", {"size": SIZE, "include_top": True, **COLOUR}),
-    "nearest, 0 to 255": (
-        "Segformer",
-        {"size": SIZE, "resample": 0, "do_rescale": False, "do_normalize": False},
-    ),
+    "nearest, 0 to 255": ("Segformer", {"size": SIZE, "resample": 0, "do_rescale": False, "do_normalize": False}),
     "Lanczos, one mean": ("Siglip", {"size": SIZE, "resample": 1, "image_mean": 0.4, "image_std": 0.2}),
 }
 
@@ -99,17 +96,9 @@ def test_a_processor_of_transformers_gives_the_same_pixels(case, pictures):
     [
         ("ImageGPT", {"clusters": [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], "size": SIZE}, "fails on a picture"),
         ("Siglip2", {}, "gives images of different sizes"),
-        (
-            "Donut",
-            {"size": {"height": 32, "width": 24}},
-            "takes images of 32×24 pixels, which are not square",
-        ),
+        ("Donut", {"size": {"height": 32, "width": 24}}, "takes images of 32×24 pixels, which are not square"),
         ("TextNet", {}, "gives images of different sizes"),
-        (
-            "TextNet",
-            {"size": SHORTER, "do_center_crop": True, "crop_size": SIZE},
-            "its pixels differ by up to",
-        ),
+        ("TextNet", {"size": SHORTER, "do_center_crop": True, "crop_size": SIZE}, "its pixels differ by up to"),
         ("Perceiver", {"size": SIZE, "crop_size": {"height": 27, "width": 27}}, r"gives \(3, 24, 24\)"),
         ("ViT", {"size": SIZE, "do_resize": False}, "gives "),
         ("ViT", {"size": SIZE, "image_std": [0.5, 0.0, 0.5]}, "fails on a picture|std above 0"),
@@ -268,14 +257,8 @@ def test_a_processor_that_is_there_but_cannot_be_read_is_not_called_missing(tmp_
 
 def test_what_is_stored_of_plain_squares_has_not_changed():
     assert repr(Square(224)) == "Square(size=224, interpolation='bicubic')"
-    assert (
-        describe_transform(Square(64, "bilinear"), 1)
-        == "shorter side 64 bilinear antialias, centre crop 64, L"
-    )
-    assert (
-        repr(Square(24, resize=30, floor=True))
-        == "Square(size=24, interpolation='bicubic', resize=30, floor=True)"
-    )
+    assert describe_transform(Square(64, "bilinear"), 1) == "shorter side 64 bilinear antialias, centre crop 64, L"
+    assert repr(Square(24, resize=30, floor=True)) == "Square(size=24, interpolation='bicubic', resize=30, floor=True)"
     assert Square(24, resize=30).at(48) == Square(48, resize=60)
 
 
@@ -312,9 +295,7 @@ def test_twins_of_unequal_weights_or_preprocessing_or_size_are_doubted():
     assert pixels.endswith("BGR")
     (sizes,) = doubts_about([model], [flat(shape=(3, 32, 32))])
     assert sizes.endswith("input sizes 3×24×24 and 3×32×32")
-    with pytest.raises(
-        UserError, match=r"timm:wee takes images of shape .*, x of .*; measure each in its own run"
-    ):
+    with pytest.raises(UserError, match=r"timm:wee takes images of shape .*, x of .*; measure each in its own run"):
         size_for([model, flat(shape=(3, 32, 32))])
 
 
@@ -350,9 +331,7 @@ def test_unequal_twins_are_doubted_by_every_command(tmp_path, run_cli, command, 
     )
     assert code == 0, err
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    (doubt,) = [
-        line for line in record["warnings"] if "differ in more than their attention: preprocessing" in line
-    ]
+    (doubt,) = [line for line in record["warnings"] if "differ in more than their attention: preprocessing" in line]
     assert doubt[:40] in out + err
     assert record["preprocessing"]["other"]["square"]["squash"] is True
     assert "differ in more than their attention" in (tmp_path / "run" / "report.html").read_text()
@@ -374,9 +353,7 @@ class Wide(torch.nn.Module):
 
 def test_images_that_are_not_square_are_the_models_and_never_the_datas_fault(tmp_path, pictures, run_cli):
     (tmp_path / "wide.py").write_text(CODE)
-    np.savez(
-        tmp_path / "wide.npz", images=np.random.default_rng(0).random((4, 3, 8, 12)), labels=[0, 1, 0, 1]
-    )
+    np.savez(tmp_path / "wide.npz", images=np.random.default_rng(0).random((4, 3, 8, 12)), labels=[0, 1, 0, 1])
     model = load_model(f"python:{tmp_path / 'wide.py'}:Wide")
     assert size_for([model]) == (None, 3)
     with pytest.raises(UserError, match="takes images of 8×12 pixels, not square; give npz:FILE"):
@@ -406,9 +383,7 @@ def test_images_that_are_not_square_are_the_models_and_never_the_datas_fault(tmp
 @pytest.mark.thorough
 def test_every_family_of_transformers_is_the_same_or_refused(pictures):
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as known
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as families,
-    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as families
 
     refused = set()
     for family in families:

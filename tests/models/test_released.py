@@ -52,9 +52,7 @@ def released(tmp_path):
 
 @pytest.mark.parametrize(("towers", "keys"), [(None, 301), ("both", 517), ("vision", 409), ("text", 409)])
 def test_the_full_size_has_as_many_keys_as_the_released_files(towers, keys):
-    names = [
-        name for several in _translation(configure_clip("b16", towers=towers)).values() for name in several
-    ]
+    names = [name for several in _translation(configure_clip("b16", towers=towers)).values() for name in several]
     assert len(names) == len(set(names)) == keys
 
 
@@ -124,9 +122,7 @@ def test_the_depth_schedule_is_another_model(released):
     assert [layer.attn.lambda_init for layer in two.visual.blocks] == pytest.approx(
         [0.2, 0.8 - 0.6 * 2.718281828**-0.3]
     )
-    assert not torch.allclose(
-        one.encode_text(torch.tensor([[99, 100]])), two.encode_text(torch.tensor([[99, 100]]))
-    )
+    assert not torch.allclose(one.encode_text(torch.tensor([[99, 100]])), two.encode_text(torch.tensor([[99, 100]])))
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be checked")
@@ -142,12 +138,7 @@ def test_a_fingerprint_tells_lambda_init_and_heads_apart(released):
 
 @pytest.mark.parametrize(
     ("make", "more"),
-    [
-        (clip, {}),
-        (diffclip, {}),
-        (diffclip, {"schedule": "depth"}),
-        (diffclip, {"towers": "text", "lambda_init": 0.3}),
-    ],
+    [(clip, {}), (diffclip, {}), (diffclip, {"schedule": "depth"}), (diffclip, {"towers": "text", "lambda_init": 0.3})],
 )
 def test_a_model_of_any_head_width_goes_round_in_the_released_layout(tmp_path, make, more):
     narrow = {tower: SMALL[tower] | {"num_heads": 8} for tower in ("vision", "text")}
@@ -249,14 +240,8 @@ def test_projections_that_do_not_fit_together_are_one_line(released):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            lambda weight: weight.index_fill(0, torch.tensor([0]), float("nan")),
-            "'text.norm.bias' contains NaN",
-        ),
-        (
-            lambda weight: weight.index_fill(0, torch.tensor([1]), float("inf")),
-            "'text.norm.bias' contains NaN",
-        ),
+        (lambda weight: weight.index_fill(0, torch.tensor([0]), float("nan")), "'text.norm.bias' contains NaN"),
+        (lambda weight: weight.index_fill(0, torch.tensor([1]), float("inf")), "'text.norm.bias' contains NaN"),
         (lambda weight: weight.long(), "'text.norm.bias' has type torch.int64; expected torch.float32"),
     ],
 )

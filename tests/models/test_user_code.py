@@ -135,9 +135,7 @@ def test_weights_are_loaded(folder, form):
     elif form == "safetensors":
         save_file(state, file)
     else:
-        torch.save(
-            {"state_dict": {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, file
-        )
+        torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, file)
     content = given(f"python:net.py:build?weights={file}", "mine").content
     assert content != given("python:net.py:build", "mine").content
     loaded = load_model(f"python:net.py:build?weights={file}")
@@ -158,10 +156,7 @@ class Evil:
         ("python:net.py", "expected python:FILE_OR_MODULE:CALLABLE"),
         ("python:net.py:buidl", "no 'buidl' in net; expected a function's name"),
         ("python:net.py:WIDTH", "WIDTH is a int; expected a function"),
-        (
-            "python:net.py:build?depth=4",
-            r"raised TypeError: build\(\) got an unexpected keyword argument 'depth'",
-        ),
+        ("python:net.py:build?depth=4", r"raised TypeError: build\(\) got an unexpected keyword argument 'depth'"),
         ("python:net.py:build?depth", "'depth': expected name=value"),
         ("python:net.py:broken", r"raised KeyError: 'depth' \(net.py, line 3\d\)"),
         ("python:net.py:leaves", r"raised SystemExit: 3 \(net.py, line"),
@@ -176,10 +171,7 @@ class Evil:
         ),
         ("python:net.py:build?weights=evil.pt", "evil.pt: cannot be read safely"),
         ("python:syntax.py:build", r"SyntaxError: .* \(syntax.py, line 1\)"),
-        (
-            "python:lacks.py:build",
-            r"raised ModuleNotFoundError: No module named 'no_such_thing' \(lacks.py, line 1\)",
-        ),
+        ("python:lacks.py:build", r"raised ModuleNotFoundError: No module named 'no_such_thing' \(lacks.py, line 1\)"),
     ],
 )
 def test_a_mistake_is_one_line(folder, run_cli, spec, named):
@@ -198,27 +190,12 @@ def test_a_pair_is_audited_at_the_size_of_the_data_and_the_code_is_announced(fol
     )
     assert code == 2
     assert err.splitlines() == ["antiphase: runs the code in net.py", "antiphase: w.pt: no such file"]
-    words = (
-        "--data",
-        "specimen-fashion-mnist",
-        "--limit",
-        3,
-        "--eps",
-        "4/255",
-        "--steps",
-        1,
-        "--sense-limit",
-        0,
-        "-q",
-    )
+    words = ("--data", "specimen-fashion-mnist", "--limit", 3, "--eps", "4/255", "--steps", 1, "--sense-limit", 0, "-q")
     code, _, err = run_cli(
         "audit", "python:net.py:build", "--against", "python:net.py:small", *words, "--out", folder / "run"
     )
     assert code == 0, err
-    assert pl.read_parquet(folder / "run" / "rows.parquet")["model"].unique().sort().to_list() == [
-        "build",
-        "small",
-    ]
+    assert pl.read_parquet(folder / "run" / "rows.parquet")["model"].unique().sort().to_list() == ["build", "small"]
     record = json.loads((folder / "run" / "run.json").read_text())
     assert record["fingerprints"]["build"] == fingerprint(load_model("python:net.py:build"))
 

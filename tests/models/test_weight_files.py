@@ -62,10 +62,7 @@ QUIET = {
     "deepspeed": {"module": STATE, "ds_version": "0.1", "global_steps": 10},
     "nested twice": {"checkpoint": {"weights": under("model.net.")}, "args": {"lr": 0.1}},
     "lightning": {"state_dict": under("model."), "epoch": 1, "pytorch-lightning_version": "2.0"},
-    "an optimizer": {
-        "model": STATE,
-        "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []},
-    },
+    "an optimizer": {"model": STATE, "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}},
     "before torch 0.4.1": {name: value for name, value in STATE.items() if "num_batches" not in name},
     "parameters": {name: nn.Parameter(value, requires_grad=False) for name, value in STATE.items()},
     "refers to itself": LOOP,
@@ -85,15 +82,9 @@ def test_weights_are_found_by_the_model_s_names(tmp_path, held):
     ("held", "ignored"),
     [
         (averaged(), "n_averaged"),
-        (
-            {"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}},
-            "state_dict.criterion.weight",
-        ),
+        ({"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}}, "state_dict.criterion.weight"),
         (STATE | {"loss_fn.weight": torch.ones(3)}, "loss_fn.weight"),
-        (
-            STATE | {"total_ops": torch.zeros(1), "0.total_params": torch.zeros(1)},
-            "total_ops, 0.total_params",
-        ),
+        (STATE | {"total_ops": torch.zeros(1), "0.total_params": torch.zeros(1)}, "total_ops, 0.total_params"),
         ({"model": STATE, "discriminator": {"weight": torch.ones(1)}}, "discriminator.weight"),
         ({"model": STATE, "epoch": torch.tensor(3)}, "epoch"),
     ],
@@ -111,11 +102,7 @@ def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ign
         ({"state_dict": OTHER, "state_dict_ema": STATE}, "state_dict_ema", "state_dict"),
         ({"model": OTHER, "model_ema": averaged()}, "model_ema.module", "model"),
         ({"params": OTHER, "params_ema": STATE}, "params_ema", "params"),
-        (
-            {"state_dict": under("model.", OTHER) | under("swa_model.")},
-            "state_dict.swa_model",
-            "state_dict.model",
-        ),
+        ({"state_dict": under("model.", OTHER) | under("swa_model.")}, "state_dict.swa_model", "state_dict.model"),
         (OTHER | {"ema": STATE}, "ema", "."),
     ],
 )
@@ -131,23 +118,16 @@ def test_a_moving_average_goes_first_and_the_other_can_be_chosen(tmp_path, held,
 def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
     path = tmp_path / "a.pt"
     torch.save({"state_dict": under("student.") | under("teacher.", OTHER)}, path)
-    with pytest.raises(
-        UserError, match=r"several sets .* state_dict\.student, state_dict\.teacher; choose one: .*#"
-    ):
+    with pytest.raises(UserError, match=r"several sets .* state_dict\.student, state_dict\.teacher; choose one: .*#"):
         read(path)
     assert same(read(f"{path}#student")[0], STATE)
     assert same(read(f"{path}#state_dict.teacher")[0], OTHER)
-    with pytest.raises(
-        UserError, match=r"no weights 'ema' that fit the model; the file has state_dict\.student"
-    ):
+    with pytest.raises(UserError, match=r"no weights 'ema' that fit the model; the file has state_dict\.student"):
         read(f"{path}#ema")
     torch.save({"best": STATE, "last": OTHER, "model_ema": STATE}, path)
     with pytest.raises(UserError, match="several sets"):  # the average of which?
         read(path)
-    wide = {
-        name: torch.zeros(7, *value.shape[1:]) if name == "3.weight" else value
-        for name, value in OTHER.items()
-    }
+    wide = {name: torch.zeros(7, *value.shape[1:]) if name == "3.weight" else value for name, value in OTHER.items()}
     torch.save({"teacher": wide, "student": STATE}, path)
     assert same(read(path)[0], STATE)  # the only one of these shapes
 
@@ -156,10 +136,7 @@ def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
     ("change", "told"),
     [
         (lambda state: state | {"4.weight": torch.ones(1)}, "'4.weight' is not in the model"),
-        (
-            lambda state: {name: value for name, value in state.items() if name != "3.bias"},
-            "'3.bias' is missing",
-        ),
+        (lambda state: {name: value for name, value in state.items() if name != "3.bias"}, "'3.bias' is missing"),
         (lambda state: state | {"3.bias": torch.ones(4)}, r"'3.bias' has shape \(4,\), expected \(3,\)"),
         (
             lambda state: {"encoder." + name: value for name, value in state.items() if name[0] != "3"},
@@ -202,16 +179,10 @@ def _torchscript(path):
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
 WRONG = {
-    "lfs.pt": (
-        lambda path: path.write_text(LFS),
-        "is a pointer of Git LFS; get the weights with git lfs pull",
-    ),
+    "lfs.pt": (lambda path: path.write_text(LFS), "is a pointer of Git LFS; get the weights with git lfs pull"),
     "lfs.safetensors": (lambda path: path.write_text(LFS), "is a pointer of Git LFS"),
     "page.pth": (lambda path: path.write_text("\n<!DOCTYPE html><title>Sign in</title>"), "is a web page"),
-    "error.bin": (
-        lambda path: path.write_text('{"error": "Repository not found"}'),
-        "is a web page or other text",
-    ),
+    "error.bin": (lambda path: path.write_text('{"error": "Repository not found"}'), "is a web page or other text"),
     "empty.pt": (lambda path: path.touch(), "is empty"),
     "empty.safetensors": (lambda path: path.touch(), "is empty"),
     "none.pt": (lambda path: None, "no such file"),
@@ -219,18 +190,9 @@ WRONG = {
     "pipe": (os.mkfifo, "is no regular file"),
     "script.pt": (_torchscript, "is a TorchScript archive; save its weights alone"),
     "arrays.npz": (lambda path: np.savez(path, a=np.ones(3)), "is an archive of something else"),
-    "cut.safetensors": (
-        lambda path: save_file(STATE, path) or os.truncate(path, 200),
-        "incomplete or invalid",
-    ),
-    "cut.pt": (
-        lambda path: torch.save(STATE, path) or os.truncate(path, 900),
-        "is incomplete; copy or download",
-    ),
-    "whole.pth": (
-        lambda path: torch.save(NET, path),
-        "contains 'torch.nn.modules.container.Sequential', and a pickle",
-    ),
+    "cut.safetensors": (lambda path: save_file(STATE, path) or os.truncate(path, 200), "incomplete or invalid"),
+    "cut.pt": (lambda path: torch.save(STATE, path) or os.truncate(path, 900), "is incomplete; copy or download"),
+    "whole.pth": (lambda path: torch.save(NET, path), "contains 'torch.nn.modules.container.Sequential', and a pickle"),
     "numpy.pt": (lambda path: torch.save({"a": np.float64(1)}, path), "cannot be read safely .*numpy"),
     "list.pt": (lambda path: torch.save([STATE], path), "no weights found; expected a dictionary of tensors"),
     "noise.pt": (lambda path: path.write_bytes(bytes(range(256))), "cannot be read safely"),

@@ -32,18 +32,14 @@ def test_logits_are_scaled_cosines_to_the_mean_of_unit_prompt_vectors(model):
 def test_a_template_may_name_the_class_twice_and_hold_braces(model):
     one = zero_shot_classifier(model, ["mug"], ["{} {x} {}"])
     with torch.no_grad():
-        torch.testing.assert_close(
-            one.weights[:, 0], F.normalize(model.encode_text(["mug {x} mug"])[0], dim=0)
-        )
+        torch.testing.assert_close(one.weights[:, 0], F.normalize(model.encode_text(["mug {x} mug"])[0], dim=0))
 
 
 def test_class_names_become_words(model):
     named = zero_shot_classifier(model, ["n01440764", "ice_cream"], ["a {}"])
     with torch.no_grad():
         for column, text in enumerate(["a tench", "a ice cream"]):
-            torch.testing.assert_close(
-                named.weights[:, column], F.normalize(model.encode_text([text])[0], dim=0)
-            )
+            torch.testing.assert_close(named.weights[:, column], F.normalize(model.encode_text([text])[0], dim=0))
 
 
 def test_whole_texts_take_the_place_of_templates(model):

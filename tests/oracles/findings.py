@@ -69,9 +69,7 @@ def read(name, *columns):
         "cell",
         pl.col("label").alias("of"),
         pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
-        pl.col("label")
-        .str.extract(r" o[fn] ((?:(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on openmoji)? seed")
-        .alias("twin"),
+        pl.col("label").str.extract(r" o[fn] ((?:(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on openmoji)? seed").alias("twin"),
     )
     rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
     return rows.join(cells, on="cell").filter(pl.col("twin").is_not_null())
@@ -98,9 +96,7 @@ class Attacks:
 
 
 def fragile(attacks):
-    gaps = {
-        d: sum(attacks.gap(f"DiffViT depth {d}", f"ViT depth {d}", e) for e in EPS) / len(EPS) for d in DEPTHS
-    }
+    gaps = {d: sum(attacks.gap(f"DiffViT depth {d}", f"ViT depth {d}", e) for e in EPS) / len(EPS) for d in DEPTHS}
     seeds = min(map(len, gaps.values()))  # the fit uses the seeds that every depth has
     x = np.log2(DEPTHS) - np.mean(np.log2(DEPTHS))
     fall = -(x / (x**2).sum()) * np.log2(max(DEPTHS))
@@ -123,9 +119,7 @@ def why(attacks, strata=20):
     ladder = ("ViT depth 1", "ViT, norm and factor", "DiffViT, λ frozen at 0", "DiffViT depth 1")
     bare = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or factor")
     rows = read("margin", "margin", "norm1", "right1", "sample")
-    rows = rows.filter(pl.col("norm1").is_not_null()).partition_by(
-        "twin", as_dict=True
-    )  # of the study of causes
+    rows = rows.filter(pl.col("norm1").is_not_null()).partition_by("twin", as_dict=True)  # of the study of causes
     margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
     seeds = len(margins[ladder[0]])
     twins = [margins[ladder[0]], margins[ladder[-1]]]
@@ -185,9 +179,7 @@ def helps(attacks):
 
     maps = read("relevance", "average_precision", "kind", "sample").filter(kind="relevance")
     maps = maps.filter(~pl.col("of").str.contains(" for ")).partition_by("twin", as_dict=True)
-    diffclip, clip = (
-        by_seed_and_image(maps[t,], "average_precision", "sample") for t in ("DiffCLIP", "CLIP")
-    )
+    diffclip, clip = (by_seed_and_image(maps[t,], "average_precision", "sample") for t in ("DiffCLIP", "CLIP"))
     return [
         interval(
             "probe",
@@ -208,12 +200,8 @@ def helps(attacks):
 
 def patches():
     """Differences under patches; the label of a cell names the width."""
-    rows = read("attack-patch", "sample", "success").with_columns(
-        width=pl.col("of").str.extract(r"width (\d+)")
-    )
-    blocks = rows.filter(pl.col("twin").is_in(["CLIP", "DiffCLIP"])).partition_by(
-        "twin", "width", as_dict=True
-    )
+    rows = read("attack-patch", "sample", "success").with_columns(width=pl.col("of").str.extract(r"width (\d+)"))
+    blocks = rows.filter(pl.col("twin").is_in(["CLIP", "DiffCLIP"])).partition_by("twin", "width", as_dict=True)
     widths = sorted({width for _, width in blocks}, key=int)
     success = {key: by_seed_and_image(block, "success", "sample") for key, block in blocks.items()}
     return [interval(f"width {w}", success["DiffCLIP", w] - success["CLIP", w]) for w in widths]

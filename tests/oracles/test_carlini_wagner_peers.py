@@ -49,9 +49,7 @@ def _adv_lib():
     attacks = adv_lib_attacks()
 
     def attack(model, images, labels, search_steps, steps):
-        return attacks.carlini_wagner_l2(
-            model, images, labels, binary_search_steps=search_steps, max_iterations=steps
-        )
+        return attacks.carlini_wagner_l2(model, images, labels, binary_search_steps=search_steps, max_iterations=steps)
 
     return attack
 

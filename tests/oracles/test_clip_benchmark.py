@@ -30,20 +30,14 @@ def their_recalls(images, texts, owners, ks):
     """Return CLIP_benchmark's recalls; it wants the captions image by image."""
     captions = [texts[owners == image] for image in range(len(images))]
     loader = [
-        (images[at : at + 7], [list(several) for several in captions[at : at + 7]])
-        for at in range(0, len(images), 7)
+        (images[at : at + 7], [list(several) for several in captions[at : at + 7]]) for at in range(0, len(images), 7)
     ]
     return theirs_retrieval.evaluate(Given, loader, torch.stack, "cpu", amp=False, recall_k_list=list(ks))
 
 
 def our_recalls(images, texts, owners):
-    rows = retrieval_rows(
-        F.normalize(images, dim=-1), F.normalize(texts, dim=-1), owners, torch.arange(len(images))
-    )
-    return {
-        f"{m.setting}_retrieval_recall@{m.name[2:]}": estimate(m).value
-        for m in task_metrics("retrieval", rows)
-    }
+    rows = retrieval_rows(F.normalize(images, dim=-1), F.normalize(texts, dim=-1), owners, torch.arange(len(images)))
+    return {f"{m.setting}_retrieval_recall@{m.name[2:]}": estimate(m).value for m in task_metrics("retrieval", rows)}
 
 
 @pytest.mark.parametrize("captions", [1, 5], ids=["one caption", "five captions"])
@@ -90,9 +84,7 @@ def test_of_strangers_that_tie_theirs_takes_any_and_ours_counts_all():
     for name in ("image_retrieval_recall@1", "image_retrieval_recall@5"):
         found = [recalls[name] for recalls in seen]
         assert ours[name] <= min(found) + 1e-6
-    assert (
-        ours["image_retrieval_recall@1"] == 0.0 < min(recalls["image_retrieval_recall@1"] for recalls in seen)
-    )
+    assert ours["image_retrieval_recall@1"] == 0.0 < min(recalls["image_retrieval_recall@1"] for recalls in seen)
     for recalls in seen:  # where no image ties, they agree: captions are all different
         assert recalls["text_retrieval_recall@1"] == pytest.approx(ours["text_retrieval_recall@1"], abs=1e-6)
 

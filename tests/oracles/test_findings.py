@@ -10,15 +10,7 @@ from tests.oracles import claim_counts, findings
 
 QUESTIONS = ("Is differential attention more fragile?", "Why?", "Does it help a CLIP?")
 NOT_RECOMPUTED = {"85.0": "printed by the paper in Table 3, for CIFAR-10, of which results/ has no rows"}
-NAMES = (
-    "mean over ε",
-    "probe",
-    "zero-shot",
-    "zero-shot shifted",
-    "few-shot",
-    "image retrieval",
-    "text retrieval",
-)
+NAMES = ("mean over ε", "probe", "zero-shot", "zero-shot shifted", "few-shot", "image retrieval", "text retrieval")
 NAMES += ("mmvp", "mask average precision", "fitted fall")
 LABEL = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|" + "|".join(sorted(NAMES, key=len, reverse=True)))
 DIFFERENCE = re.compile(
@@ -122,13 +114,7 @@ def test_the_picture_of_the_answers_shows_estimates_of_the_rows():
 
 
 def test_readme_says_what_changes_the_answer():
-    for words in (
-        "means over ε",
-        "initial weights",
-        "chosen after a look at ASR",
-        "larger models",
-        "photographs",
-    ):
+    for words in ("means over ε", "initial weights", "chosen after a look at ASR", "larger models", "photographs"):
         assert words in _readme()
     assert re.search(r"Fashion-MNIST\s+and emoji", _text("README.md"))
 

@@ -26,8 +26,7 @@ def test_zero_shot_logits_are_open_clips(ours):
     )
     images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     mean, std = (
-        torch.tensor(values).view(3, 1, 1)
-        for values in (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD)
+        torch.tensor(values).view(3, 1, 1) for values in (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD)
     )
     with torch.no_grad():
         features = F.normalize(ours.model.encode_image((images - mean) / std), dim=-1)
@@ -37,9 +36,7 @@ def test_zero_shot_logits_are_open_clips(ours):
 
 
 def test_preprocessing_is_open_clips(ours):
-    pixels = torch.randint(
-        0, 256, (241, 331, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
-    )
+    pixels = torch.randint(0, 256, (241, 331, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     picture = Image.fromarray(pixels.numpy())
     _, _, preprocess = open_clip.create_model_and_transforms("tiny-vit", pretrained=None, force_image_size=32)
     expected = preprocess(picture)
@@ -69,11 +66,7 @@ def test_weights_of_a_file_have_the_preprocessing_of_their_tag(ours, tmp_path, m
     torch.testing.assert_close(model.normalize.mean.flatten(), torch.tensor(mean))
     doubts = " ".join(model.card.doubts)
     told = "a file of weights tells neither activation nor preprocessing; used are tiny-vit's own, "
-    assert (
-        (told in doubts)
-        == (f"give open_clip:tiny-vit/TAG@{tmp_path / 'own.pt'}" in doubts)
-        == ("/" not in named)
-    )
+    assert (told in doubts) == (f"give open_clip:tiny-vit/TAG@{tmp_path / 'own.pt'}" in doubts) == ("/" not in named)
 
 
 def test_a_file_of_another_architecture_is_one_line(ours, tmp_path):

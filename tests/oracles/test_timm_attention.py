@@ -65,9 +65,7 @@ def test_values_and_gradients_equal_timms(shape, dual, dtype, fused):
     weights = _draw(*out.shape, dtype=dtype, seed=2)
     names = [name for name, _ in peer.named_parameters()]
     own_parameters = dict(ours.named_parameters())
-    own_grads = torch.autograd.grad(
-        (out * weights).sum(), [x, *(own_parameters[_our_name(n)] for n in names)]
-    )
+    own_grads = torch.autograd.grad((out * weights).sum(), [x, *(own_parameters[_our_name(n)] for n in names)])
     peer_grads = torch.autograd.grad((expected * weights).sum(), [x, *peer.parameters()])
     for name, own, other in zip(["x", *names], own_grads, peer_grads, strict=True):
         own = own.sum() if other.ndim == 0 else own  # the layer's one λ feels all heads
@@ -113,8 +111,6 @@ def test_the_head_count_trap():
 
     ours, peer = _pair(24, 4, fused=False, dual=True)
     trapped = DiffAttention(24, num_heads=4, qkv_bias=True, dual_lambda=True).double()
-    trapped.load_state_dict(
-        {n: w for n, w in peer.state_dict().items() if n != "sub_norm.weight"}, strict=False
-    )
+    trapped.load_state_dict({n: w for n, w in peer.state_dict().items() if n != "sub_norm.weight"}, strict=False)
     x = _draw(2, 7, 24, dtype=torch.float64)
     assert (ours(x) - trapped(x)).abs().max() > 0.1

@@ -37,9 +37,7 @@ def differential_attention(
                 positive = attention_row(q1[b][h][i], k1[b][h], bias[b][h][i])
                 negative = attention_row(q2[b][h][i], k2[b][h], bias[b][h][i])
                 for e in range(value_width):
-                    out[b, h, i, e] = sum(
-                        (positive[j] - lambdas[h] * negative[j]) * v[b][h][j][e] for j in range(keys)
-                    )
+                    out[b, h, i, e] = sum((positive[j] - lambdas[h] * negative[j]) * v[b][h][j][e] for j in range(keys))
     return out
 
 

@@ -60,9 +60,7 @@ def attention(x, state, name, lambda_init, *, causal):
     fused = "qkv." if name + "qkv.weight" in state else "in_proj_"
     q, k, v = (
         x @ w.T + b
-        for w, b in zip(
-            state[f"{name}{fused}weight"].chunk(3), state[f"{name}{fused}bias"].chunk(3), strict=True
-        )
+        for w, b in zip(state[f"{name}{fused}weight"].chunk(3), state[f"{name}{fused}bias"].chunk(3), strict=True)
     )
     heads = []
     for start in range(0, x.shape[1], HEAD):
@@ -108,6 +106,5 @@ def norm(x, state, name, eps):
     """Return the layer norm of each row."""
     centred = x - x.mean(1, keepdim=True)
     return (
-        centred / (centred.square().mean(1, keepdim=True) + eps).sqrt() * state[name + "weight"]
-        + state[name + "bias"]
+        centred / (centred.square().mean(1, keepdim=True) + eps).sqrt() * state[name + "weight"] + state[name + "bias"]
     )

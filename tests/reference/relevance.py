@@ -40,10 +40,7 @@ def attend(x: Tensor, weights: dict[str, Tensor], *, num_heads: int, lambda_init
         lam = first - second + lambda_init
         for one, two in zip(slots[::2], slots[1::2], strict=True):
             leaves = [torch.zeros(len(x), len(x), dtype=x.dtype, requires_grad=True) for _ in range(2)]
-            maps = [
-                softmax_map(q[:, slot], k[:, slot]) + leaf
-                for slot, leaf in zip((one, two), leaves, strict=True)
-            ]
+            maps = [softmax_map(q[:, slot], k[:, slot]) + leaf for slot, leaf in zip((one, two), leaves, strict=True)]
             values = torch.cat([v[:, one], v[:, two]], 1)
             y = (maps[0] - lam * maps[1]) @ values
             y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights["norm.weight"]

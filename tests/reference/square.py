@@ -138,9 +138,7 @@ def propose(x, clean, eps, norm, key, t, queries, p_init, rescale, bounds):
     draws = numbers(key, 5 + channels, t * (5 + channels))
     w, v = window(draws[0], draws[1]), window(draws[2], draws[3])
     shape = bump(tall, wide, across=draws[4] < 0.5)
-    nu = [
-        [[x[c][i][j] - clean[c][i][j] for j in range(width)] for i in range(height)] for c in range(channels)
-    ]
+    nu = [[[x[c][i][j] - clean[c][i][j] for j in range(width)] for i in range(height)] for c in range(channels)]
     spent = sum(value**2 for channel in nu for row in channel for value in row)
     for c in range(channels):
         sign = 1 if draws[5 + c] < 0.5 else -1

@@ -28,11 +28,7 @@ def v2(x: Tensor, w: dict[str, Tensor], h: int, h_kv: int, mask: Tensor | None =
     outs = []
     for query in range(2 * h):
         shared = query // (2 * h // h_kv)
-        q, k, v = (
-            head(x, w["q"], query, width),
-            head(x, w["k"], shared, width),
-            head(x, w["v"], shared, width),
-        )
+        q, k, v = (head(x, w["q"], query, width), head(x, w["k"], shared, width), head(x, w["v"], shared, width))
         outs.append(attention(q, k, mask) @ v)
     lam = torch.sigmoid(x @ w["lam"].T)
     heads = [outs[2 * i] - lam[..., i, None] * outs[2 * i + 1] for i in range(h)]
@@ -59,9 +55,7 @@ def grouped(
     outs = []
     for s in range(h):
         noise, key = s // ratio, s // (h // h_kv)
-        one = attention(
-            head(x, w["q"], s, width, w.get("q_bias")), head(x, w["k"], key, width, w.get("k_bias")), mask
-        )
+        one = attention(head(x, w["q"], s, width, w.get("q_bias")), head(x, w["k"], key, width, w.get("k_bias")), mask)
         two = attention(
             head(x, w["q"], h + noise, width, w.get("q_bias")),
             head(x, w["k"], h_kv + noise, width, w.get("k_bias")),

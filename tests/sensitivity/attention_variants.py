@@ -171,10 +171,7 @@ class V1(Projected):
             case "four fused calls":
                 q, k, _ = self.parts(x)
                 o = [
-                    [
-                        F.scaled_dot_product_attention(q[:, at::2], k[:, at::2], half)
-                        for half in v.chunk(2, -1)
-                    ]
+                    [F.scaled_dot_product_attention(q[:, at::2], k[:, at::2], half) for half in v.chunk(2, -1)]
                     for at in (0, 1)
                 ]
                 first, second = (torch.cat(halves, -1) for halves in o)
@@ -240,9 +237,7 @@ class Standard(Projected):
         o = maps_of(q, k) @ v
         match self.how:
             case "two softmaxes":
-                o = torch.cat(
-                    [maps_of(q[:, :1], k[:, :1]) @ v[:, :1], maps_of(q[:, 1:], k[:, 1:]) @ v[:, 1:]], 1
-                )
+                o = torch.cat([maps_of(q[:, :1], k[:, :1]) @ v[:, :1], maps_of(q[:, 1:], k[:, 1:]) @ v[:, 1:]], 1)
             case "gated":
                 return self.wo(merge(o) * self.gate(x).sigmoid())
             case "a softmax over experts":

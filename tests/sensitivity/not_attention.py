@@ -11,11 +11,7 @@ class Gate(nn.Module):
 
     def __init__(self, tokens):
         super().__init__()
-        self.gate, self.value, self.back = (
-            nn.Linear(DIM, tokens),
-            nn.Linear(DIM, tokens),
-            nn.Linear(tokens, DIM),
-        )
+        self.gate, self.value, self.back = (nn.Linear(DIM, tokens), nn.Linear(DIM, tokens), nn.Linear(tokens, DIM))
 
     def forward(self, x):
         return self.back(self.gate(x).softmax(-1) * self.value(x))

@@ -111,9 +111,7 @@ class Fused(Own):
         self.norm = nn.GroupNorm(HEADS, HEADS)
 
     def forward(self, x):
-        (q1, q2), (k1, k2, v) = (
-            [heads(part, HEADS) for part in w(x).split(DIM, -1)] for w in (self.q, self.kv)
-        )
+        (q1, q2), (k1, k2, v) = ([heads(part, HEADS) for part in w(x).split(DIM, -1)] for w in (self.q, self.kv))
         one, two = (F.scaled_dot_product_attention(q, k, v) for q, k in ((q1, k1), (q2, k2)))
         self.truth = (*(normalised(q @ k.mT * q.shape[-1] ** -0.5) for q, k in ((q1, k1), (q2, k2))), LAM)
         return self.o(merge(one - LAM * two))
@@ -129,13 +127,9 @@ class Rotary(Own):
         self.q_norm, self.k_norm = nn.LayerNorm(4), nn.LayerNorm(4)
 
     def forward(self, hidden_states, positions):
+        q, k = (self.q_norm(heads(self.q_proj(hidden_states), 4)), self.k_norm(heads(self.k_proj(hidden_states), 2)))
         q, k = (
-            self.q_norm(heads(self.q_proj(hidden_states), 4)),
-            self.k_norm(heads(self.k_proj(hidden_states), 2)),
-        )
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(t.unflatten(-1, (-1, 2))) * positions).flatten(-2)
-            for t in (q, k)
+            torch.view_as_real(torch.view_as_complex(t.unflatten(-1, (-1, 2))) * positions).flatten(-2) for t in (q, k)
         )
         maps = (q @ k.repeat_interleave(2, 1).mT / 2).softmax(-1)
         one, two = maps.unflatten(1, (2, 2)).unbind(2)
@@ -148,20 +142,12 @@ class SumOfWeights(Own):
 
     def __init__(self):
         super().__init__()
-        self.qkv, self.soft, self.lam = (
-            nn.Linear(DIM, 5 * DIM),
-            nn.Softmax(dim=2),
-            nn.Parameter(torch.tensor(LAM)),
-        )
+        self.qkv, self.soft, self.lam = (nn.Linear(DIM, 5 * DIM), nn.Softmax(dim=2), nn.Parameter(torch.tensor(LAM)))
 
     def forward(self, x):
         q1, q2, k1, k2, v = (heads(part, HEADS).flatten(0, 1) for part in self.qkv(x).chunk(5, -1))
         one, two = (self.soft(torch.bmm(q, k.transpose(1, 2))) for q, k in ((q1, k1), (q2, k2)))
-        self.truth = (
-            one.view(-1, HEADS, *one.shape[1:]),
-            two.view(-1, HEADS, *two.shape[1:]),
-            self.lam.detach(),
-        )
+        self.truth = (one.view(-1, HEADS, *one.shape[1:]), two.view(-1, HEADS, *two.shape[1:]), self.lam.detach())
         return merge(torch.bmm(one + -self.lam * two, v).view(len(x), HEADS, -1, DIM // HEADS)), one
 
 
@@ -210,10 +196,7 @@ class Rectified(Own):
         self.q, self.k, self.v = nn.Linear(DIM, 8), nn.Linear(DIM, 8), nn.Linear(DIM, DIM)
 
     def forward(self, x):
-        one, two = (
-            (q @ k.mT).softmax(-1)
-            for q, k in zip(self.q(x).chunk(2, -1), self.k(x).chunk(2, -1), strict=True)
-        )
+        one, two = ((q @ k.mT).softmax(-1) for q, k in zip(self.q(x).chunk(2, -1), self.k(x).chunk(2, -1), strict=True))
         self.truth = one[:, None], two[:, None], LAM
         both = (one - LAM * two).relu()
         return both / (both.sum(-1, keepdim=True) + 0.1) @ self.v(x)

@@ -10,21 +10,8 @@ from antiphase.attention import DifferentialAttention
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.vit import initialise
-from antiphase.sensitivity import (
-    align,
-    amplification,
-    attention_layers,
-    attention_maps,
-    cotangent_gram,
-    exact_gram,
-)
-from antiphase.sensitivity.alignment import (
-    cotangent_grams,
-    direction_grams,
-    loss_grams,
-    random_directions,
-    token_grams,
-)
+from antiphase.sensitivity import align, amplification, attention_layers, attention_maps, cotangent_gram, exact_gram
+from antiphase.sensitivity.alignment import cotangent_grams, direction_grams, loss_grams, random_directions, token_grams
 from antiphase.streams import key, sample_keys
 
 
@@ -129,9 +116,7 @@ def test_lemma_1_holds_for_each_probe():
     v = torch.stack([_probe(k, positive) for k in keys(3, 2).unbind(1)])
     for probe in range(2):
         difference = positive.vjp(v[probe]) - 0.8 * negative.vjp(v[probe])
-        assert_close(
-            gram.difference(0.8)[..., probe], difference.square().sum((-2, -1)), rtol=1e-10, atol=1e-10
-        )
+        assert_close(gram.difference(0.8)[..., probe], difference.square().sum((-2, -1)), rtol=1e-10, atol=1e-10)
     assert_close(gram.difference(LAM[:1, None]), gram.moved, rtol=1e-10, atol=1e-10)
 
 
@@ -149,10 +134,7 @@ def test_probes_converge_to_the_exact_value_as_one_over_the_root_of_k():
     exact = align(exact_gram(*pair), probes=False).cosine.item()
     errors = {}
     for probes in (16, 64, 256):
-        found = [
-            align(probed(pair, keys(1, probes, seed)), probes=True).cosine.item() - exact
-            for seed in range(60)
-        ]
+        found = [align(probed(pair, keys(1, probes, seed)), probes=True).cosine.item() - exact for seed in range(60)]
         errors[probes] = torch.tensor(found).square().mean().sqrt().item()
     assert errors[256] < 0.05
     assert 1.4 < errors[16] / errors[64] < 2.9  # 2, give or take the error of 60 draws
@@ -191,15 +173,7 @@ def test_one_probe_has_no_interval():
         align(probed(branches(module, x), keys(1, 1)), probes=True)
 
 
-SHAPE = {
-    "image_size": 6,
-    "patch_size": 3,
-    "in_channels": 1,
-    "dim": 20,
-    "depth": 2,
-    "num_heads": 4,
-    "num_classes": 3,
-}
+SHAPE = {"image_size": 6, "patch_size": 3, "in_channels": 1, "dim": 20, "depth": 2, "num_heads": 4, "num_classes": 3}
 
 
 def make(kind):
@@ -226,9 +200,7 @@ def pixel_jacobians(model, x):
         for side in ("positive", "negative"):
             rows = [
                 torch.autograd.functional.jacobian(
-                    lambda t, name=name, side=side: getattr(
-                        attention_maps(model, t[None], graph=True)[name], side
-                    )[0],
+                    lambda t, name=name, side=side: getattr(attention_maps(model, t[None], graph=True)[name], side)[0],
                     sample,
                 )
                 .flatten(3)
@@ -356,8 +328,7 @@ def _parts(model, block, x):
     sides = []
     for side in (kept["maps"].positive, kept["maps"].negative):
         heads = [
-            torch.autograd.grad((side * v)[:, h].sum(), kept["t"], retain_graph=True)[0]
-            for h in range(v.shape[1])
+            torch.autograd.grad((side * v)[:, h].sum(), kept["t"], retain_graph=True)[0] for h in range(v.shape[1])
         ]
         sides.append(torch.stack(heads, 1))
     return sides
@@ -375,10 +346,7 @@ def test_grams_do_not_change_with_the_batch_or_the_names(model, exact):
         assert name == f"0.blocks.{at}.attn"
         assert_close(turned[at], whole[at][order], rtol=1e-10, atol=1e-14)
         assert_close(cross, whole[at], rtol=0, atol=0)
-    alone = [
-        [g.cross for _, g, _ in token_grams(model, x[i : i + 1], drawn[i : i + 1], exact=exact)]
-        for i in range(3)
-    ]
+    alone = [[g.cross for _, g, _ in token_grams(model, x[i : i + 1], drawn[i : i + 1], exact=exact)] for i in range(3)]
     for at, cross in enumerate(whole):
         assert_close(torch.cat([one[at] for one in alone]), cross, rtol=1e-10, atol=1e-14)
 
@@ -398,10 +366,7 @@ def test_lemma_1_and_theorem_1_hold_on_a_trained_model():
     u = random_directions(x, pixel_keys(1, 3))
     for layer, gram in direction_grams(model, x, u):
         lam = layer.weight[:, None]
-        one, two = (
-            layer.positive.jvp(layer.tangent),
-            layer.negative.jvp(layer.tangent),
-        )  # of the last direction
+        one, two = (layer.positive.jvp(layer.tangent), layer.negative.jvp(layer.tangent))  # of the last direction
         moved = (one - lam[..., None] * two).flatten(2).square().sum(-1)
         assert_close(gram.difference(lam)[..., -1], moved, rtol=1e-10, atol=1e-16)
         mean = gram.mean()

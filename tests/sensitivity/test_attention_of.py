@@ -95,16 +95,7 @@ def made(*attention, pool=None, dtype=torch.float64):
     return net.to(dtype), rand(2, TOKENS, 5, dtype=dtype)
 
 
-V1 = (
-    "",
-    "in place",
-    "einsum",
-    "addcmul",
-    "four products",
-    "four fused calls",
-    "λ below zero",
-    "maps computed twice",
-)
+V1 = ("", "in place", "einsum", "addcmul", "four products", "four fused calls", "λ below zero", "maps computed twice")
 STANDARD = (
     "",
     "fused",
@@ -147,10 +138,7 @@ UNKNOWN = {
         for how in ("sum", "alpha", "of no token")
     },
     "V2, a sum": (lambda: variants.V2("sum"), "several of its maps weigh the same values"),
-    "gates of channels": (
-        variants.GatedByChannel,
-        "what it subtracts is not a weighted map of the same values",
-    ),
+    "gates of channels": (variants.GatedByChannel, "what it subtracts is not a weighted map of the same values"),
     "talking heads": (variants.TalkingHeads, "computes softmax maps"),
     "two modules of torch": (
         lambda: variants.SubtractsModules(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True)),
@@ -303,12 +291,7 @@ def test_an_adapter_that_is_registered_later_is_called_first():
         weights = [part.unflatten(0, (2, 2, -1)).unbind(1) for part in module.qkv.weight.chunk(3)]
         branches = [Branch(*own) for own in zip((q1, q2), (k1, k2), weights[0], weights[1], strict=True)]
         return Layer(
-            call.name,
-            x,
-            *branches,
-            module.lam,
-            lambda a: module.out((a @ v).transpose(1, 2).flatten(2)),
-            call.tangent,
+            call.name, x, *branches, module.lam, lambda a: module.out((a @ v).transpose(1, 2).flatten(2)), call.tangent
         )
 
     net, x = made(Late(differential=True), FusedHalves())

@@ -30,13 +30,7 @@ class Toy(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(
             DifferentialAttention(
-                12,
-                4,
-                lambda_init=lam,
-                parameterisation="fixed",
-                head_norm=False,
-                rescale=False,
-                qkv_bias=False,
+                12, 4, lambda_init=lam, parameterisation="fixed", head_norm=False, rescale=False, qkv_bias=False
             )
             for lam in lams
         )

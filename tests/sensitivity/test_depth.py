@@ -59,9 +59,7 @@ def test_linear_blocks_have_the_norms_of_their_matrices():
     steepest = torch.zeros_like(x)
     steepest[:, 0] = right[0]
     path = propagate(model, x, x + 1e-3 * steepest)
-    assert_close(
-        path.gain[:, 0] / found[:, 0], torch.ones(2).double(), rtol=1e-5, atol=0
-    )  # α = 1 along that direction
+    assert_close(path.gain[:, 0] / found[:, 0], torch.ones(2).double(), rtol=1e-5, atol=0)  # α = 1 along that direction
 
 
 @pytest.mark.parametrize("kind", [vit, diffvit])
@@ -100,9 +98,7 @@ def test_maps_that_are_equal_cancel():
         bias[:, 1] = bias[:, 0]
     lam = float(attn.lam())
     path = propagate(model, images(), images() + 0.01)
-    assert_close(
-        cancellation(path), torch.full((2, 1), abs(1 - lam) / (1 + lam**2) ** 0.5).double(), rtol=1e-6, atol=0
-    )
+    assert_close(cancellation(path), torch.full((2, 1), abs(1 - lam) / (1 + lam**2) ** 0.5).double(), rtol=1e-6, atol=0)
 
 
 def test_blocks_of_other_libraries():

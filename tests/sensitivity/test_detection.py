@@ -163,9 +163,7 @@ def test_as_many_tokens_as_channels_confuse_nothing():
         (maps,) = attention_maps(net, rand(2, own.DIM, 5)).values()
         net(rand(2, own.DIM, 5))
         assert_close(maps.positive, net.mix.truth[0])
-        assert_close(
-            maps.lam, torch.as_tensor(net.mix.truth[2], dtype=torch.float64).expand(2), rtol=1e-4, atol=0
-        )
+        assert_close(maps.lam, torch.as_tensor(net.mix.truth[2], dtype=torch.float64).expand(2), rtol=1e-4, atol=0)
 
 
 def test_a_model_without_recognised_attention_says_the_same_each_time():
@@ -247,9 +245,7 @@ def test_alignment_equals_that_of_the_same_attention_with_its_parts():
     (one,), (two,) = (list(token_grams(net, x, keys, exact=False)) for net in (ours, theirs))
     for field in ("first", "second", "cross"):
         assert_close(getattr(one[1], field), getattr(two[1], field), rtol=1e-6, atol=1e-12)
-    (one,), (two,) = (
-        list(loss_grams(net, x, lambda logits: logits.square().sum())) for net in (ours, theirs)
-    )
+    (one,), (two,) = (list(loss_grams(net, x, lambda logits: logits.square().sum())) for net in (ours, theirs))
     for field in ("first", "second", "cross"):
         assert_close(getattr(one[1], field), getattr(two[1], field), rtol=1e-6, atol=1e-12)
 
@@ -267,9 +263,7 @@ def test_a_lambda_that_is_trained_further_is_found_again():
     with torch.no_grad():
         net.mix.lam.fill_(0.25)
     assert_close(attention_maps(net, x)["mix"].lam, torch.full((2,), 0.25).double(), rtol=1e-4, atol=0)
-    fused = torch.optim.Adam(
-        net.requires_grad_().parameters(), lr=0.1, fused=True
-    )  # leaves versions as they are
+    fused = torch.optim.Adam(net.requires_grad_().parameters(), lr=0.1, fused=True)  # leaves versions as they are
     net(x).square().sum().backward()
     fused.step()
     assert_close(attention_maps(net, x)["mix"].lam, net.mix.lam.expand(2), rtol=1e-4, atol=0)

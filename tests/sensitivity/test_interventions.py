@@ -251,8 +251,7 @@ def test_vectors_without_an_angle_stay():
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"variant": name} for name in ("v2", "grouped", "dint")] + [{"variant": "gated", "output_gate": True}],
+    "fields", [{"variant": name} for name in ("v2", "grouped", "dint")] + [{"variant": "gated", "output_gate": True}]
 )
 def test_a_map_that_takes_its_own_place_keeps_the_logits_of_every_variant(fields):
     model = diffvit(8, depth=2, **fields).eval().requires_grad_(False)

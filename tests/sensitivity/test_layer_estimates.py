@@ -162,13 +162,7 @@ def test_the_three_logarithms_add_up(pairs, lam):
 
 
 def test_explanation_by_hand_takes_the_samples_that_both_have():
-    rows = [
-        row(4.0, 8.0, -3.0),
-        twin(1.0),
-        twin(3.0, head=1),
-        row(900.0, 1.0, 0.0, sample=1),
-        twin(5.0, sample=2),
-    ]
+    rows = [row(4.0, 8.0, -3.0), twin(1.0), twin(3.0, head=1), row(900.0, 1.0, 0.0, sample=1), twin(5.0, sample=2)]
     found = numbers(explanation(frame(rows), [("diff", "std")]))
     # λ²‖J2‖² = 2, ‖J1 − λ·J2‖² = 4 + 2 + 3, and the twin's mean square is 2
     expected = {
@@ -187,9 +181,7 @@ def test_explanation_by_hand_takes_the_samples_that_both_have():
 @given(gradients, st.floats(0.0, 0.9), st.floats(0.0, 0.3))
 def test_the_prediction_is_right_and_an_error_of_it_is_seen(pairs, lam, error):
     rows = made(pairs, lam)
-    cancelled = (pl.col("moved") < 1e-6) & (
-        pl.col("attention") == "differential"
-    )  # nothing left to divide by
+    cancelled = (pl.col("moved") < 1e-6) & (pl.col("attention") == "differential")  # nothing left to divide by
     rows = rows.filter(~cancelled)
     assert prediction_error(rows) < 1e-6
     if "diff" in rows["model"]:
@@ -206,9 +198,7 @@ def test_means_by_hand_and_as_student_has_them():
     schema = {"model": pl.String, "stage": pl.Int64, "gain": pl.Float64, "moved": pl.Float64}
     values = [0.35, 0.31, 0.36, 0.4]
     rows = pl.DataFrame(
-        [("a", 0, value, None) for value in values] + [("a", 1, 3.0, 5.0), ("a", 1, 4.0, None)],
-        schema,
-        orient="row",
+        [("a", 0, value, None) for value in values] + [("a", 1, 3.0, 5.0), ("a", 1, 4.0, None)], schema, orient="row"
     )
     found = means(rows, ["model", "stage"], ["gain", "moved"])
     assert found.columns == ["model", "stage", "metric", "value", "low", "high", "n"]
@@ -278,16 +268,12 @@ def test_the_order_of_rows_changes_nothing():
     )
     for table in tables:
         keys = [name for name in ("model", "against", "site", "layer") if name in table(rows).columns]
-        assert_frame_equal(
-            table(shuffled).sort(keys, maintain_order=True), table(rows).sort(keys, maintain_order=True)
-        )
+        assert_frame_equal(table(shuffled).sort(keys, maintain_order=True), table(rows).sort(keys, maintain_order=True))
     assert prediction_error(shuffled) == prediction_error(rows)
 
 
 def test_a_gradient_of_nothing_is_undecided():
-    rows = frame(
-        [row(1.0, 0.0, 0.0, low=math.nan, high=math.nan), row(1.0, 1.0, 0.5, sample=1, low=0.4, high=0.6)]
-    )
+    rows = frame([row(1.0, 0.0, 0.0, low=math.nan, high=math.nan), row(1.0, 1.0, 0.5, sample=1, low=0.4, high=0.6)])
     found = numbers(alignment(rows))
     assert (found["undecided"]["value"], found["positive"]["value"]) == (0.5, 0.5)
 

@@ -63,9 +63,7 @@ def twin(f, sample):
     return jacobian.reshape(-1, sample.numel())
 
 
-@pytest.mark.parametrize(
-    ("outputs", "inputs", "rank"), [(7, 11, 7), (11, 7, 7), (5, 7, 1), (13, 11, 3), (1, 5, 1)]
-)
+@pytest.mark.parametrize(("outputs", "inputs", "rank"), [(7, 11, 7), (11, 7, 7), (5, 7, 1), (13, 11, 3), (1, 5, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_linear_maps_have_their_norm_everywhere(outputs, inputs, rank, batch):
     matrix = gaussian(outputs, rank) @ gaussian(rank, inputs, seed=1)
@@ -88,12 +86,8 @@ def test_closed_forms():
     diagonal = torch.tensor([3.0, -4.0, 1.0], dtype=torch.float64).diag()
     x = gaussian(2, 3)
     assert_close(exact_norm(linear(diagonal), x).value, torch.full((2,), 4.0).double())
-    assert_close(
-        power_iteration(linear(diagonal), x).value, torch.full((2,), 4.0).double(), rtol=1e-5, atol=0
-    )
-    row = torch.tensor(
-        [[3.0, -4.0, 1.0]], dtype=torch.float64
-    )  # one output: the norm of the row, in one step
+    assert_close(power_iteration(linear(diagonal), x).value, torch.full((2,), 4.0).double(), rtol=1e-5, atol=0)
+    row = torch.tensor([[3.0, -4.0, 1.0]], dtype=torch.float64)  # one output: the norm of the row, in one step
     found = power_iteration(linear(row), x, steps=1)
     assert_close(found.value, torch.full((2,), 26**0.5).double())
 
@@ -132,9 +126,7 @@ def test_uniform_samples_fill_the_ball():
     assert delta.mean(0).abs().max() < 0.03
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: (mlp(13, 17), gaussian(3, 13)), attention], ids=["mlp", "attention"]
-)
+@pytest.mark.parametrize("make", [lambda: (mlp(13, 17), gaussian(3, 13)), attention], ids=["mlp", "attention"])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_the_exact_norm_is_that_of_the_dense_jacobian(make, chunk):
     f, x = make()

@@ -188,16 +188,12 @@ def _compare_call(call):
         v = rand(*branch.attention.shape, seed=4)
         (whole,) = torch.autograd.grad((traced.attention * v).sum(), x, retain_graph=True)
         found = branch.vjp(v).sum(1)
-        assert_close(
-            found if found.shape == whole.shape else found.transpose(0, 1), whole, rtol=1e-9, atol=1e-9
-        )
+        assert_close(found if found.shape == whole.shape else found.transpose(0, 1), whole, rtol=1e-9, atol=1e-9)
         for head in range(v.shape[1]):  # each head alone
             (one,) = torch.autograd.grad((traced.attention * v)[:, head].sum(), x, retain_graph=True)
             mine = branch.vjp(v)[:, head]
             assert_close(mine if mine.shape == one.shape else mine.transpose(0, 1), one, rtol=1e-9, atol=1e-9)
-        assert_close(
-            (branch.jvp(t) * v).sum(), (found * t).sum(), rtol=1e-9, atol=1e-9
-        )  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
+        assert_close((branch.jvp(t) * v).sum(), (found * t).sum(), rtol=1e-9, atol=1e-9)  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
 
 
 @pytest.mark.parametrize("name", ["ours, differential", "transformers ViT", "ours, standard"])
@@ -226,9 +222,7 @@ def test_maps_with_a_graph_lead_back_to_the_images():
 def test_eager_and_fused_models_give_the_same():
     eager, fused = (attention_maps(hugging_vit(kind), rand(2, 3, 14, 14)) for kind in ("eager", "sdpa"))
     for name in eager:
-        assert_close(
-            eager[name].positive, fused[name].positive, rtol=1e-6, atol=1e-6
-        )  # theirs softmaxes in float32
+        assert_close(eager[name].positive, fused[name].positive, rtol=1e-6, atol=1e-6)  # theirs softmaxes in float32
 
 
 @pytest.mark.parametrize("name", ["vit_dwee_patch16_reg1_gap_256", "vit_wee_patch16_reg1_gap_256"])
@@ -247,8 +241,7 @@ def differential_models_of_timm():
     return [
         name
         for name, entry in entries.items()
-        if entry.__module__ in files
-        and re.search("DiffAttention|DiffParallel|'diff'", inspect.getsource(entry))
+        if entry.__module__ in files and re.search("DiffAttention|DiffParallel|'diff'", inspect.getsource(entry))
     ]
 
 
@@ -270,9 +263,7 @@ def test_timm_models_with_attention_beside_the_mlp(name):
     assert list(found) == ["blocks.0", "blocks.1"]
     assert all((maps.negative is not None) == ("dpwee" in name) for maps in found.values())
     for layer, maps in found.items():  # as functions of the images, they are the same
-        assert_close(
-            map_function(model, layer)(images), maps.combined.flatten(1) * maps.positive.shape[1] ** -0.5
-        )
+        assert_close(map_function(model, layer)(images), maps.combined.flatten(1) * maps.positive.shape[1] ** -0.5)
     path = propagate(model, images, images.flip(0))
     assert path.names == ("embedding", "blocks.0", "blocks.1")
 
@@ -334,9 +325,7 @@ class MultiheadDiffAttn(nn.Module):
         super().__init__()
         self.num_heads, self.head_dim = heads, dim // heads // 2
         self.scaling = self.head_dim**-0.5
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(dim, dim, bias=False) for _ in range(4)
-        )
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.lambda_q1 = nn.Parameter(torch.zeros(self.head_dim))
 
     def forward(self, x, rel_pos):
@@ -386,9 +375,7 @@ class WithGate(WithPositions):
 
 def test_a_guess_that_fits_nothing_asks_for_an_adapter():
     model = wild(WithGate())
-    said = (
-        r"attn \(GatedDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register[^\n]*$"
-    )
+    said = r"attn \(GatedDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register[^\n]*$"
     with pytest.raises(UserError, match=said):
         attention_maps(model, rand(1, 5, 16))
     with pytest.raises(UserError, match=said):
@@ -502,9 +489,7 @@ def test_bad_input():
         attention_maps(wild(Holder(HomeMadeAttention())), rand(1, 3, 6))
     with pytest.raises(UserError, match=r"attn \(WithAnotherValue\): its maps do not reproduce its output"):
         attention_maps(wild(Holder(WithAnotherValue(6, 2))), rand(1, 3, 6))
-    with pytest.raises(
-        UserError, match=r"Linear has no known attention module; if it has .*sensitivity\.register"
-    ):
+    with pytest.raises(UserError, match=r"Linear has no known attention module; if it has .*sensitivity\.register"):
         attention_maps(nn.Linear(3, 3).eval(), torch.rand(1, 3))
     with pytest.raises(UserError, match="in training mode"):
         attention_maps(Attention(6, 2), rand(1, 3, 6))

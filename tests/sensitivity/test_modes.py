@@ -39,9 +39,7 @@ GENERATORS = {
     "direction_grams": lambda model: sensitivity.direction_grams(model, images(), images()[None]),
     "cotangent_grams": lambda model: sensitivity.cotangent_grams(model, images(), keys()),
     "gradient_terms": lambda model: sensitivity.gradient_terms(model, images(), images()[None]),
-    "loss_grams": lambda model: sensitivity.loss_grams(
-        model, images(), lambda logits: logits.logsumexp(1).sum()
-    ),
+    "loss_grams": lambda model: sensitivity.loss_grams(model, images(), lambda logits: logits.logsumexp(1).sum()),
 }
 
 
@@ -78,9 +76,7 @@ def numbers(found):
 
 def test_every_public_generator_is_covered():
     public = {
-        name
-        for name in sensitivity.__all__
-        if inspect.isgeneratorfunction(inspect.unwrap(getattr(sensitivity, name)))
+        name for name in sensitivity.__all__ if inspect.isgeneratorfunction(inspect.unwrap(getattr(sensitivity, name)))
     }
     assert public == set(GENERATORS)
 

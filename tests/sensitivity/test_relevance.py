@@ -47,12 +47,7 @@ def slow(model, x, texts, part, start=0):
     scale = float(model.logit_scale.detach().exp())
     return torch.stack(
         [
-            torch.stack(
-                [
-                    reference.relevance(one, text, weights, model.config.vision, scale, part, start)
-                    for one in x
-                ]
-            )
+            torch.stack([reference.relevance(one, text, weights, model.config.vision, scale, part, start) for one in x])
             for text in directions
         ]
     ).unflatten(-1, (3, 3))
@@ -110,9 +105,7 @@ def test_one_layer_gives_its_own_map_times_its_gradient():
     values = block.attn.qkv(tokens).chunk(3, -1)[2].unflatten(-1, (4, 5)).transpose(1, 2)
     y = model.visual.tokens(x) + block.attn.proj((a @ values).transpose(1, 2).flatten(2))
     embeddings = model.visual.norm((y + block.mlp(block.norm2(y)))[:, 0]) @ model.image_projection
-    logits = model.logit_scale.exp() * nn.functional.cosine_similarity(
-        embeddings, model.encode_text(["lamp"])
-    )
+    logits = model.logit_scale.exp() * nn.functional.cosine_similarity(embeddings, model.encode_text(["lamp"]))
     (slope,) = torch.autograd.grad(logits.sum(), a)
     cam = (slope * a).clamp_min(0).mean(1)
     assert_close(chefer_relevance(model, x, ["lamp"])[0], cam[:, 0, 1:].unflatten(-1, (3, 3)).detach())
@@ -135,9 +128,7 @@ def test_raw_attention_is_the_class_token_s_row():
     lam = model.visual.blocks[1].attn.lam()
     assert_close(maps["combined"], maps["positive"] - lam * maps["negative"])
     own = []
-    hook = model.visual.blocks[1].attn.register_forward_hook(
-        lambda module, given, _: own.append(module.maps(given[0]))
-    )
+    hook = model.visual.blocks[1].attn.register_forward_hook(lambda module, given, _: own.append(module.maps(given[0])))
     model.encode_image(x)
     hook.remove()
     assert_close(maps["positive"].flatten(1), own[0].positive.mean(1)[:, 0, 1:])
@@ -180,9 +171,7 @@ def foreign(**vision):
     text = {"context_length": 11, "width": 16, "heads": 2, "layers": 1}
     model = open_clip.CLIP(13, sizes, text, quick_gelu=True)
     tokenizer = open_clip.SimpleTokenizer(context_length=11)
-    return wild(
-        OpenClip(model, tokenizer, Preprocessing(Square(12), (0.48, 0.46, 0.41), (0.27, 0.26, 0.28))), 1.0
-    )
+    return wild(OpenClip(model, tokenizer, Preprocessing(Square(12), (0.48, 0.46, 0.41), (0.27, 0.26, 0.28))), 1.0)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -197,8 +186,7 @@ def test_open_clip_s_models_as_attention_with_leaves_has_it(batch_first):
     for block in tower.resblocks:
         block.attn = LeafyAttention(block.attn)
     image, text = (
-        nn.functional.normalize(part, dim=-1)
-        for part in (model.encode_image(x), model.encode_text(TEXTS).detach())
+        nn.functional.normalize(part, dim=-1) for part in (model.encode_image(x), model.encode_text(TEXTS).detach())
     )
     (model.logit_scale.exp() * image @ text[1]).sum().backward()
     matrix = torch.eye(10, dtype=x.dtype)
@@ -246,10 +234,7 @@ def test_four_patches_in_a_square_are_a_square():
 
 def test_mistakes_are_named():
     model, x = small(clip), images()
-    for part in (
-        lambda: chefer_relevance(model, x, TEXTS, "negative"),
-        lambda: attention_map(model, x, "negative"),
-    ):
+    for part in (lambda: chefer_relevance(model, x, TEXTS, "negative"), lambda: attention_map(model, x, "negative")):
         with pytest.raises(NoSecondMap, match="no A2"):
             part()
     for layer in (3, -4):
@@ -258,13 +243,8 @@ def test_mistakes_are_named():
         with pytest.raises(UserError, match=f"layer {layer}: expected -3 to 2"):
             chefer_relevance(model, x, TEXTS, start=layer)
     for part in ("combinde", "A2", None):
-        for ask in (
-            lambda part: attention_map(model, x, part),
-            lambda part: chefer_relevance(model, x, TEXTS, part),
-        ):
-            with pytest.raises(
-                UserError, match=f"part {part!r}: expected 'combined', 'positive' or 'negative'"
-            ):
+        for ask in (lambda part: attention_map(model, x, part), lambda part: chefer_relevance(model, x, TEXTS, part)):
+            with pytest.raises(UserError, match=f"part {part!r}: expected 'combined', 'positive' or 'negative'"):
                 ask(part)
     for texts in ([], "mug"):
         with pytest.raises(UserError, match="texts"):

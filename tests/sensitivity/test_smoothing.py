@@ -163,9 +163,7 @@ def test_a_model_that_says_one_thing_reaches_the_largest_radius():
 def test_images_are_reported_as_they_finish():
     told = []
     model, x = network(), images(3, SHAPE)
-    result = smooth(
-        model, x, **QUICK, batch_size=50, on_finished=lambda at, verdict: told.append((at, verdict))
-    )
+    result = smooth(model, x, **QUICK, batch_size=50, on_finished=lambda at, verdict: told.append((at, verdict)))
     assert [at for at, _ in told] == [0, 1, 2]
     for name in ("prediction", "radius", "top", "count"):
         assert [verdict[name] for _, verdict in told] == getattr(result, name).tolist()

@@ -25,18 +25,9 @@ def gradients(lams=(0.8, 0.8, 0.8)):
                 kept[layer, sample, head] = (one, lam * two, base)
                 about = {"layer": layer, "sample": sample, "head": head, "name": "", "site": "pixels"}
                 rows.append(
-                    about
-                    | {
-                        "model": "diff",
-                        "lam": lam,
-                        "first": one @ one,
-                        "second": two @ two,
-                        "cross": one @ two,
-                    }
+                    about | {"model": "diff", "lam": lam, "first": one @ one, "second": two @ two, "cross": one @ two}
                 )
-                rows.append(
-                    about | {"model": "base", "lam": 0.0, "first": base @ base, "second": 0.0, "cross": 0.0}
-                )
+                rows.append(about | {"model": "base", "lam": 0.0, "first": base @ base, "second": 0.0, "cross": 0.0})
     return pl.DataFrame(rows), kept
 
 
@@ -71,18 +62,12 @@ def test_without_a_twin_the_plane_is_that_of_theorem_1():
     for layer in range(LAYERS):
         assert value(found, "gamma", layer) == 1.0
         assert value(found, "critical", layer) == pytest.approx(value(found, "rho", layer) / 2)
-        assert value(found, "critical", layer) == pytest.approx(
-            critical_cosine(1.0, 1.0, value(found, "rho", layer))
-        )
+        assert value(found, "critical", layer) == pytest.approx(critical_cosine(1.0, 1.0, value(found, "rho", layer)))
 
 
 def radii(seed):
     draw = np.random.default_rng(seed)
-    columns = {
-        "sample": range(IMAGES),
-        "margin": draw.uniform(1, 2, IMAGES),
-        "lipschitz": draw.uniform(3, 5, IMAGES),
-    }
+    columns = {"sample": range(IMAGES), "margin": draw.uniform(1, 2, IMAGES), "lipschitz": draw.uniform(3, 5, IMAGES)}
     return pl.DataFrame(columns)
 
 

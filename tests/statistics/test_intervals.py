@@ -73,9 +73,7 @@ def test_paired_interval_holds_the_difference_stays_inside_and_changes_sign_with
     estimate, swapped = paired_difference(first, second), paired_difference(second, first)
     assert estimate.value == pytest.approx(first.mean() - second.mean(), abs=1e-12)
     assert -1 - 1e-9 <= estimate.low <= estimate.value <= estimate.high <= 1 + 1e-9
-    assert (swapped.value, swapped.low, swapped.high) == pytest.approx(
-        (-estimate.value, -estimate.high, -estimate.low)
-    )
+    assert (swapped.value, swapped.low, swapped.high) == pytest.approx((-estimate.value, -estimate.high, -estimate.low))
 
 
 def test_pairing_narrows_the_interval_of_agreeing_outcomes():
@@ -167,9 +165,7 @@ def test_the_jackknife_ignores_the_order_and_the_unit(pairs, unit):
 
     found = jackknife(parts, ratio)
     for other in (jackknife(parts[::-1], ratio), jackknife(parts * unit, ratio)):
-        assert (other.value, other.low, other.high) == pytest.approx(
-            (found.value, found.low, found.high), abs=1e-6
-        )
+        assert (other.value, other.low, other.high) == pytest.approx((found.value, found.low, found.high), abs=1e-6)
 
 
 def test_the_jackknife_of_one_sample_knows_nothing_and_of_none_is_refused():

@@ -17,9 +17,7 @@ def true_spread(seeds, samples, by_seed, by_sample, rest):
 
 def drawn(generator, mean, seeds, samples, deviations):
     shapes = ((seeds, 1), (1, samples), (seeds, samples))
-    return mean + sum(
-        generator.normal(size=shape) * each for shape, each in zip(shapes, deviations, strict=True)
-    )
+    return mean + sum(generator.normal(size=shape) * each for shape, each in zip(shapes, deviations, strict=True))
 
 
 def within(hits, rounds, expected, off=0.0):
@@ -41,9 +39,7 @@ def test_more_seeds_shrink_their_own_part_only():
     many = spread.at(10**6)
     assert many.variance == pytest.approx(0.5**2 / 100, rel=1e-3)
     expected = true_spread(9, 100, 0.3, 0.5, 0.7)
-    assert (spread.at(9).by_seed, spread.at(9).by_sample) == pytest.approx(
-        (expected.by_seed, expected.by_sample)
-    )
+    assert (spread.at(9).by_seed, spread.at(9).by_sample) == pytest.approx((expected.by_seed, expected.by_sample))
 
 
 @pytest.mark.parametrize("deviations", [(0.06, 0.3, 0.3), (0.1, 0.05, 0.5)])
@@ -55,9 +51,7 @@ def test_the_seeds_promised_for_80_percent_give_80_percent(deviations):
     assert power_of(difference, planned.at(seeds - 1)) < 0.8
     generator = np.random.default_rng(0)
     rounds = 500
-    found = [
-        crossed_mean(drawn(generator, difference, seeds, 200, deviations)).low > 0 for _ in range(rounds)
-    ]
+    found = [crossed_mean(drawn(generator, difference, seeds, 200, deviations)).low > 0 for _ in range(rounds)]
     # Satterthwaite's degrees of freedom are themselves estimated: two points more or less
     assert within(sum(found), rounds, power_of(difference, planned.at(seeds)), off=0.02)
 

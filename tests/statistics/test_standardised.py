@@ -29,9 +29,7 @@ def _difference(rng, shift, steepness, strata=20):
         (rng.random(margin.shape) < _rate(margin, each)).astype(float)
         for margin, each in zip(margins, (1.0, steepness), strict=True)
     ]
-    matched = [
-        standardised(hits, margin, margins, strata) for hits, margin in zip(broken, margins, strict=True)
-    ]
+    matched = [standardised(hits, margin, margins, strata) for hits, margin in zip(broken, margins, strict=True)]
     raw, even = broken[1] - broken[0], matched[1] - matched[0]
     return crossed_mean(raw), crossed_mean(even), crossed_mean(raw - even)
 

@@ -28,10 +28,7 @@ def block(paper: str) -> str:
         for line in dict.fromkeys(lines):
             found.setdefault(line, []).append(name)
     return "\n".join(
-        [
-            _HEAD,
-            *(_row(line, _studies(table, line, names)) for line, names in sorted(found.items(), key=_place)),
-        ]
+        [_HEAD, *(_row(line, _studies(table, line, names)) for line, names in sorted(found.items(), key=_place))]
     )
 
 
@@ -61,11 +58,7 @@ def _row(line: Line, studies: str) -> str:
     kind = line.name.partition(".")[0]
     theirs = f"{in_words(line.paper)} ({line.source})" if line.paper else "not printed"
     code = f", {line.repository}" if line.repository else ""
-    status = (
-        f"*declared deviation*: {in_words(line.ours).removesuffix('.')}. {line.why}"
-        if line.ours
-        else "*same*"
-    )
+    status = f"*declared deviation*: {in_words(line.ours).removesuffix('.')}. {line.why}" if line.ours else "*same*"
     place = PLACES.get(kind, "evaluation/tasks.py")
     return f"| {line.name}: {theirs}{code} | `{place}` | {studies} | {status} |"
 
@@ -74,9 +67,7 @@ def with_blocks(text: str) -> str:
     """Return the page with both tables in their places."""
     for paper in PAPERS:
         begin, end = f"<!-- {paper} -->\n", f"<!-- /{paper} -->"
-        text = re.sub(
-            f"{begin}.*?{end}", lambda _, p=paper, b=begin, e=end: f"{b}{block(p)}\n{e}", text, flags=re.S
-        )
+        text = re.sub(f"{begin}.*?{end}", lambda _, p=paper, b=begin, e=end: f"{b}{block(p)}\n{e}", text, flags=re.S)
     return text
 
 

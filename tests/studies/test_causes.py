@@ -45,11 +45,7 @@ from antiphase.studies.spec import Lab, profile
 from antiphase.studies.store import Store, identity
 
 SMALL = TrainVit(
-    model="diffvit",
-    data="digits",
-    limit=64,
-    sizes={"dim": 8, "num_heads": 2, "patch_size": 4},
-    recipe={"epochs": 1},
+    model="diffvit", data="digits", limit=64, sizes={"dim": 8, "num_heads": 2, "patch_size": 4}, recipe={"epochs": 1}
 )
 
 
@@ -58,9 +54,7 @@ def test_a_name_is_no_part_of_a_variants_identity_but_an_intervention_is():
     assert identity(plain) == identity(Variant(model=SMALL, series="b"))
     others = [replace(plain, lam=0.5), replace(plain, negative="mean"), replace(plain, stopped=("negative",))]
     assert len({identity(each) for each in (plain, *others)}) == 4
-    assert (
-        identity(Variant(model=SMALL, lam=0.5, stopped=("negative",))) == "e669a3049782cb57"
-    )  # what stores call it
+    assert identity(Variant(model=SMALL, lam=0.5, stopped=("negative",))) == "e669a3049782cb57"  # what stores call it
     with pytest.raises(UserError, match="negative 'median': expected own, mean or uniform"):
         Variant(model=SMALL, negative="median")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="negative 'mean' with a stopped gradient: expected one of the two"):
@@ -132,16 +126,10 @@ def _rows(steepness, shift, *, seeds=6, images=300, angle=1.0, losses=(0.4, 0.5,
                 tables["attack"].append(own.with_columns(**hits, distance=pl.lit(eps), **_literal(base)))
             if series in LADDER:
                 found = {"attack": pl.lit("fab-t"), "eps": pl.lit(1.0), "success": pl.lit(True)}
-                tables["attack"].append(
-                    own.with_columns(**found, distance=pl.Series(distance), **_literal(base))
-                )
+                tables["attack"].append(own.with_columns(**found, distance=pl.Series(distance), **_literal(base)))
             if series in (*TRAINED, *CHANGED):
                 kappa = angle if series == DIFFVIT else 1.0
-                columns = {
-                    "margin": margin,
-                    "norm1": np.full(images, slope),
-                    "right1": np.full(images, slope / kappa),
-                }
+                columns = {"margin": margin, "norm1": np.full(images, slope), "right1": np.full(images, slope / kappa)}
                 columns |= {name: np.ones(images) for name in ("positive", "negative", "inner")}
                 tables["margin"].append(own.with_columns(**_columns(columns), **_literal(base)))
                 loss = dict(zip((VIT, SHORTER, DIFFVIT), losses, strict=True)).get(series, 0.4)
@@ -190,9 +178,7 @@ def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
     )
 
 
-@pytest.mark.parametrize(
-    ("losses", "share"), [((0.4, 0.5, 0.45), 0.5), ((0.4, 0.5, 0.4), 0.0), ((0.4, 0.4, 0.5), 0.0)]
-)
+@pytest.mark.parametrize(("losses", "share"), [((0.4, 0.5, 0.45), 0.5), ((0.4, 0.5, 0.4), 0.0), ((0.4, 0.4, 0.5), 0.0)])
 def test_asr_at_equal_loss_is_interpolated(losses, share):
     found = Measured(_rows({SHORTER: 2.0}, {}, losses=losses))
     whole, short = (found.broken(series, EPS[1]).mean() for series in (VIT, SHORTER))

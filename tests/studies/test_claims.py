@@ -38,9 +38,7 @@ def test_a_claim_with_an_effect_in_the_paper_is_compared_with_it_and_not_with_a_
     assert claim(check(0.009, 0.002), **effect).verdict == "holds"
     assert claim(check(0.003, 0.001), **effect).verdict == "smaller than claimed"  # though above 0
     assert claim(check(0.001, 0.002), **effect).verdict == "smaller than claimed"
-    assert (
-        claim(check(0.0, 0.006), **effect).verdict == "undecided"
-    )  # within the margin, but the effect is, too
+    assert claim(check(0.0, 0.006), **effect).verdict == "undecided"  # within the margin, but the effect is, too
     assert claim(check(-0.01, 0.001), **effect).verdict == "contradicted"
     assert claim(check(0.1, 0.01), check(0.001, 0.002), **effect).verdict == "smaller than claimed"
 
@@ -62,8 +60,7 @@ def test_mean_over_eps_weighs_every_budget_alike_and_every_budget_stands_beside_
             for eps in (0.5, 1.0, 2.0):
                 hits = draw.random(40) < level * eps
                 rows += [
-                    (series, seed, eps / 255, image, bool(hit), f"{series}{seed}")
-                    for image, hit in enumerate(hits)
+                    (series, seed, eps / 255, image, bool(hit), f"{series}{seed}") for image, hit in enumerate(hits)
                 ]
     names = ["series", "training_seed", "eps", "sample", "success", "cell"]
     frame = pl.DataFrame(rows, names, orient="row")
@@ -93,15 +90,10 @@ def test_the_opposite_is_corrected_for_the_number_of_checks():
     open_ = check(0.0, 0.05)
     assert claim(barely).verdict == "contradicted"
     assert claim(barely, open_).verdict == "undecided"
-    assert claim(barely, check(-0.05, 0.01)).verdicts == [
-        "contradicted",
-        "contradicted",
-    ]  # Holm, not Bonferroni
+    assert claim(barely, check(-0.05, 0.01)).verdicts == ["contradicted", "contradicted"]  # Holm, not Bonferroni
 
 
-@pytest.mark.parametrize(
-    "estimate", [check(0.1, 0.01, seeds=LEAST_SEEDS - 1).estimate, Estimate(0.1, 0.05, 0.15, 9)]
-)
+@pytest.mark.parametrize("estimate", [check(0.1, 0.01, seeds=LEAST_SEEDS - 1).estimate, Estimate(0.1, 0.05, 0.15, 9)])
 def test_few_or_unknown_seeds_decide_nothing(estimate):
     assert claim(Check("a − b", estimate)).verdict == "undecided"
 

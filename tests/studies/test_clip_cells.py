@@ -62,9 +62,7 @@ def twins(tmp_path_factory):
 
 
 def test_a_training_is_identified_by_what_is_not_at_its_default():
-    cell = TrainClip(
-        variant="diffclip-depth", data="openmoji", preset="openmoji", recipe={"precision": "bf16"}
-    )
+    cell = TrainClip(variant="diffclip-depth", data="openmoji", preset="openmoji", recipe={"precision": "bf16"})
     assert described(cell)["fields"] == {
         "variant": "diffclip-depth",
         "data": "openmoji",
@@ -133,9 +131,7 @@ def test_every_variant_has_its_series_and_factors():
 
 
 def test_the_laptops_recipe_is_that_of_the_preset_in_bf16():
-    expected = make_clip_recipe(
-        "diffclip-vision", "openmoji", "openmoji", "print", {}, precision="bf16", seed=2
-    )
+    expected = make_clip_recipe("diffclip-vision", "openmoji", "openmoji", "print", {}, precision="bf16", seed=2)
     (cell,) = [cell for cell in models(profile("laptop"), ["diffclip-vision"]) if cell.seed == 2]
     assert cell.make_recipe("print") == expected
     assert (expected.epochs, expected.batch_size, expected.model.vision.dim) == (12, 256, 192)
@@ -143,12 +139,7 @@ def test_the_laptops_recipe_is_that_of_the_preset_in_bf16():
 
 def test_the_papers_recipe_is_the_papers():
     recipe = models(profile("paper"))[0].make_recipe("print")
-    assert (recipe.epochs, recipe.batch_size, recipe.learning_rate, recipe.weight_decay) == (
-        40,
-        4096,
-        5e-4,
-        0.5,
-    )
+    assert (recipe.epochs, recipe.batch_size, recipe.learning_rate, recipe.weight_decay) == (40, 4096, 5e-4, 0.5)
     assert (recipe.warmup_epochs, recipe.model.vision.dim, recipe.model.text.depth) == (1.0, 768, 12)
 
 
@@ -227,11 +218,7 @@ def test_tasks_share_their_features_whichever_comes_first(lab, twins, monkeypatc
 
 def test_an_evaluation_is_identified_by_its_model_task_data_and_protocol(twins):
     cell = Evaluate(model=TINY, task="probe", data="openmoji")
-    assert described(cell)["fields"] == {
-        "model": {"identity": identity(TINY)},
-        "task": "probe",
-        "data": "openmoji",
-    }
+    assert described(cell)["fields"] == {"model": {"identity": identity(TINY)}, "task": "probe", "data": "openmoji"}
     assert cell.needs() == (TINY,)
     fields = {
         "model": twins["CLIP"],
@@ -305,9 +292,7 @@ def test_images_may_be_asked_about_by_their_class_or_by_the_same_texts(lab, twin
     assert lab.store.rows(same)["text"].to_list() == ["a cat", "a flag"] * 2
     model = load_model(twins["CLIP"].spec)
     expected = chefer_relevance(model, pairs.pixels(0)[None] / 255, [f"a picture of {names[0]}"])
-    assert lab.store.rows(by_class)["relevance"][0].to_list() == pytest.approx(
-        expected.flatten().tolist(), rel=1e-5
-    )
+    assert lab.store.rows(by_class)["relevance"][0].to_list() == pytest.approx(expected.flatten().tolist(), rel=1e-5)
 
 
 def test_an_image_is_asked_for_its_objects_and_maps_are_scored_on_the_one_that_is_named(lab, twins):

@@ -50,9 +50,7 @@ def test_run_says_beforehand_if_the_seeds_are_too_few_for_a_verdict(call, tmp_pa
         assert code == 0
         return [line for line in err.splitlines() if "a verdict takes" in line]
 
-    assert told("--profile", "laptop", "--seeds", 3) == [
-        "table-1: 3 training seeds; a verdict takes 8 (--seeds 8)"
-    ]
+    assert told("--profile", "laptop", "--seeds", 3) == ["table-1: 3 training seeds; a verdict takes 8 (--seeds 8)"]
     assert told("--profile", "smoke", "--seeds", 3) == []
     both = told("diffclip-table-2", "diffclip-table-3", "--profile", "laptop")
     assert both == ["diffclip-table-3: 3 training seeds; a verdict takes 8 (--seeds 8)"]
@@ -104,9 +102,7 @@ def test_claims_are_printed_written_as_json_and_put_into_a_file(call, store, tmp
     code, out, _ = call(*words, "--json")
     found = {study["study"]: study for study in json.loads(out)}
     assert found["table-1"]["claims"][0]["name"] == "asr-peaks"
-    assert (
-        found["table-3"]["done"] == 2
-    )  # attack and accuracy of the natural DiffViT, which is table 1's, too
+    assert found["table-3"]["done"] == 2  # attack and accuracy of the natural DiffViT, which is table 1's, too
     page = tmp_path / "findings.md"
     code, _, err = call(*words, "--into", page)
     assert (code, err.count("\n")) == (2, 1)
@@ -157,9 +153,7 @@ def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypat
     made = {}
     for name, place in (("store", ("--store", store)), ("pack", ("--rows", tmp_path / "results"))):
         out = tmp_path / name
-        code, _, err = call(
-            "report", *words, *place, "--out", out / "site", "--markdown", out / "findings.md"
-        )
+        code, _, err = call("report", *words, *place, "--out", out / "site", "--markdown", out / "findings.md")
         assert code == 0, err
         made[name] = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert made["store"] == made["pack"]
@@ -168,11 +162,7 @@ def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypat
         assert code == 0, err
         with monkeypatch.context() as there:  # results/ is read where there is no store, as in a clone
             there.chdir(tmp_path)
-            assert call(command, *words) == (
-                0,
-                out,
-                "there is no antiphase-store here: rows are read from results\n",
-            )
+            assert call(command, *words) == (0, out, "there is no antiphase-store here: rows are read from results\n")
     code, _, err = call("run", *words, "--rows", tmp_path / "results", "--store", tmp_path / "elsewhere")
     assert code == 0
     assert "18 cells, all there" in err
@@ -233,17 +223,7 @@ def test_dry_run_checks_the_paper_profile(call, store):
 
 @pytest.mark.thorough
 def test_two_workers(call, tmp_path):
-    words = (
-        "figure-6",
-        "--profile",
-        "smoke",
-        "--store",
-        tmp_path / "store",
-        "--jobs",
-        "2",
-        "--device",
-        "cpu",
-    )
+    words = ("figure-6", "--profile", "smoke", "--store", tmp_path / "store", "--jobs", "2", "--device", "cpu")
     code, _, err = call("run", *words)
     assert code == 0, err
     log = [json.loads(line) for line in (tmp_path / "store" / "log.jsonl").read_text().splitlines()]
@@ -273,34 +253,16 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
         (("run", "nowhere.py"), "nowhere.py: no such file; create one with antiphase study new NAME"),
         (("run", "table-1", "--executor", "cloud"), "executor 'cloud': expected local or slurm"),
         (("run", "table-1", "--executor", "slurm", "--slurm", "x"), "--slurm 'x': expected name=value"),
-        (
-            ("rows", "table-1", "--profile", "paper"),
-            "table-1: no rows in antiphase-store under profile paper",
-        ),
+        (("rows", "table-1", "--profile", "paper"), "table-1: no rows in antiphase-store under profile paper"),
         (("report", "table-1", "--profile", "paper"), "antiphase-store: holds no cell of these studies"),
         (("claims", "table-1", "--into", "nowhere.md"), "antiphase-store: holds no cell of these studies"),
-        (
-            ("pack", "table-1", "--profile", "paper"),
-            "antiphase-store: holds no finished cell of these studies",
-        ),
-        (
-            ("claims", "table-1", "--rows", "nowhere"),
-            "rows 'nowhere': no such directory; expected one written by",
-        ),
+        (("pack", "table-1", "--profile", "paper"), "antiphase-store: holds no finished cell of these studies"),
+        (("claims", "table-1", "--rows", "nowhere"), "rows 'nowhere': no such directory; expected one written by"),
         (("run", "broken.py"), "broken.py: SyntaxError: "),
         (("run", "raises.py"), "raises.py: raised ZeroDivisionError: division by zero (raises.py, line 2)"),
-        (
-            ("run", "figure-2a", "--profile", "smoke", "--device", "nonsense"),
-            "device 'nonsense' cannot be used",
-        ),
-        (
-            ("run", "figure-2a", "--profile", "smoke", "--dry-run", "--device", "cuda:99"),
-            "device 'cuda:99' cannot be",
-        ),
-        (
-            ("report", "table-1", "--profile", "smoke", "--markdown", "."),
-            ".: is no file; expected the name of",
-        ),
+        (("run", "figure-2a", "--profile", "smoke", "--device", "nonsense"), "device 'nonsense' cannot be used"),
+        (("run", "figure-2a", "--profile", "smoke", "--dry-run", "--device", "cuda:99"), "device 'cuda:99' cannot be"),
+        (("report", "table-1", "--profile", "smoke", "--markdown", "."), ".: is no file; expected the name of"),
         (("new", "My Study"), "name 'My Study': expected small letters"),
     ],
 )
@@ -324,9 +286,7 @@ def test_the_next_command_is_what_one_types(call, tmp_path):
     assert (code, err.count("\n"), again in err) == (2, 1, True)
     code, _, err = call("run", *words, "-q")
     assert code == 0
-    assert (
-        f"antiphase study report table-1 --profile smoke --store '{tmp_path / 'my store'}' draws them" in err
-    )
+    assert f"antiphase study report table-1 --profile smoke --store '{tmp_path / 'my store'}' draws them" in err
 
 
 def test_rows_are_shown_with_all_columns(call, store):

@@ -32,9 +32,7 @@ from antiphase.studies.store import Store
 LEVELS = ("constant answer", "chance")
 EVALUATED = [f"diffclip-{kind}" for kind in ("table-1", "table-2", "table-4", "table-5")]
 EVALUATED += [f"diffclip-figure-{number}" for number in (1, 3, 4, 5)]
-STUDIES = {
-    name: known_studies()[name] for name in (*EVALUATED, "diffclip-attention", "figure-2b", "figure-2d")
-}
+STUDIES = {name: known_studies()[name] for name in (*EVALUATED, "diffclip-attention", "figure-2b", "figure-2d")}
 MODEL = ["trained_on", "series", SEED]
 
 
@@ -67,9 +65,7 @@ def test_the_spread_over_seeds_of_the_evaluation_is_that_of_the_accuracies(store
     found, rows = smoke("diffclip-table-5", store)
     own = rows["evaluate"].filter(series="CLIP").group_by("seed").agg(pl.mean("score"))
     cells = found.artefact.tables[1].cells
-    assert cells["row"].to_list() == [
-        f"{name}, openmoji, over evaluation seeds" for name in ("CLIP", "DiffCLIP")
-    ]
+    assert cells["row"].to_list() == [f"{name}, openmoji, over evaluation seeds" for name in ("CLIP", "DiffCLIP")]
     assert cells["value"][0] == pytest.approx(own["score"].std())
 
 
@@ -103,10 +99,7 @@ def test_the_sheets_of_maps_are_drawn_from_stored_rows(store):
         assert len(pictures) == 5  # two maps for each of two queries
         assert pictures[0].over is None
         assert all(one.over.shape == (4, 4) and one.image.shape == (64, 64, 3) for one in pictures[1:])
-    assert [one.title.rpartition(": ")[2] for one in parts.rows[0][1:3]] == [
-        "DiffCLIP, A1 alone",
-        "DiffCLIP, A2 alone",
-    ]
+    assert [one.title.rpartition(": ")[2] for one in parts.rows[0][1:3]] == ["DiffCLIP, A1 alone", "DiffCLIP, A2 alone"]
     own = rows["relevance"].filter(pl.col("asked").is_null(), series="DiffCLIP", kind="relevance")
     first = np.array(own["relevance"][0]).reshape(4, 4)
     assert np.array_equal(measured.rows[0][2].over, first)
@@ -119,17 +112,8 @@ def test_the_sheets_of_maps_are_drawn_from_stored_rows(store):
     )
 
 
-UNDRAWN = (
-    "dtd",
-    "flowers102",
-    "aircraft",
-)  # published validation splits leave the probe's seed nothing to draw
-SETTINGS = {
-    "few-shot": ("5-way 5-shot",),
-    "retrieval": ("image", "text"),
-    "zero-shot": ("80", "7"),
-    "probe": ("norm",),
-}
+UNDRAWN = ("dtd", "flowers102", "aircraft")  # published validation splits leave the probe's seed nothing to draw
+SETTINGS = {"few-shot": ("5-way 5-shot",), "retrieval": ("image", "text"), "zero-shot": ("80", "7"), "probe": ("norm",)}
 
 
 def made_up(cell, draw):
@@ -139,10 +123,7 @@ def made_up(cell, draw):
     frames = []
     for setting in SETTINGS.get(cell.task, ("",)):
         for seed in range(3 if several else 1):
-            owners = {
-                "mmvp": np.repeat(range(9), 5),
-                "image": np.repeat(range(images), 1 + np.arange(images) % 3),
-            }
+            owners = {"mmvp": np.repeat(range(9), 5), "image": np.repeat(range(images), 1 + np.arange(images) % 3)}
             group = owners.get(cell.task, owners.get(setting, np.arange(images) % 4))
             right = draw.random(len(group)) < 0.4
             share = cell.task in ("few-shot", "mmvp")
@@ -155,9 +136,7 @@ def made_up(cell, draw):
             )
     empty = pl.DataFrame(schema={"rank": pl.Int64, "score": pl.Float64, "pattern": pl.String})
     rows = pl.concat([empty, *frames], how="diagonal_relaxed")
-    return rows.with_columns(
-        pl.lit(value, FACTORS.get(name)).alias(name) for name, value in cell.factors().items()
-    )
+    return rows.with_columns(pl.lit(value, FACTORS.get(name)).alias(name) for name, value in cell.factors().items())
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +154,7 @@ def chosen(name, rows):
     return {"evaluate": rows.join(keys, on=keys.columns, how="semi", maintain_order="left")}
 
 
-@pytest.mark.parametrize(
-    ("name", "missing"), [("table-1", 0), ("table-2", 4), ("table-4", 0), ("table-5", 0)]
-)
+@pytest.mark.parametrize(("name", "missing"), [("table-1", 0), ("table-2", 4), ("table-4", 0), ("table-5", 0)])
 def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missing, published_rows):
     study = STUDIES[f"diffclip-{name}"]
     tables = study.draw(chosen(study.name, published_rows)).tables
@@ -225,9 +202,7 @@ def test_figures_have_the_numbers_that_the_paper_prints(published_rows):
     assert "over 35 pairs" in four.notes[0]  # of seven patterns of five
     one = STUDIES["diffclip-figure-1"].draw(chosen("diffclip-figure-1", published_rows)).plots[0]
     assert [panel.title for panel in one.panels] == ["trained on CC3M", "difference to CLIP"]
-    assert one.panels[1].paper.sort("x")["value"].to_list() == pytest.approx(
-        [0.01, 0.007, 0.012, 0.018, 0.008]
-    )
+    assert one.panels[1].paper.sort("x")["value"].to_list() == pytest.approx([0.01, 0.007, 0.012, 0.018, 0.008])
     five = STUDIES["diffclip-figure-5"].draw(chosen("diffclip-figure-5", published_rows)).plots[0]
     gained = five.panels[1].paper.filter(series="DiffCLIP†").sort("x")["value"].to_list()
     assert gained == pytest.approx([0.001, 0.003, 0.004, 0.012, 0.019, 0.023])
@@ -295,9 +270,7 @@ def test_state_and_condition_is_the_papers_exception_among_the_patterns():
         "worse-in-state-and-condition": ("holds", 1),
     }
     swapped = made_of({"DiffCLIP": other, "CLIP": sets}).with_columns(task=pl.lit("mmvp"))
-    assert {claim.verdict for claim in STUDIES["diffclip-figure-4"].claims({"evaluate": swapped})} == {
-        "contradicted"
-    }
+    assert {claim.verdict for claim in STUDIES["diffclip-figure-4"].claims({"evaluate": swapped})} == {"contradicted"}
 
 
 def test_every_claim_of_the_paper_is_judged(published_rows):
@@ -327,15 +300,10 @@ def test_the_papers_numbers_agree_with_its_words():
 
     assert [gain(published("table-1"), task, "CC3M") for task in ("probe", "few-shot")] == [1.0, 0.7]
     assert [gain(published("table-2"), task, "CC3M") for task in RETRIEVAL] == [1.2, 1.8]
-    assert [gain(published("table-2"), "zero-shot", name, "imagenet") for name in ("CC3M", "CC12M")] == [
-        0.8,
-        2.0,
-    ]
+    assert [gain(published("table-2"), "zero-shot", name, "imagenet") for name in ("CC3M", "CC12M")] == [0.8, 2.0]
     assert published("figure-4")["value"].to_list() == [round(right / 105, 3) for right in (23, 29)]
     five = {tuple(row[:4]): row[4] for row in published("figure-5").rows()}
-    tables = pl.concat([published("table-1"), published("table-2")]).filter(
-        pl.col("data").is_in(["Avg.", "imagenet"])
-    )
+    tables = pl.concat([published("table-1"), published("table-2")]).filter(pl.col("data").is_in(["Avg.", "imagenet"]))
     for task, pretraining, series, _, value, _ in tables.filter(pretraining="CC12M").rows():
         assert five[task, pretraining, series, "Avg."] == value
     for (task, pretraining, series, data), value in five.items():
@@ -397,8 +365,7 @@ def test_captions_count_alike_and_images_are_drawn():
     found = estimated(observations(rows)).row(0, named=True)
     counts = np.bincount(owners)
     expected = jackknife(
-        np.stack([np.bincount(owners, right), counts], 1).astype(float),
-        lambda means: means[..., 0] / means[..., 1],
+        np.stack([np.bincount(owners, right), counts], 1).astype(float), lambda means: means[..., 0] / means[..., 1]
     )
     assert found["value"] == pytest.approx(right.mean())
     assert found["n"] == 53
@@ -437,22 +404,16 @@ def test_gains_pair_the_seeds_that_both_have(published_rows):
     (none,) = gains(apart, ["text retrieval"])
     assert none.estimate is None
     (one,) = gains(mean.filter((pl.col("series") == "CLIP") | (pl.col(SEED) == 1)), ["text retrieval"])
-    means = {
-        name: mean.filter(pl.col(SEED) == 1, series=name)["value"].mean() for name in ("CLIP", "DiffCLIP")
-    }
+    means = {name: mean.filter(pl.col(SEED) == 1, series=name)["value"].mean() for name in ("CLIP", "DiffCLIP")}
     assert one.estimate.value == pytest.approx(means["DiffCLIP"] - means["CLIP"])
 
 
 def test_the_vision_only_variant_is_held_against_the_middle(published_rows):
     rows = chosen("diffclip-figure-5", published_rows)
-    (claim,) = [
-        one for one in STUDIES["diffclip-figure-5"].claims(rows) if one.name == "vision-only-keeps-most"
-    ]
+    (claim,) = [one for one in STUDIES["diffclip-figure-5"].claims(rows) if one.name == "vision-only-keeps-most"]
     found = estimated(six_tasks(rows["evaluate"]))
     mean = {name: found.filter(series=name)["value"].mean() for name in ("CLIP", "DiffCLIP", "DiffCLIP†")}
-    assert claim.checks[0].estimate.value == pytest.approx(
-        mean["DiffCLIP†"] - (mean["CLIP"] + mean["DiffCLIP"]) / 2
-    )
+    assert claim.checks[0].estimate.value == pytest.approx(mean["DiffCLIP†"] - (mean["CLIP"] + mean["DiffCLIP"]) / 2)
 
 
 def test_a_set_with_nothing_to_draw_has_no_spread_over_seeds_of_the_evaluation(published_rows):

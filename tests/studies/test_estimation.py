@@ -19,22 +19,14 @@ def rows(series, seeds=(0, 1), samples=(3, 5, 7), cell="", shift=0.0):
             for seed in seeds
             for sample in samples
         ],
-        {
-            "series": pl.String,
-            "training_seed": pl.Int64,
-            "sample": pl.Int64,
-            "cell": pl.String,
-            "value": pl.Float64,
-        },
+        {"series": pl.String, "training_seed": pl.Int64, "sample": pl.Int64, "cell": pl.String, "value": pl.Float64},
         orient="row",
     )
 
 
 def test_means_are_over_seeds_and_samples_in_any_order():
     both = pl.concat([rows("a"), rows("b", shift=9.0)]).sample(fraction=1.0, shuffle=True, seed=1)
-    found = {
-        row["series"]: row for row in estimates(both, ["series"], VALUE, kind="size").iter_rows(named=True)
-    }
+    found = {row["series"]: row for row in estimates(both, ["series"], VALUE, kind="size").iter_rows(named=True)}
     matrix = np.sin(np.array([[3, 5, 7], [10, 12, 14]]))
     assert found["a"]["value"] == pytest.approx(matrix.mean())
     assert found["b"]["low"] == pytest.approx(crossed_mean(matrix).low + 9.0)
@@ -81,18 +73,8 @@ def test_two_cells_are_not_averaged_unseen():
 def of_seeds(values, samples=40):
     """One value for every sample of a seed."""
     return pl.DataFrame(
-        [
-            ("a", seed, sample, f"a{seed}", value)
-            for seed, value in enumerate(values)
-            for sample in range(samples)
-        ],
-        {
-            "series": pl.String,
-            "training_seed": pl.Int64,
-            "sample": pl.Int64,
-            "cell": pl.String,
-            "value": pl.Float64,
-        },
+        [("a", seed, sample, f"a{seed}", value) for seed, value in enumerate(values) for sample in range(samples)],
+        {"series": pl.String, "training_seed": pl.Int64, "sample": pl.Int64, "cell": pl.String, "value": pl.Float64},
         orient="row",
     )
 
@@ -175,9 +157,7 @@ def test_a_trend_uses_the_seeds_that_all_levels_have_and_knows_its_cells():
 def test_a_peak_lies_above_the_levels_on_either_side():
     means = {1: 0.1, 2: 0.7, 4: 0.8, 8: 0.2, 12: 0.0}
     found = dict(peak(by_depth(means, (3,) * 5), "depth", 4, {"series": "a"}, VALUE))
-    assert {side: each.value for side, each in found.items() if each} == pytest.approx(
-        {"below": 0.4, "above": 0.7}
-    )
+    assert {side: each.value for side, each in found.items() if each} == pytest.approx({"below": 0.4, "above": 0.7})
     edge = peak(by_depth(means, (3,) * 5), "depth", 1, {}, VALUE)
     assert [side for side, _ in edge] == ["above"]
     rising = dict(peak(by_depth({1: 0.0, 2: 0.5, 4: 0.9}, (3,) * 3), "depth", 2, {}, VALUE))
@@ -206,9 +186,7 @@ def test_the_interval_of_a_trend_covers_the_truth_as_often_as_it_says():
             + generator.normal(size=(3, seeds, samples)) * 0.2
         )
         truth = np.log2(depths)[:, None, None] * 0.05
-        found = trend(
-            frame.with_columns(value=pl.Series((truth + noise).ravel())), "depth", {}, VALUE, scale="log2"
-        )
+        found = trend(frame.with_columns(value=pl.Series((truth + noise).ravel())), "depth", {}, VALUE, scale="log2")
         assert found is not None
         covered += found.low <= 0.15 <= found.high
     assert 0.95 - 3.5 * np.sqrt(0.95 * 0.05 / rounds) <= covered / rounds <= 0.995
@@ -232,8 +210,5 @@ def test_a_share_above_a_level_stays_a_share():
     assert 0.9 + raw.high > 1
     assert 0.9 + found.low < 0.9 + found.value < 0.9 + found.high < 1
     assert found.value == pytest.approx(raw.value)
-    assert (found.seeds, found.spread) == (
-        3,
-        crossed_mean(np.repeat([[0.9], [0.99], [0.93]], 40, axis=1)).spread,
-    )
+    assert (found.seeds, found.spread) == (3, crossed_mean(np.repeat([[0.9], [0.99], [0.93]], 40, axis=1)).spread)
     assert share_above(values, {"series": "b"}, VALUE, 0.9) is None

@@ -48,9 +48,6 @@ def test_an_interruption_here_stops_the_others(tmp_path):
 
 
 def test_settings():
-    assert parse_settings(["timeout_min=240", "slurm_partition=gpu"]) == {
-        "timeout_min": 240,
-        "slurm_partition": "gpu",
-    }
+    assert parse_settings(["timeout_min=240", "slurm_partition=gpu"]) == {"timeout_min": 240, "slurm_partition": "gpu"}
     with pytest.raises(UserError, match="expected name=value"):
         parse_settings(["gpu"])

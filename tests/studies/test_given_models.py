@@ -85,8 +85,7 @@ def test_a_table_of_released_files_is_one_command(call, files, tmp_path):
     (found,) = json.loads(out)
     checks = [check for claim in found["claims"] for check in claim["checks"]]
     assert [check["what"] for check in checks] == [
-        f"{task}: DiffCLIP − CLIP, trained on CC12M"
-        for task in ("image retrieval", "text retrieval", "zero-shot")
+        f"{task}: DiffCLIP − CLIP, trained on CC12M" for task in ("image retrieval", "text retrieval", "zero-shot")
     ]
     assert all(check["value"] is not None for check in checks[2:])
     code, _, err = call("report", *words, "--out", tmp_path / "site")
@@ -126,9 +125,7 @@ def test_kinds_and_training_sets_are_read_from_the_file_and_its_path(files, tmp_
     assert [each.get("lambda_init") for each in facts] == [None, 0.7, 0.8, 0.8, 0.8, 0.6, None]
     assert {each["depth"] for each in facts[:6]} == {1}
     assert all(one.content for one in found[:6])
-    assert (
-        len({identity(bench(profile("paper")).evaluate(one, "zero-shot", "imagenet")) for one in found}) == 7
-    )
+    assert len({identity(bench(profile("paper")).evaluate(one, "zero-shot", "imagenet")) for one in found}) == 7
     changed = torch.load(files / "diffclip.pt", weights_only=False)
     changed["state_dict"]["module.logit_scale"] += 1
     (tmp_path / "cc3m" / "checkpoint_best.pt").unlink()
@@ -144,9 +141,7 @@ def test_every_study_of_clips_takes_given_models_and_trains_no_other(files):
         chosen = select(options)
         for study in chosen.studies:
             cells = study.cells(chosen.profile)
-            measured = (
-                options.models[1:] if study.name == "map-correlation" else options.models
-            )  # needs two maps
+            measured = options.models[1:] if study.name == "map-correlation" else options.models  # needs two maps
             # Table 3 trains more on them
             towers = [getattr(cell.model, "tower", cell.model) for cell in cells]
             assert {tower.spec for tower in towers} == set(measured), study.name
@@ -161,10 +156,7 @@ def test_runs_of_train_clip_are_models_with_the_facts_of_their_recipes(tmp_path)
         recipe = json.loads((tmp_path / name / "recipe.json").read_text())
         (tmp_path / name / "recipe.json").write_text(json.dumps(recipe | {"data": "openmoji", "seed": 3}))
     specs = (str(tmp_path / "clip"), str(tmp_path / "diff"))
-    facts = [
-        one.factors()
-        for one in given_models(under("laptop", *StudyOptions(names=("all",), models=specs).models))
-    ]
+    facts = [one.factors() for one in given_models(under("laptop", *StudyOptions(names=("all",), models=specs).models))]
     assert [one["series"] for one in facts] == ["CLIP", "DiffCLIP*"]
     assert {one["trained_on"] for one in facts} == {"openmoji"}
     assert [one.get("lambda_schedule") for one in facts] == [None, "depth"]
@@ -179,11 +171,7 @@ def test_runs_of_train_clip_are_models_with_the_facts_of_their_recipes(tmp_path)
 
 def test_a_baseline_replaces_the_unverified_name(files):
     file = str(files / "clip.pt")
-    for names, more in (
-        (("figure-2b",), {}),
-        (("figure-4",), {}),
-        (("diffclip-table-2",), {"models": "released"}),
-    ):
+    for names, more in ((("figure-2b",), {}), (("figure-4",), {}), (("diffclip-table-2",), {"models": "released"})):
         plain, other = (
             {
                 cell.model.spec
@@ -209,9 +197,7 @@ def test_the_dry_run_says_that_the_name_is_unverified(call):
 
 
 def test_rows_and_workers_get_the_same_models():
-    options = RunOptions(
-        names=("diffclip",), models="open_clip:ViT-B-16/openai,released", baseline="a.pt", seeds=2
-    )
+    options = RunOptions(names=("diffclip",), models="open_clip:ViT-B-16/openai,released", baseline="a.pt", seeds=2)
     assert options.words == [
         "--profile",
         "laptop",
@@ -248,10 +234,7 @@ def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):
         (("--models", "diffclip:{}/diffclip.pt"), "diffclip.pt: λ_init missing"),
         (("--models", "diffclip:{}/diffclip.pt#x=1"), "expected #lambda_init=0.8"),
         (("--baseline", "{}/clip.pt"), "--baseline: has no effect on diffclip-table-2 under profile laptop"),
-        (
-            ("--baseline", "{}/diffclip.pt#lambda_init=1", "--models", "released"),
-            "differential attention; expected",
-        ),
+        (("--baseline", "{}/diffclip.pt#lambda_init=1", "--models", "released"), "differential attention; expected"),
     ],
 )
 def test_a_mistake_is_one_line(call, files, tmp_path, words, message):
@@ -262,7 +245,5 @@ def test_a_mistake_is_one_line(call, files, tmp_path, words, message):
 
 
 def test_models_without_effect_are_refused():
-    with pytest.raises(
-        UserError, match="--models: has no effect on table-1 under profile laptop; it is for studies"
-    ):
+    with pytest.raises(UserError, match="--models: has no effect on table-1 under profile laptop; it is for studies"):
         select(StudyOptions(names=("table-1",), models="released"))

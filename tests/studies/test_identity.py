@@ -25,9 +25,7 @@ _MODEL = TrainVit(
 GOLDEN = {
     "f3f7aa09fb938f5f": TrainVit(model="diffvit", data="digits"),
     "e374a04c6be8a6f3": _MODEL,
-    "3a237e8b732bc394": Attack(
-        model=_MODEL, data="digits", eps=(1 / 255, 2 / 255), limit=20, settings={"steps": 5}
-    ),
+    "3a237e8b732bc394": Attack(model=_MODEL, data="digits", eps=(1 / 255, 2 / 255), limit=20, settings={"steps": 5}),
     "5ba301ac469954df": Sense(model=_MODEL, data="digits", part="alignment", limit=3, settings={"probes": 4}),
 }
 
@@ -72,9 +70,7 @@ def _triple(seed):
 
 
 def test_the_text_of_a_users_function_is_part_of_it():
-    one, two = (
-        Own(build=build, series="x", image_shape=(1, 8, 8), num_classes=2) for build in (_double, _triple)
-    )
+    one, two = (Own(build=build, series="x", image_shape=(1, 8, 8), num_classes=2) for build in (_double, _triple))
     assert identity(one) != identity(two)
 
 
@@ -153,9 +149,7 @@ def test_a_search_in_low_precision_is_what_it_has_come_to_mean():
 
 def test_square_with_few_queries_is_another_cell_since_its_schedule_is_rescaled():
     def cell(**settings):
-        return Attack(
-            model=_MODEL, data="digits", eps=(1 / 255,), limit=20, attack="square", settings=settings
-        )
+        return Attack(model=_MODEL, data="digits", eps=(1 / 255,), limit=20, attack="square", settings=settings)
 
     assert cell(queries=1_000).content() == {"rescale_schedule": "chosen"}
     assert cell(queries=1_000, rescale_schedule=False).content() == {}

@@ -112,9 +112,7 @@ def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logar
     parts = [np.array(of_seed(found, part)) for part in layer.PARTS]
     assert sum(parts) == pytest.approx(np.array(of_seed(found, layer.RATIO)))
     mine, twin = (
-        made["lipschitz"]
-        .filter(series=series, training_seed=0, layer=2, estimator="sampled mean")["value"]
-        .to_numpy()
+        made["lipschitz"].filter(series=series, training_seed=0, layer=2, estimator="sampled mean")["value"].to_numpy()
         for series in ("DiffViT", "ViT")
     )
     expected = 0.5 * np.log(np.square(mine).mean() / np.square(twin).mean())
@@ -123,9 +121,7 @@ def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logar
 
 @pytest.mark.parametrize(("opposed", "shared"), [(True, 1.0), (False, -1.0)])
 def test_verdicts_follow_what_the_rows_do(opposed, shared):
-    found = {
-        claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(rows(opposed, shared, seeds=8))
-    }
+    found = {claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(rows(opposed, shared, seeds=8))}
     assert found["angle-amplifies"] == ("holds" if opposed else "contradicted")
     assert found["subtraction-cancels"] == ("holds" if shared > 0 else "contradicted")
 
@@ -148,8 +144,6 @@ def test_lambda_has_an_interval_over_the_seeds_alone(made):
 
 
 def test_a_single_value_without_an_interval_has_an_axis():
-    points = pl.DataFrame(
-        {"value": [0.8], "low": [None], "high": [None]}, schema_overrides={"low": pl.Float64}
-    )
+    points = pl.DataFrame({"value": [0.8], "low": [None], "high": [None]}, schema_overrides={"low": pl.Float64})
     low, high = limits(Panel("", "layer", "λ", points.with_columns(high=pl.lit(None, pl.Float64))))
     assert low < 0.8 < high

@@ -53,7 +53,5 @@ def test_the_rows_say_what_was_found_or_stated(tmp_path, stated, expected):
 def test_what_is_stated_is_part_of_the_identity_and_checked():
     assert identity(own(attention=None)) == identity(own())
     assert identity(own(attention="softmax")) != identity(own())
-    with pytest.raises(
-        UserError, match="attention 'diff': expected one of softmax, differential, none, unknown"
-    ):
+    with pytest.raises(UserError, match="attention 'diff': expected one of softmax, differential, none, unknown"):
         own(attention="diff")

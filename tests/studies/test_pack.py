@@ -99,9 +99,7 @@ def test_a_measurement_whose_rows_ship_is_not_run_again_nor_its_training(tmp_pat
 def test_numbers_are_kept_to_float32_and_types_to_64_bits(tmp_path):
     store, pack = Store(tmp_path / "store"), Pack(tmp_path / "results")
     cell = Measure(model=Train(number=0))
-    exact = pl.DataFrame(
-        {"sample": [3, 1], "value": [1 / 3, None], "eps": [1 / 255, 0.1], "name": ["b", "a"]}
-    )
+    exact = pl.DataFrame({"sample": [3, 1], "value": [1 / 3, None], "eps": [1 / 255, 0.1], "name": ["b", "a"]})
     run_cells([Train(number=0)], Lab(store, progress=False))
     about = {
         "seconds": 1.0,
@@ -153,14 +151,10 @@ def test_of_training_images_only_the_loss_is_kept(tmp_path):
     assert before is not None
     assert after is not None
     assert sorted(after.columns) == ["label", "loss", "sample"]
-    assert_frame_equal(
-        after.select("sample", "loss"), before.select("sample", "loss"), rel_tol=2.0**-8, abs_tol=0
-    )
+    assert_frame_equal(after.select("sample", "loss"), before.select("sample", "loss"), rel_tol=2.0**-8, abs_tol=0)
 
 
-def test_rows_of_a_source_before_it_was_renewed_stand_in_and_a_store_does_not_take_them(
-    tmp_path, monkeypatch
-):
+def test_rows_of_a_source_before_it_was_renewed_stand_in_and_a_store_does_not_take_them(tmp_path, monkeypatch):
     pack = Pack(tmp_path)
     add(pack, FINISHED)
     rows, before = pack.rows(FINISHED), identity(FINISHED)

@@ -42,9 +42,7 @@ def store(shared_folder):
     return Store(shared_folder / "smoke")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:class names '0, 1"
-)  # digits, on which smoke runs, are named by their numbers
+@pytest.mark.filterwarnings("ignore:class names '0, 1")  # digits, on which smoke runs, are named by their numbers
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in NAMES]
 )
@@ -64,13 +62,9 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
         assert (frame["low"] <= frame["value"] + 1e-12).all()
         assert (frame["value"] <= frame["high"] + 1e-12).all()
     for table in found.artefact.tables:
-        if table.name in (
-            "layer-factors",
-            "layer-parts",
-            "causes-angle",
-            "lam",
-            "cosine",
-        ) or table.name.startswith(("map-corr", "theory-radius")):
+        if table.name in ("layer-factors", "layer-parts", "causes-angle", "lam", "cosine") or table.name.startswith(
+            ("map-corr", "theory-radius")
+        ):
             continue  # cosines, logarithms, correlations and a denominator that may be negative
         least = -1 if "ifference" in table.title else 0
         assert (table.cells["low"].drop_nulls() >= least).all(), table.title
@@ -134,8 +128,7 @@ def test_the_number_of_seeds_is_the_studys_unless_it_is_asked_for():
 
 def test_studies_share_their_cells():
     figures = [
-        set(map(identity, find_studies([name])[0].cells(profile("laptop"))))
-        for name in ("figure-2a", "figure-3a")
+        set(map(identity, find_studies([name])[0].cells(profile("laptop")))) for name in ("figure-2a", "figure-3a")
     ]
     assert figures[0] < figures[1]
 
@@ -203,15 +196,10 @@ def test_released_models_are_judged_over_images_and_trained_ones_have_a_price(st
             "",
             lambda _, cells=cells: cells,
             lambda rows: Artefact(),
-            lambda rows: [
-                Claim("any", "", "", [Check("ASR − 1", mean(rows["attack"], {"eps": 1 / 255}, ASR - 1.0))])
-            ],
+            lambda rows: [Claim("any", "", "", [Check("ASR − 1", mean(rows["attack"], {"eps": 1 / 255}, ASR - 1.0))])],
         )
         for cells in (
-            [
-                Attack(model=model, data="digits", eps=(1 / 255,), limit=6, settings={"steps": 1})
-                for model in models
-            ]
+            [Attack(model=model, data="digits", eps=(1 / 255,), limit=6, settings={"steps": 1}) for model in models]
             for models in (
                 [
                     TrainVit(

@@ -23,9 +23,7 @@ def test_the_pair_without_a_twin_is_warned_of():
 
 
 def test_weights_that_timm_lacks_are_refused():
-    with pytest.raises(
-        UserError, match=r"no such weights; expected one of vit_wee_patch16_reg1_gap_256\.sbb_in1k"
-    ):
+    with pytest.raises(UserError, match=r"no such weights; expected one of vit_wee_patch16_reg1_gap_256\.sbb_in1k"):
         study.card_of_name("vit_wee_patch16_reg1_gap_256.sbb_nadamuon_in1k")
 
 

@@ -59,12 +59,7 @@ def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     value, lam, maps, aligned = layers
     steepest = value[0].argmax(1)  # (seed, image)
     claims = _claims("figure-4", {"lipschitz": maps, "alignment": aligned})
-    words = (
-        "da-is-steeper",
-        "steepest-where-lambda-is-large",
-        "da-is-more-spread",
-        "later-layers-are-calmer",
-    )
+    words = ("da-is-steeper", "steepest-where-lambda-is-large", "da-is-more-spread", "later-layers-are-calmer")
     assert list(claims) == [f"{name}{end}" for end in ("", "-truly") for name in words]
     found = {name: claim.checks[0].estimate.value for name, claim in claims.items()}
     lam_there = np.take_along_axis(lam, steepest, 1).mean()
@@ -109,10 +104,7 @@ def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks)
     ):
         for series, depth, eps in itertools.product(range(2), range(2), range(len(success_rates.EPS))):
             own = found.filter(
-                protocol=protocol,
-                series=("DiffViT", "ViT")[series],
-                depth=(1, 12)[depth],
-                eps=success_rates.EPS[eps],
+                protocol=protocol, series=("DiffViT", "ViT")[series], depth=(1, 12)[depth], eps=success_rates.EPS[eps]
             )
             assert own["success"].mean() == pytest.approx(expected[series, depth, eps].mean())
 
@@ -135,9 +127,7 @@ def test_figure_6_clips_may_be_a_point_apart_and_still_be_equal(attacks):
     clip = rows.filter(series="DiffViT", depth=1)
     share = {eps: own["success"].mean() for (eps,), own in clip.filter(restarts=3).group_by("eps")}
     for other, apart in ((clip, 0.0), (clip.with_columns(success=False), 1.0)):
-        both = pl.concat(
-            [clip.with_columns(series=pl.lit("CLIP")), other.with_columns(series=pl.lit("DiffCLIP"))]
-        )
+        both = pl.concat([clip.with_columns(series=pl.lit("CLIP")), other.with_columns(series=pl.lit("DiffCLIP"))])
         claim = _claims("figure-6", {"attack": both})["clip-fragile-with-restarts"]
         found = [check.estimate.value for check in claim.checks]
         assert found == pytest.approx([0.01 - apart * share[eps] for eps in success_rates.EPS])

@@ -66,11 +66,7 @@ def test_a_field_that_affects_results_runs_exactly_the_cells_that_depend_on_it(s
     run([*cells(2), Measure(model=Train(number=2, rate=0.75))], store)
     assert log(store) == Counter(
         {"training 2": 2, "measuring training 2, ×2": 2}
-        | {
-            f"{what} {n}{x}": 1
-            for n in range(2)
-            for what, x in (("training", ""), ("measuring training", ", ×2"))
-        }
+        | {f"{what} {n}{x}": 1 for n in range(2) for what, x in (("training", ""), ("measuring training", ", ×2"))}
     )
     run([Measure(model=Train(number=2, rate=0.75), factor=3.0)], store)
     assert log(store)["training 2"] == 2
@@ -93,10 +89,7 @@ def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
         "training -1 and 1 more: the number is below 0",
         "measuring training -1, ×2 and 3 more: needs a cell that failed",
     ]
-    assert said[:2] == [
-        "failed: training -1: the number is below 0",
-        "failed: training -2: for the same reason",
-    ]
+    assert said[:2] == ["failed: training -1: the number is below 0", "failed: training -2: for the same reason"]
     assert store.done(cells(2)[1])
     assert log(store, "failed") == Counter({"training -1": 1, "training -2": 1})
 
@@ -187,15 +180,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
         f"import runpy; runpy.run_path({str(TOYS)!r}, run_name='__main__')"
     )
     found = subprocess.run(
-        [
-            sys.executable,
-            "-B",
-            "-c",
-            program,
-            str(tmp_path / "store"),
-            "2",
-            "0",
-        ],  # -B: bytecode would be cut off
+        [sys.executable, "-B", "-c", program, str(tmp_path / "store"), "2", "0"],  # -B: bytecode would be cut off
         capture_output=True,
         text=True,
     )
@@ -226,9 +211,7 @@ def test_every_librarys_words_for_a_full_disk_are_understood(tmp_path, error):
 def test_a_plan_expects_the_time_of_the_cells_that_are_finished(store):
     one = [Measure(model=Train(number=0, seconds=0.2), seconds=0.1)]
     run(one, store)
-    plan = make_plan(
-        [*one, *(Measure(model=Train(number=n, seconds=0.2), seconds=0.1) for n in range(1, 5))], store
-    )
+    plan = make_plan([*one, *(Measure(model=Train(number=n, seconds=0.2), seconds=0.1) for n in range(1, 5))], store)
     assert 0.9 < plan.seconds < 2.5
 
 
@@ -252,8 +235,7 @@ def test_processes_of_torchrun_share_every_cell(store):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("seconds", None), ("versions", []), ("hardware", 1), ("warnings", [1]), ("files", {"a": 1})],
+    ("field", "value"), [("seconds", None), ("versions", []), ("hardware", 1), ("warnings", [1]), ("files", {"a": 1})]
 )
 def test_a_record_with_a_wrong_field_is_damage_and_the_cell_runs_again(store, field, value):
     cell = cells(1)[-1]

@@ -138,9 +138,7 @@ def radius_rows(ratio=0.5):
         for sample in range(IMAGES):
             here = model | {"sample": sample}
             constant = draw.uniform(2.0, 2.2) / (ratio if differs else 1.0)
-            found["radius"].append(
-                here | {"margin": draw.uniform(1.0, 1.1), "lipschitz": constant, "slope": constant}
-            )
+            found["radius"].append(here | {"margin": draw.uniform(1.0, 1.1), "lipschitz": constant, "slope": constant})
             cross = -0.5 if differs else 0.0
             found["alignment"].append(
                 here
@@ -165,10 +163,7 @@ def test_the_ratio_of_radii_follows_what_is_planted():
     }
     for name in ("theorem-5-as-printed", "theorem-5-corrected"):
         assert (verdicts[0.3][name], verdicts[2.0][name]) == ("contradicted", "holds")
-    assert (verdicts[0.3]["da-shrinks-the-radius"], verdicts[2.0]["da-shrinks-the-radius"]) == (
-        "holds",
-        "contradicted",
-    )
+    assert (verdicts[0.3]["da-shrinks-the-radius"], verdicts[2.0]["da-shrinks-the-radius"]) == ("holds", "contradicted")
 
 
 def test_an_attack_within_the_radius_refutes_it():
@@ -185,9 +180,7 @@ def measured(tmp_path_factory):
     """Rows of the branches of an untrained DiffViT, with the model and the images."""
     folder = tmp_path_factory.mktemp("branches")
     model = diffvit(8, patch_size=4, dim=20, depth=2, num_heads=4)
-    save(
-        model, {"model": model.config.model_dump(mode="json"), "seed": 0, "data": "digits"}, folder / "model"
-    )
+    save(model, {"model": model.config.model_dump(mode="json"), "seed": 0, "data": "digits"}, folder / "model")
     loaded, data = load_model(str(folder / "model")), load_data("digits", limit=3, seed=0)
 
     def measure(out, batch_size):
@@ -209,9 +202,7 @@ def test_rows_of_the_branches_are_those_of_the_library_whatever_the_batch(measur
     clean = list(branch_changes(model, images, images + 0.01))
     for at, change in enumerate(clean):
         own = rows.filter(layer=at, perturbation="noise", sample=int(data.ids[1])).sort("head")
-        assert own["clean_correlation"].to_list() == pytest.approx(
-            change.clean_correlation[1].tolist(), rel=1e-5
-        )
+        assert own["clean_correlation"].to_list() == pytest.approx(change.clean_correlation[1].tolist(), rel=1e-5)
         assert own["clean_moved"].to_list() == pytest.approx(change.clean_moved[1].tolist(), rel=1e-5)
 
 
@@ -229,21 +220,17 @@ def test_correlations_are_taken_once_for_the_clean_image():
             "eps": eps,
             "clean_correlation": 0.1 * layer,
             "correlation": 0.5,
-            "change_correlation": (0.3 if series == map_studies.TRAINED else -0.3)
-            + draw.uniform(-0.01, 0.01),
+            "change_correlation": (0.3 if series == map_studies.TRAINED else -0.3) + draw.uniform(-0.01, 0.01),
         }
         for series in (map_studies.TRAINED, map_studies.UNTRAINED)
-        for seed, layer, sample, kind, eps in product(
-            range(SEEDS), range(2), range(5), KINDS, map_studies.NOISE
-        )
+        for seed, layer, sample, kind, eps in product(range(SEEDS), range(2), range(5), KINDS, map_studies.NOISE)
     ]
     found = map_studies.values({"branches": pl.DataFrame(rows)})
     clean = found.filter(input="clean", series="DiffCLIP")
     assert len(clean) == SEEDS * 2 * 5
     assert set(found["input"]) == {"clean", "noise 8/255", "noise 64/255", "PGD 8/255", "PGD 64/255"}
     claims = {
-        claim.name: claim.verdict
-        for claim in map_studies.MAP_CORRELATION.claims({"branches": pl.DataFrame(rows)})
+        claim.name: claim.verdict for claim in map_studies.MAP_CORRELATION.claims({"branches": pl.DataFrame(rows)})
     }
     assert claims["noise-is-shared"] == "holds"
     assert claims["training-shares-noise"] == "holds"

@@ -5,15 +5,7 @@ from functools import cache
 
 import pytest
 
-from antiphase.studies.paper_settings import (
-    Line,
-    compare,
-    dry_run,
-    gather,
-    note_of,
-    printed_settings,
-    shown_settings,
-)
+from antiphase.studies.paper_settings import Line, compare, dry_run, gather, note_of, printed_settings, shown_settings
 from antiphase.studies.papers.diffclip import bench as diffclip
 from antiphase.studies.papers.diffclip import pope as vlm_bench
 from antiphase.studies.papers.robustness import bench as robustness
@@ -81,18 +73,13 @@ def test_a_wrong_number_in_a_bench_is_found(name, monkeypatch):
     wrong = {
         "epochs": dict.fromkeys(own.epochs, 7),
         "recipe": {"learning_rate": 1e-3},
-        "attacks": {
-            name: {**own.attacks.get(name, {}), "steps": 7} for name in (*own.attacks, "pgd", "patch")
-        },
+        "attacks": {name: {**own.attacks.get(name, {}), "steps": 7} for name in (*own.attacks, "pgd", "patch")},
         "probed": 7,
         "sense": {"eps": 4 / 255},
     }
     monkeypatch.setitem(robustness.BENCHES, "paper", replace(own, **wrong))
     clip = diffclip.BENCHES["paper"]
-    recipe, protocols = (
-        {"epochs": 7, "learning_rate": 1e-3},
-        {"probe": {"iterations": 7}, "few-shot": {"shots": 7}},
-    )
+    recipe, protocols = ({"epochs": 7, "learning_rate": 1e-3}, {"probe": {"iterations": 7}, "few-shot": {"shots": 7}})
     wrong_clip = replace(clip, recipe=recipe, protocols=protocols, home="imagenet-v2")
     monkeypatch.setitem(diffclip.BENCHES, "paper", wrong_clip)
     answering = vlm_bench.BENCHES["paper"]
@@ -116,9 +103,7 @@ def test_a_line_has_its_source_and_a_deviation_its_reason(name):
     for line in TRANSCRIBED[name]:
         assert bool(line.paper) <= bool(line.quote and line.source), line
         assert bool(line.ours) == bool(line.why), line
-        assert not line.why or (
-            (line.why[0].isupper() or line.why[0].isdigit()) and line.why.endswith(".")
-        ), line
+        assert not line.why or ((line.why[0].isupper() or line.why[0].isdigit()) and line.why.endswith(".")), line
         assert bool(line.paper or line.ours), line
 
 
@@ -127,11 +112,7 @@ def test_a_deviation_has_to_be_the_declared_one():
     verdicts = ["same", "declared deviation", "differs", "differs", "differs"]
     assert [line.verdict(each) for each in ((1,), (4, 3), (3,), (2,), ())] == verdicts
     some = replace(line, exact=False)
-    assert [some.verdict(each) for each in ((1, 2), (3, 4, 5), (3,))] == [
-        "same",
-        "declared deviation",
-        "differs",
-    ]
+    assert [some.verdict(each) for each in ((1, 2), (3, 4, 5), (3,))] == ["same", "declared deviation", "differs"]
 
 
 def test_the_training_of_given_models_is_not_compared():

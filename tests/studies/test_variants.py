@@ -41,13 +41,7 @@ def _rows(margins: dict[str, np.ndarray], broken: dict[str, np.ndarray]) -> dict
     def frame(values: dict[str, np.ndarray], column: str) -> pl.DataFrame:
         return pl.concat(
             pl.DataFrame(
-                {
-                    "series": name,
-                    "training_seed": seed,
-                    "sample": list(range(len(row))),
-                    column: row,
-                    "cell": name,
-                }
+                {"series": name, "training_seed": seed, "sample": list(range(len(row))), column: row, "cell": name}
             )
             for name, matrix in values.items()
             for seed, row in enumerate(matrix)

@@ -73,19 +73,10 @@ def asked(said, truth, images):
     wrong = [int((one == YES) != right) for one, right in zip(said, truth, strict=True)]
     score = [0.9 if one == YES else 0.1 for one in said]
     rows = outcome_rows(
-        setting="random",
-        seed=0,
-        unit=list(range(len(said))),
-        group=images,
-        prediction=said,
-        rank=wrong,
-        score=score,
+        setting="random", seed=0, unit=list(range(len(said))), group=images, prediction=said, rank=wrong, score=score
     )
     return rows.with_columns(
-        series=pl.lit("CLIP"),
-        trained_on=pl.lit("emoji-objects"),
-        task=pl.lit("pope"),
-        data=pl.lit("emoji-pope"),
+        series=pl.lit("CLIP"), trained_on=pl.lit("emoji-objects"), task=pl.lit("pope"), data=pl.lit("emoji-pope")
     ).join(pl.DataFrame({SEED: [0]}), how="cross")
 
 
@@ -166,9 +157,7 @@ def test_the_hallucination_rate_rises_by_the_answers_that_are_changed():
     larger = rows.filter(eps=4 / 255).with_columns(eps=pl.lit(8 / 255), success=pl.lit(True))
     *_, claim = table_3.TABLE_3.claims({"evaluate": both, "answers": pl.concat([larger, rows])})
     assert claim.name == "hallucinations-under-attack"
-    assert [(check.what[-5:], check.estimate.value) for check in claim.checks] == [
-        ("2/255", pytest.approx(1.0))
-    ]
+    assert [(check.what[-5:], check.estimate.value) for check in claim.checks] == [("2/255", pytest.approx(1.0))]
     assert claim.verdict == "holds"
 
 
@@ -184,9 +173,7 @@ def test_the_papers_numbers_are_next_to_ours_and_their_gains_are_those_in_bracke
         trained_on=pl.lit(models(profile("paper"))[0].tower.data)
     )
     rows = {"evaluate": pope, "answers": attacked("CLIP", 0, [(0, True, True)] * 3)}
-    first = (
-        table_3.draw(rows).tables[0].cells.filter(pl.col("column").is_in(("accuracy", "precision", "recall")))
-    )
+    first = table_3.draw(rows).tables[0].cells.filter(pl.col("column").is_in(("accuracy", "precision", "recall")))
     assert first["row"].unique().to_list() == ["CLIP, CC12M"]
     assert first["paper"].to_list() == pytest.approx([0.5014, 0.5007, 0.9821])
 

@@ -60,9 +60,7 @@ def test_estimate_text_has_its_interval():
 
 
 def test_over_counts_seeds_and_samples():
-    assert (
-        over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]})) == "3 training seeds and 300 to 1,000 images"
-    )
+    assert over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]})) == "3 training seeds and 300 to 1,000 images"
     assert over(pl.DataFrame({"n": [2], "seeds": [1]}), samples="pairs") == "2 pairs, for one training seed"
 
 
@@ -80,10 +78,7 @@ def test_estimates_line_says_each_verdict_where_they_differ():
 
 
 def test_brief_numbers_name_the_least():
-    checks = [
-        Check(f"a − b in {task}", Estimate(v, v - 0.01, v + 0.01, 300))
-        for task, v in (("x", 0.2), ("y", 0.1))
-    ]
+    checks = [Check(f"a − b in {task}", Estimate(v, v - 0.01, v + 0.01, 300)) for task, v in (("x", 0.2), ("y", 0.1))]
     assert brief_numbers(Claim("", "", "", checks))["least"] == "y, +10.0 [9.0, 11.0]"
 
 
@@ -108,10 +103,7 @@ def test_price_is_in_seeds_and_core_hours():
 
 
 def test_claim_is_ours_if_it_is_not_in_the_paper():
-    assert [Claim("", s, "", []).whose("diffclip") for s in ("Section 4.2", NOT_IN_PAPER)] == [
-        "diffclip",
-        "own",
-    ]
+    assert [Claim("", s, "", []).whose("diffclip") for s in ("Section 4.2", NOT_IN_PAPER)] == ["diffclip", "own"]
 
 
 def test_joint_verdict_leaves_out_exceptions():
@@ -151,11 +143,7 @@ def test_line_of_the_paper_knows_declared_deviations():
 
 
 def test_rounded_keeps_significant_bits():
-    assert _rounded(pl.DataFrame({"loss": [1 / 3, None, 0.0]}), 12)["loss"].to_list() == [
-        0.3333740234375,
-        None,
-        0.0,
-    ]
+    assert _rounded(pl.DataFrame({"loss": [1 / 3, None, 0.0]}), 12)["loss"].to_list() == [0.3333740234375, None, 0.0]
 
 
 def test_core_seconds_count_threads():

@@ -79,6 +79,4 @@ def cells(count: int, seconds: float = 0.0, **fields: float) -> list[Cell]:
 
 if __name__ == "__main__":
     root, count, pause = sys.argv[1:]
-    run_cells(
-        cells(int(count), float(pause)), Lab(Store(Path(root)), progress=False, process=this_process()), print
-    )
+    run_cells(cells(int(count), float(pause)), Lab(Store(Path(root)), progress=False, process=this_process()), print)

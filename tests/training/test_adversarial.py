@@ -253,9 +253,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_weights(tmp_path, few, monkey
     assert 4 * (4 if variant == "free" else 7) <= len(taken) < stop + 4 * (4 if variant == "free" else 7)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("broken", "whole"))
     assert all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
-    without = [
-        [{k: v for k, v in row.items() if k != "images_per_second"} for row in log] for log in (again, whole)
-    ]
+    without = [[{k: v for k, v in row.items() if k != "images_per_second"} for row in log] for log in (again, whole)]
     assert without[0] == without[1]
 
 
@@ -270,9 +268,7 @@ def test_two_processes_train_nearly_the_weights_of_one(tmp_path, variant):
         together(count, *settings, tmp_path / name)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in one:
-        if not name.endswith(
-            "qkv.bias"
-        ):  # a bias of the keys changes no map: Adam makes whole steps of its rounding
+        if not name.endswith("qkv.bias"):  # a bias of the keys changes no map: Adam makes whole steps of its rounding
             torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
 
 
@@ -296,9 +292,7 @@ def test_robust_accuracy_is_that_of_the_attack(eps):
     predicted = model(x).argmax(1)
     y = torch.where(torch.arange(150) % 4 > 0, predicted, y)  # most are right to begin with
     names = tuple("abcde")
-    data = ArrayImages(
-        name="toy", split="test", class_names=names, ids=torch.arange(150) * 3 + 1, labels=y, pixels=x
-    )
+    data = ArrayImages(name="toy", split="test", class_names=names, ids=torch.arange(150) * 3 + 1, labels=y, pixels=x)
     found = robust_accuracy(model, data, eps, seed=4, batch_size=64)
     threat = attacks.Threat(eps=eps)
     result = attacks.pgd(model, x, y, threat, steps=10, seed=4, ids=data.ids)
@@ -350,9 +344,7 @@ def test_a_natural_recipe_is_written_and_told_apart_as_before_there_were_adversa
     plan = Recipe.model_validate(NATURAL)
     assert plan.model_dump(mode="json") == NATURAL
     # of model_dump_json() at commit 9667eb3: states of runs that began then go on
-    assert (
-        digest(plan.model_dump_json()) == "72a16eae0433696d56a1d8ff5abae748d6043b60167dc6969ec572bb972615bf"
-    )
+    assert digest(plan.model_dump_json()) == "72a16eae0433696d56a1d8ff5abae748d6043b60167dc6969ec572bb972615bf"
     assert plan == Recipe.model_validate(NATURAL | {"adversarial": None})
 
 
@@ -391,19 +383,10 @@ def test_a_natural_and_an_adversarial_run_do_not_go_on_in_each_others_directory(
         ("--adversarial 8", "adversarial.eps 8.0"),
         ("--adversarial 1/255,2/255", "1/255,2/255"),
         ("--adversarial 1/255 --adversarial-variant trades", "trades"),
-        (
-            "--adversarial 1/255 --adversarial-steps 0",
-            "adversarial_steps 0: expected an integer of at least 1",
-        ),
+        ("--adversarial 1/255 --adversarial-steps 0", "adversarial_steps 0: expected an integer of at least 1"),
         ("--adversarial 1/255 --adversarial-step-size -1/255", "step_size"),
-        (
-            "--adversarial 1/255 --adversarial-warmup -1",
-            "adversarial_warmup -1: expected a number of at least 0",
-        ),
-        (
-            "--adversarial 1/255 --adversarial-variant fast --adversarial-steps 7",
-            "steps has no effect on variant fast",
-        ),
+        ("--adversarial 1/255 --adversarial-warmup -1", "adversarial_warmup -1: expected a number of at least 0"),
+        ("--adversarial 1/255 --adversarial-variant fast --adversarial-steps 7", "steps has no effect on variant fast"),
         ("--adversarial 1/255 --replays 8", "replays has no effect on variant pgd"),
         ("--adversarial-steps 7", "give --adversarial"),
         ("--replays 4", "give --adversarial"),

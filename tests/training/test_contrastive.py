@@ -21,13 +21,7 @@ from antiphase.evaluation.retrieval import encoder_numbers
 from antiphase.models import clip, load_model
 from antiphase.models.clip import build_clip
 from antiphase.streams import key, sample_keys, uniform
-from antiphase.training.contrastive import (
-    BAD_SAMPLES_FILE,
-    _crop_box,
-    clip_optimizer,
-    random_crops,
-    train_clip,
-)
+from antiphase.training.contrastive import BAD_SAMPLES_FILE, _crop_box, clip_optimizer, random_crops, train_clip
 from antiphase.training.recipe import MAX_LOGIT_SCALE, clip_learning_rate, make_clip_recipe
 from tests.processes import KILLS_ITSELF, Python, python, together
 from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, write_shard
@@ -36,9 +30,7 @@ from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, writ
 def test_a_run_leaves_a_model_that_loads_and_a_log(tmp_path):
     pairs = tiny_pairs()
     recipe = tiny_recipe()
-    log = train_clip(
-        recipe, pairs, tmp_path, evaluate=lambda model: encoder_numbers(model, pairs), progress=False
-    )
+    log = train_clip(recipe, pairs, tmp_path, evaluate=lambda model: encoder_numbers(model, pairs), progress=False)
     assert [row["epoch"] for row in log] == [1, 2]
     assert {"loss", "logit_scale", "lambda", "image R@1", "text R@5", "zero-shot"} <= log[-1].keys()
     assert len(log[-1]["lambda"]) == 2
@@ -61,9 +53,7 @@ def test_a_model_learns_its_training_pairs(tmp_path):
     assert found["image R@1"] > 0.6  # the second captions, of one word, several images share
 
 
-@pytest.mark.parametrize(
-    "change", [{"part": 3}, {"checkpointing": True}], ids=["in parts", "with checkpointing"]
-)
+@pytest.mark.parametrize("change", [{"part": 3}, {"checkpointing": True}], ids=["in parts", "with checkpointing"])
 def test_how_the_gradient_is_made_changes_no_weight_but_by_rounding(tmp_path, change):
     pairs, recipe = tiny_pairs(), tiny_recipe(patch_dropout=0.5)
     plain = train_clip(recipe, pairs, tmp_path / "plain", progress=False)
@@ -138,13 +128,7 @@ def test_a_converted_clip_is_trained_on_as_a_diffclip(tmp_path, run_cli):
 
 def test_the_scale_stays_within_its_bounds(tmp_path):
     recipe = make_clip_recipe(
-        "clip",
-        "openmoji",
-        "tiny",
-        tiny_pairs().fingerprint(),
-        TINY | {"logit_scale": 9.0},
-        epochs=1,
-        batch_size=8,
+        "clip", "openmoji", "tiny", tiny_pairs().fingerprint(), TINY | {"logit_scale": 9.0}, epochs=1, batch_size=8
     )
     log = train_clip(recipe, tiny_pairs(), tmp_path, progress=False)
     # it starts at e⁹; the last step may have taken it down from the bound
@@ -255,8 +239,7 @@ def test_shards_in_which_no_image_can_be_read_end_the_training(tmp_path):
     pairs = open_shards(str(folder))
     recipe = tiny_recipe(pairs=pairs, epochs=1)
     with pytest.raises(
-        UserError,
-        match=r"none of the last 16 samples could be read, training stopped; see .*bad-samples\.txt",
+        UserError, match=r"none of the last 16 samples could be read, training stopped; see .*bad-samples\.txt"
     ):
         train_clip(recipe, pairs, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -301,12 +284,7 @@ def test_the_learning_rate_warms_up_linearly_and_falls_by_half_a_cosine():
 
 def test_the_papers_recipe_is_the_default():
     recipe = make_clip_recipe("diffclip", "diffclip", "cc3m", "0", {})
-    assert (recipe.epochs, recipe.batch_size, recipe.learning_rate, recipe.weight_decay) == (
-        40,
-        4096,
-        5e-4,
-        0.5,
-    )
+    assert (recipe.epochs, recipe.batch_size, recipe.learning_rate, recipe.weight_decay) == (40, 4096, 5e-4, 0.5)
     assert (recipe.betas, recipe.epsilon, recipe.crop) == ((0.9, 0.98), 1e-8, (0.5, 1.0))
     assert recipe.model.vision.image_size == 224
     sigmoid = make_clip_recipe("clip", "openmoji", "x", "0", {}, loss="siglip").model
@@ -317,9 +295,7 @@ def test_the_papers_recipe_is_the_default():
 def test_a_table_without_splits_holds_nothing_out(run_cli, tmp_path, more):
     for at in range(6):
         Image.new("RGB", (5, 5), (40 * at, 0, 0)).save(tmp_path / f"{at}.png")
-    (tmp_path / "pairs.csv").write_text(
-        "image,caption\n" + "".join(f"{at}.png,number {at}\n" for at in range(6))
-    )
+    (tmp_path / "pairs.csv").write_text("image,caption\n" + "".join(f"{at}.png,number {at}\n" for at in range(6)))
     code, _, err = run_cli(
         "train-clip",
         "--model",
@@ -350,10 +326,7 @@ def test_mistakes_are_one_line(run_cli, tmp_path):
         (["--model", "clip", "--preset", "openmoji", "--patch-dropout", "1.5"], "patch_dropout"),
         (["--model", "clip", "--preset", "openmoji", "--loss", "triplet"], "loss"),
         (["--model", "clip", "--preset", "openmoji", "--learning-rate", "inf"], "learning_rate"),
-        (
-            ["--model", "clip", "--preset", "openmoji", "--track", "nothing"],
-            "track 'nothing': expected one of",
-        ),
+        (["--model", "clip", "--preset", "openmoji", "--track", "nothing"], "track 'nothing': expected one of"),
     ):
         table = tmp_path / "pairs.csv"
         table.write_text("image,caption\na.png,a dog\nb.png,a cat\nc.png,a mug\n")

@@ -59,10 +59,7 @@ def test_places_of_bad_samples_take_no_part():
 def test_a_batch_of_bad_samples_alone_moves_nothing():
     model = model_of("siglip")
     share = share_of(torch.zeros(COUNT, dtype=torch.bool))
-    assert (
-        float(accumulate(model, share, Accelerator(cpu=True), kind="siglip", precision="float32", part=4))
-        == 0
-    )
+    assert float(accumulate(model, share, Accelerator(cpu=True), kind="siglip", precision="float32", part=4)) == 0
     assert all(not gradient.any() for gradient in gradients(model).values())
 
 

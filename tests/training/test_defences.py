@@ -21,9 +21,7 @@ from antiphase.training.defences.weights import adversarial_weights, averaged, k
 
 SIZES = {"dim": 8, "depth": 1, "num_heads": 2, "patch_size": 4, "num_classes": 3}
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-PERTURBED = (IMAGES + 0.05 * torch.randn(IMAGES.shape, generator=torch.Generator().manual_seed(2))).clamp(
-    0, 1
-)
+PERTURBED = (IMAGES + 0.05 * torch.randn(IMAGES.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
@@ -121,10 +119,7 @@ def test_the_hinge_punishes_opposed_gradients():
 def test_gradients_are_finite_where_a_map_is_constant(name, flat):
     model = model_of()
     with torch.no_grad():
-        for part in (
-            *model.blocks[0].attn.qkv.weight.chunk(3)[:2],
-            *model.blocks[0].attn.qkv.bias.chunk(3)[:2],
-        ):
+        for part in (*model.blocks[0].attn.qkv.weight.chunk(3)[:2], *model.blocks[0].attn.qkv.bias.chunk(3)[:2]):
             part[flat] = 0.0
     value(name, model).backward()
     assert all(w.grad is None or bool(w.grad.isfinite().all()) for w in model.parameters())
@@ -162,9 +157,7 @@ def test_trades_and_mart_are_the_equations():
 def test_input_gradient_is_the_dense_one():
     model = model_of()
     slopes = jacrev(lambda x: F.cross_entropy(model(x), LABELS, reduction="sum"))(PERTURBED)
-    assert value("input-gradient", model).item() == pytest.approx(
-        float(slopes.detach().square().sum() / 6), rel=1e-9
-    )
+    assert value("input-gradient", model).item() == pytest.approx(float(slopes.detach().square().sum() / 6), rel=1e-9)
 
 
 def test_strengths_weigh_what_is_added():
@@ -201,9 +194,7 @@ def test_what_a_model_cannot_have_is_refused(strengths, kind, adversarial, said)
 def trained(out, defences=None, **fields):
     images = load_data("digits", split="train", progress=False).subset(48)
     sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
-    recipe = make_recipe(
-        "diffvit", images, sizes, data="some", epochs=2, batch_size=20, defences=defences, **fields
-    )
+    recipe = make_recipe("diffvit", images, sizes, data="some", epochs=2, batch_size=20, defences=defences, **fields)
     log = train_classifier(recipe, images, images, out, progress=False)
     return load_file(out / "model.safetensors"), log
 
@@ -224,9 +215,7 @@ def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path)
 
 
 def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path):
-    images = load_data("digits", split="train", progress=False).subset(
-        21
-    )  # 20 and 1: the second process has 10 and 0
+    images = load_data("digits", split="train", progress=False).subset(21)  # 20 and 1: the second process has 10 and 0
     sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
     defences = {"jasmin": 1.0, "input-gradient": 1.0}
     recipe = make_recipe("diffvit", images, sizes, data="some", epochs=1, batch_size=20, defences=defences)
@@ -307,10 +296,7 @@ def test_adversarial_weights_move_each_matrix_up_and_back():
 )
 def test_the_command_refuses_in_one_line(options, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        ap.train(
-            **{"model": "diffvit", "data": "digits", "out": tmp_path / "run", "limit": 20, "epochs": 1}
-            | options
-        )
+        ap.train(**{"model": "diffvit", "data": "digits", "out": tmp_path / "run", "limit": 20, "epochs": 1} | options)
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 

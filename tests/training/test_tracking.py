@@ -43,12 +43,8 @@ class Fake(GeneralTracker):
 
 def train(out, **more):
     images = load_data("digits", split="train", limit=60)
-    recipe = make_recipe(
-        "diffvit", images, SIZES, data="digits", epochs=EPOCHS, batch_size=20, precision="float32"
-    )
-    return train_classifier(
-        recipe, images, load_data("digits", split="test", limit=20), out, progress=False, **more
-    )
+    recipe = make_recipe("diffvit", images, SIZES, data="digits", epochs=EPOCHS, batch_size=20, precision="float32")
+    return train_classifier(recipe, images, load_data("digits", split="test", limit=20), out, progress=False, **more)
 
 
 def test_a_tracker_gets_what_the_log_has(tmp_path):
@@ -56,9 +52,7 @@ def test_a_tracker_gets_what_the_log_has(tmp_path):
     log = train(tmp_path / "tracked", trackers=[fake])
     ends = [values for _, values in fake.rows if "accuracy" in values]
     assert [values["accuracy"] for values in ends] == [row["accuracy"] for row in log]
-    assert [[values[f"lambda/{layer}"] for layer in range(2)] for values in ends] == [
-        row["lambda"] for row in log
-    ]
+    assert [[values[f"lambda/{layer}"] for layer in range(2)] for values in ends] == [row["lambda"] for row in log]
     assert {step for step, _ in fake.rows} == {3, 6}
     assert all({"loss", "learning_rate"} <= values.keys() for _, values in fake.rows)
     assert fake.config["batch_size"] == 20

@@ -47,40 +47,22 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, run_cli):
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
     assert all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
     logs = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("killed", "whole")]
-    kept = [
-        [{k: v for k, v in json.loads(line).items() if k != "images_per_second"} for line in log]
-        for log in logs
-    ]
+    kept = [[{k: v for k, v in json.loads(line).items() if k != "images_per_second"} for line in log] for log in logs]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 2
     assert not state.exists()
 
 
 def test_two_processes_train_the_weights_of_one(tmp_path, run_cli):
-    settings = [
-        "--epochs",
-        "2",
-        "--limit",
-        "150",
-        "--batch-size",
-        "31",
-        "--dim",
-        "16",
-        "--precision",
-        "float32",
-    ]
+    settings = ["--epochs", "2", "--limit", "150", "--batch-size", "31", "--dim", "16", "--precision", "float32"]
     assert run_cli(*COMMAND[2:], *settings, "--out", tmp_path / "one")[0] == 0
     together(2, *COMMAND, *settings, "--out", tmp_path / "two")
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in first:
         one, two = first[name], second[name]
-        if name.endswith(
-            "qkv.bias"
-        ):  # a bias of the keys changes no map: Adam makes whole steps of its rounding
+        if name.endswith("qkv.bias"):  # a bias of the keys changes no map: Adam makes whole steps of its rounding
             one, two = (torch.cat([part.chunk(3)[0], part.chunk(3)[2]]) for part in (one, two))
-        torch.testing.assert_close(
-            one, two, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_the_log_holds_accuracy_and_lambda_and_the_model_learns(tmp_path, digits):
@@ -96,9 +78,7 @@ def test_the_log_holds_accuracy_and_lambda_and_the_model_learns(tmp_path, digits
     assert model.card.seed == 0
     assert json.loads((tmp_path / "recipe.json").read_text())["data_fingerprint"] == some.fingerprint()
     began = time.monotonic()
-    assert (
-        train_classifier(plan, some, digits[1], tmp_path, progress=False) == log
-    )  # finished: nothing is done again
+    assert train_classifier(plan, some, digits[1], tmp_path, progress=False) == log  # finished: nothing is done again
     assert time.monotonic() - began < 1
 
 
@@ -161,9 +141,7 @@ def test_data_of_another_shape_is_refused(tmp_path, digits):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "field", [{"epochs": 0}, {"learning_rate": -1.0}, {"optimizer": "sgd"}, {"colour": 1}]
-)
+@pytest.mark.parametrize("field", [{"epochs": 0}, {"learning_rate": -1.0}, {"optimizer": "sgd"}, {"colour": 1}])
 def test_a_recipe_names_the_field_that_is_wrong(digits, field):
     with pytest.raises(UserError, match=next(iter(field))):
         recipe(digits, **field)
@@ -193,9 +171,7 @@ def test_a_warm_up_longer_than_the_training_is_refused(digits, fields, told):
         ('"seed": 1.5', r"seed 1\.5"),
         ('"data": 5', "data 5: expected the name of data"),
         ('"model": {"dim": 1000000000000}', "model"),
-        pytest.param(
-            f'"seed": {"1" * 5000}', r"cannot be read \(an integer has 5,000 digits", id="5000 digits"
-        ),
+        pytest.param(f'"seed": {"1" * 5000}', r"cannot be read \(an integer has 5,000 digits", id="5000 digits"),
     ],
 )
 def test_a_recipe_file_with_other_types_is_one_line(tmp_path, fact, told):

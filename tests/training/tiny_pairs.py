@@ -12,22 +12,7 @@ from antiphase.models.clip import build_clip, configure_clip, tokenize
 from antiphase.training.contrastive import Share
 from antiphase.training.recipe import make_clip_recipe
 
-WORDS = [
-    "red",
-    "green",
-    "blue",
-    "round",
-    "flat",
-    "small",
-    "big",
-    "old",
-    "new",
-    "dog",
-    "cat",
-    "mug",
-    "lamp",
-    "tree",
-]
+WORDS = ["red", "green", "blue", "round", "flat", "small", "big", "old", "new", "dog", "cat", "mug", "lamp", "tree"]
 COUNT = 11
 TINY = {
     "vision": {"image_size": 16, "patch_size": 8, "dim": 24, "depth": 1, "num_heads": 2},

@@ -88,17 +88,13 @@ def test_pope_of_a_model_against_its_twin(pope, tmp_path):
             }
             assert {name: each["value"] for name, each in found.items()} == pytest.approx(expected)
             assert all(each["low"] < each["value"] < each["high"] for each in found.values())
-            right = np.array(
-                [(text not in SAID[1:3]) == each.yes for text, each in zip(said, asked, strict=True)]
-            )
+            right = np.array([(text not in SAID[1:3]) == each.yes for text, each in zip(said, asked, strict=True)])
             hits[model.seed] = right
             of_images = right.reshape(12, 6).mean(1)  # the questions of an image follow each other
             half = 2.201 * of_images.std(ddof=1) / np.sqrt(12)  # Student's t at 11 degrees of freedom
             assert found["accuracy"]["high"] - found["accuracy"]["value"] == pytest.approx(half, rel=1e-3)
         (apart,) = (
-            each
-            for each in summary["differences"]
-            if (each["setting"], each["metric"]) == (sampling, "accuracy")
+            each for each in summary["differences"] if (each["setting"], each["metric"]) == (sampling, "accuracy")
         )
         assert apart["difference"] == pytest.approx(hits[1].mean() - hits[2].mean())
         assert apart["p"] == pytest.approx(mcnemar_clustered(hits[1], hits[2], np.repeat(np.arange(12), 6)))
@@ -110,12 +106,7 @@ def test_pope_of_a_model_against_its_twin(pope, tmp_path):
     assert len(one.asked) == asked
     assert json.loads((tmp_path / "run.json").read_text())["settings"]["precision"] == "float32"
     page = read_result(tmp_path, "evaluate").write_report(tmp_path).read_text(encoding="utf-8")
-    for words in (
-        "adversarial: answers yes",
-        "random: unparsed answers",
-        "as by the authors’ script",
-        "random: AUC",
-    ):
+    for words in ("adversarial: answers yes", "random: unparsed answers", "as by the authors’ script", "random: AUC"):
         assert words in page
     assert json.loads((tmp_path / "run.json").read_text())["n"] == [216]
 

@@ -20,15 +20,9 @@ def by_hand(vlm, image, ids):
     for block in (vit.blocks[0], vit.blocks[1]):
         x = block(x)
     grid = x[0, 1:].reshape(4, 4, 12)
-    rows = [
-        torch.cat([grid[2 * i + a, 2 * j + b] for a in (0, 1) for b in (0, 1)])
-        for i in (0, 1)
-        for j in (0, 1)
-    ]
+    rows = [torch.cat([grid[2 * i + a, 2 * j + b] for a in (0, 1) for b in (0, 1)]) for i in (0, 1) for j in (0, 1)]
     visual = F.linear(
-        F.gelu(F.linear(torch.stack(rows), layers[0].weight, layers[0].bias)),
-        layers[2].weight,
-        layers[2].bias,
+        F.gelu(F.linear(torch.stack(rows), layers[0].weight, layers[0].bias)), layers[2].weight, layers[2].bias
     )
     words = vlm.language.model.embed_tokens.weight
     at = ids.index(IMAGE)
@@ -51,9 +45,7 @@ def test_logits_loss_and_answers_are_those_of_the_parts_put_together_by_hand():
     for number, row in enumerate(rows):
         with torch.no_grad():
             embedded = by_hand(vlm, images[number], row) if IMAGE in row else None
-            given = (
-                {"inputs_embeds": embedded} if embedded is not None else {"input_ids": torch.tensor([row])}
-            )
+            given = {"inputs_embeds": embedded} if embedded is not None else {"input_ids": torch.tensor([row])}
             expected = vlm.language(**given).logits[0]
         torch.testing.assert_close(found.logits[number, : len(expected)], expected, atol=2e-5, rtol=1e-5)
         losses += F.cross_entropy(expected[-3:-1], torch.tensor(row[-2:]), reduction="none").tolist()
@@ -104,12 +96,9 @@ def test_the_gradient_of_a_yes_no_classifier_is_the_derivative():
     step = 1e-3  # the language model's norms compute in float32
     with torch.no_grad():
         ahead, behind = (
-            F.cross_entropy(classifier(images + sign * step * direction), torch.tensor([0, 1]))
-            for sign in (1, -1)
+            F.cross_entropy(classifier(images + sign * step * direction), torch.tensor([0, 1])) for sign in (1, -1)
         )
-    assert ((gradient * direction).sum()).item() == pytest.approx(
-        ((ahead - behind) / (2 * step)).item(), rel=1e-3
-    )
+    assert ((gradient * direction).sum()).item() == pytest.approx(((ahead - behind) / (2 * step)).item(), rel=1e-3)
     assert gradient.abs().max() > 0
 
 
@@ -120,10 +109,7 @@ def test_mistakes_are_told_in_one_line():
         (lambda: YesNo(vlm, " "), "question ' ': expected a string that is not empty"),
         (lambda: YesNo(vlm, 5), "question 5: expected a string that is not empty"),
         (lambda: YesNo(vlm, []), "questions: expected at least one"),
-        (
-            lambda: YesNo(vlm, [QUESTION, "what ?"])(images),
-            "2 questions: expected the position of each image's",
-        ),
+        (lambda: YesNo(vlm, [QUESTION, "what ?"])(images), "2 questions: expected the position of each image's"),
         (
             lambda: YesNo(vlm, QUESTION)(images, torch.tensor([0, -1])),
             r"which \[0, -1\]: expected int64 from 0 to 0 for each",
@@ -132,9 +118,7 @@ def test_mistakes_are_told_in_one_line():
         (lambda: Projector("linear", 12, 16, 24, 3), "merge 3: expected a divisor of 4"),
         (lambda: image_tokens(torch.nn.Linear(2, 2)), "Linear has no image tokens: expected a CLIP"),
         (
-            lambda: VisionLanguageModel(
-                vlm.tower, vlm.projector, tiny_language(), tiny_tokenizer(False), "chat"
-            ),
+            lambda: VisionLanguageModel(vlm.tower, vlm.projector, tiny_language(), tiny_tokenizer(False), "chat"),
             "prompt chat: the tokenizer has no chat template",
         ),
     ):

@@ -96,8 +96,7 @@ def test_objects_of_a_theme_occur_together_and_some_are_frequent(emoji):
 def test_emoji_pope_is_popes_size_and_asks_by_its_rules(emoji):
     assert (len(emoji), len(emoji.names)) == (9000, 500)
     labelled = {
-        name: [one.name for one in objects]
-        for name, objects in zip(emoji.names, emoji.pictures.objects, strict=True)
+        name: [one.name for one in objects] for name, objects in zip(emoji.names, emoji.pictures.objects, strict=True)
     }
     for sampling in ("random", "popular", "adversarial"):
         some = [one for one in emoji.questions if one.sampling == sampling and one.image in emoji.names[:25]]

@@ -44,9 +44,7 @@ def test_an_answer_counts_as_the_published_script_counts_it(answer):
     assert says_yes(answer) != counts_as_no(answer)
 
 
-@given(
-    st.lists(st.sampled_from(["no", "No", "NO", "not", "yes", "knot", " ", "  ", ",", ".", "!", "\n", "\t"]))
-)
+@given(st.lists(st.sampled_from(["no", "No", "NO", "not", "yes", "knot", " ", "  ", ",", ".", "!", "\n", "\t"])))
 def test_any_text_counts_as_in_the_transcription(parts):
     assert says_yes("".join(parts)) != counts_as_no("".join(parts))
 
@@ -113,9 +111,7 @@ def test_the_paired_test_counts_images_not_questions():
 
 def test_answers_that_say_neither_yes_nor_no_are_a_warning():
     def told(*predictions):
-        rows = outcome_rows(
-            setting="random", unit=list(range(len(predictions))), prediction=list(predictions)
-        )
+        rows = outcome_rows(setting="random", unit=list(range(len(predictions))), prediction=list(predictions))
         source = Source(SimpleNamespace(name="pope:mine"))
         return TASK.doubts("llava", rows, source, Protocol())
 

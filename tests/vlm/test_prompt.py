@@ -45,9 +45,7 @@ def test_chat_format():
     assert prompt.question(TURNS[0][0]).tolist() == prompt.conversation(TURNS)[0][: len(first)].tolist()
     without = shown(prompt, *prompt.conversation(TURNS, image=False))
     assert without[0] == [*first[:3], *words[5:]]
-    assert prompt.first_ids(TURNS[0][0], ("No", "Yes")) == prompt.tokenizer.convert_tokens_to_ids(
-        ["No", "Yes"]
-    )
+    assert prompt.first_ids(TURNS[0][0], ("No", "Yes")) == prompt.tokenizer.convert_tokens_to_ids(["No", "Yes"])
 
 
 def test_caption_format():

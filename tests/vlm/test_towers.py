@@ -42,10 +42,7 @@ def test_an_open_clip_tower_ends_before_its_last_block():
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [
-        ("CLIP", {"size": {"shortest_edge": 16}, "crop_size": 16}),
-        ("Siglip", {"size": {"height": 16, "width": 16}}),
-    ],
+    [("CLIP", {"size": {"shortest_edge": 16}, "crop_size": 16}), ("Siglip", {"size": {"height": 16, "width": 16}})],
 )
 def test_a_tower_of_transformers_ends_before_its_last_block(kind, size, tmp_path):
     import transformers

@@ -20,15 +20,7 @@ from antiphase.vlm import YesNo, load_vlm
 from antiphase.vlm import training as trainings
 from antiphase.vlm.checkpoint import VlmRecipe, named_weights, vlm_learning_rate, weights_digest
 from antiphase.vlm.model import IGNORED
-from antiphase.vlm.training import (
-    SummedLoss,
-    _recomputed,
-    accumulate,
-    decoder_blocks,
-    drawn_order,
-    prepare,
-    train_vlm,
-)
+from antiphase.vlm.training import SummedLoss, _recomputed, accumulate, decoder_blocks, drawn_order, prepare, train_vlm
 from tests.processes import KILLS_ITSELF, Python, together
 from tests.test_answers import SMALL
 from tests.training.test_tracking import Fake
@@ -48,23 +40,15 @@ def parts(tmp_path_factory):
     for number in range(8):
         Image.new("RGB", (20, 17), (30 * number, 90, 7)).save(folder / f"{number}.png")
         shared = {"id": number, "image": f"{number}.png"}
-        said = [
-            {"from": "human", "value": "<image>"},
-            {"from": "gpt", "value": ("cat", "dog , sun")[number % 2]},
-        ]
+        said = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": ("cat", "dog , sun")[number % 2]}]
         captions.append(shared | {"conversations": said})
         answers = ("Yes", "No") if number % 2 else ("No", "Yes")
         turns = [
-            [
-                {"from": "human", "value": ("<image>\n" if not at else "") + question},
-                {"from": "gpt", "value": answer},
-            ]
+            [{"from": "human", "value": ("<image>\n" if not at else "") + question}, {"from": "gpt", "value": answer}]
             for at, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True))
         ]
         talks.append(shared | {"conversations": [*turns[0], *turns[1]]})
-    talks.append(
-        {"id": 8, "conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "tree"}]}
-    )
+    talks.append({"id": 8, "conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "tree"}]})
     for name, records in (("captions", captions), ("talks", talks)):
         (folder / f"{name}.json").write_text(json.dumps(records))
     return folder
@@ -72,18 +56,7 @@ def parts(tmp_path_factory):
 
 def words(parts, stage, out, *more):
     data = f"llava:{parts / ('captions', 'talks')[stage - 1]}.json?images={parts}"
-    common = [
-        "train-vlm",
-        "--stage",
-        stage,
-        "--data",
-        data,
-        "--batch-size",
-        4,
-        "--precision",
-        "float32",
-        "-q",
-    ]
+    common = ["train-vlm", "--stage", stage, "--data", data, "--batch-size", 4, "--precision", "float32", "-q"]
     return [*map(str, [*common, "--out", out, *more])]
 
 
@@ -110,9 +83,7 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
         vlm = load_vlm(tmp_path / name)
         last = parts_of(vlm)
         assert {part for part in first if first[part] != last[part]} == {"projector", "language"}
-        losses = [
-            json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        ]
+        losses = [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         assert losses[-1] < 0.7 * losses[0]
         assert YesNo(vlm, QUESTIONS[0])(torch.rand(2, 3, 16, 16)).isfinite().all()
     frozen = named_weights(load_vlm(tmp_path / "lora").language)
@@ -120,9 +91,7 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
     kept = {name.replace(".base_layer", ""): value for name, value in frozen.items() if ".lora_" not in name}
     assert kept.keys() == own.keys()
     assert all(torch.equal(kept[name], own[name]) for name in own)
-    assert run_cli(*words(parts, 2, tmp_path / "x", "--pretrained", tmp_path / "all"))[2].count(
-        "a model of stage 2"
-    )
+    assert run_cli(*words(parts, 2, tmp_path / "x", "--pretrained", tmp_path / "all"))[2].count("a model of stage 2")
 
 
 def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli):
@@ -177,19 +146,14 @@ def test_only_a_linear_projector_begins_at_captions(parts, tmp_path, run_cli):
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path, run_cli, stage):
     more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01"]
-    whole, killed = (
-        words(parts, stage, tmp_path / "whole", *more),
-        words(parts, stage, tmp_path / "killed", *more),
-    )
+    whole, killed = (words(parts, stage, tmp_path / "whole", *more), words(parts, stage, tmp_path / "killed", *more))
     found = subprocess.run([sys.executable, KILLS_ITSELF, *killed], capture_output=True, text=True)
     assert found.returncode == -9, found.stderr
     assert (tmp_path / "killed" / "state.safetensors").exists()
     for one in (whole, killed):
         code, _, err = run_cli(*one)
         assert code == 0, err
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
-        tmp_path / "killed/model.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "killed/model.safetensors").read_bytes()
 
 
 @pytest.mark.thorough
@@ -198,9 +162,7 @@ def test_two_processes_train_as_one(parts, tmp_path, run_cli):
     assert run_cli(*words(parts, 2, tmp_path / "one", *more, "--part", "3"))[0] == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = subprocess.run(
-        [*torchrun, "-m", "antiphase", *words(parts, 2, tmp_path / "two", *more)],
-        capture_output=True,
-        text=True,
+        [*torchrun, "-m", "antiphase", *words(parts, 2, tmp_path / "two", *more)], capture_output=True, text=True
     )
     assert found.returncode == 0, found.stderr
     one, two = (named_weights(load_vlm(tmp_path / name)) for name in ("one", "two"))
@@ -236,12 +198,8 @@ def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(part
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     for one in (whole, killed):
         together(2, "-m", "antiphase", *one)
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
-        tmp_path / "killed/model.safetensors"
-    ).read_bytes()
-    assert (
-        run_cli(*words(parts, 2, tmp_path / "alone", *more[:-1]))[0] == 0
-    )  # from the same state, not sharded
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "killed/model.safetensors").read_bytes()
+    assert run_cli(*words(parts, 2, tmp_path / "alone", *more[:-1]))[0] == 0  # from the same state, not sharded
     two, one = (named_weights(load_vlm(tmp_path / name)) for name in ("whole", "alone"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
@@ -249,9 +207,7 @@ def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(part
 
 def test_a_tracker_gets_what_the_log_has(parts, tmp_path, run_cli, monkeypatch):
     fake = Fake()
-    monkeypatch.setattr(
-        trainings, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]})
-    )
+    monkeypatch.setattr(trainings, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]}))
     assert run_cli(*words(parts, 1, tmp_path, *begin(parts)))[0] == 0
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     ends = [values for _, values in fake.rows if "epoch" in values]
@@ -273,9 +229,7 @@ def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
         image = None if one.image is None else one.image[None]
         output = vlm(image, one.ids[None], one.labels[None])
         _, labels, _ = vlm.embed(image, one.ids[None], one.labels[None])
-        losses.append(
-            F.cross_entropy(output.logits[0, :-1], labels[0, 1:], ignore_index=IGNORED, reduction="none")
-        )
+        losses.append(F.cross_entropy(output.logits[0, :-1], labels[0, 1:], ignore_index=IGNORED, reduction="none"))
     expected = torch.cat(losses).sum() / sum(int((one.labels != IGNORED).sum()) for one in samples)
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in vlm.named_parameters() if p.grad is not None}
@@ -350,10 +304,7 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
     for arguments, message in (
         (words(parts, 1, out), "tower: is missing; expected --tower, or --pretrained"),
         (words(parts, 1, out, *begin(parts), "--lora", "2"), "lora 2: is of stage 2"),
-        (
-            words(parts, 2, out, "--pretrained", "p", "--merge", "2"),
-            "merge 2: --pretrained has one; leave out --merge",
-        ),
+        (words(parts, 2, out, "--pretrained", "p", "--merge", "2"), "merge 2: --pretrained has one; leave out --merge"),
         (
             words(parts, 2, out, "--pretrained", "p", "--projector-start", "captions"),
             "projector-start captions: --pretrained has one; leave out --projector-start",
@@ -366,10 +317,7 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
         ),
         (words(parts, 1, out, *begin(parts), "--shard"), "shard: there is one process; start several"),
         (words(parts, 1, out, *begin(parts), "--batch-size", "9"), "batch size 9: expected 1 to 8"),
-        (
-            words(parts, 1, out, *begin(parts), "--data", words(parts, 2, out)[4]),
-            "2 turns; stage 1 expects an image",
-        ),
+        (words(parts, 1, out, *begin(parts), "--data", words(parts, 2, out)[4]), "2 turns; stage 1 expects an image"),
         (
             words(parts, 1, out, "--tower", parts / "clip", "--language", parts / "clip"),
             f"language {parts / 'clip'}: cannot be loaded",

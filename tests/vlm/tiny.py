@@ -24,10 +24,7 @@ def tiny_tokenizer(chat=True):
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r" +"), "removed"),
-            pre_tokenizers.Split(Regex(r"\n|[?.,:]|'s"), "isolated"),
-        ]
+        [pre_tokenizers.Split(Regex(r" +"), "removed"), pre_tokenizers.Split(Regex(r"\n|[?.,:]|'s"), "isolated")]
     )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner,

@@ -229,9 +229,7 @@ class _ApgdL1:
         changed = row_norm(rows["peak"] - clean, "l0")
         sparser = check & (changed < 0.95 * rows["changed"])
         slower = torch.maximum(rows["step_size"] / _SLOWER, rows["radius"] / _SLOWEST)
-        rows["step_size"] = torch.where(
-            sparser, rows["radius"], torch.where(check, slower, rows["step_size"])
-        )
+        rows["step_size"] = torch.where(sparser, rows["radius"], torch.where(check, slower, rows["step_size"]))
         rows.put("changed", check, changed)
         rows.put("share", check, changed / clean[0].numel() / _SPARSE)
         rows.put("x", sparser, rows["peak"])
@@ -246,8 +244,6 @@ class _ApgdL1:
 
 
 APGD_CE, APGD_DLR, APGD_T = (
-    AttackSpec(
-        apgd, label, own, unset=lambda given: {"objective": "dlr" if given["targets"] else "cross_entropy"}
-    )
+    AttackSpec(apgd, label, own, unset=lambda given: {"objective": "dlr" if given["targets"] else "cross_entropy"})
     for label, own in (("APGD-CE", {}), ("APGD-DLR", {"objective": "dlr"}), ("APGD-T", {"targets": 9}))
 )

@@ -57,9 +57,7 @@ def autoattack(
     return unchecked(sweep)(ensemble, model, images, labels, threat, [threat.eps], nested="off", **run)[0]
 
 
-def autoattack_ensemble(
-    version: str = "standard", steps: int = 100, queries: int = 5000, targets: int = 9
-) -> Ensemble:
+def autoattack_ensemble(version: str = "standard", steps: int = 100, queries: int = 5000, targets: int = 9) -> Ensemble:
     """Return the stages of :func:`autoattack`."""
     restarts = 5 if version == "plus" else 1
     first = {"steps": steps, "restarts": restarts} | ({"passes": _PASSES} if version == "rand" else {})

@@ -82,9 +82,7 @@ def carlini_wagner(
     run.setdefault("early_stop", math.isfinite(threat.eps))
     if run.get("precision") in ("auto", "bf16"):  # its rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"
-    search = _CarliniWagner(
-        threat, steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early
-    )
+    search = _CarliniWagner(threat, steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early)
     return run_search(model, images, labels, threat, search, run)
 
 

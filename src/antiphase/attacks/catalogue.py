@@ -33,9 +33,7 @@ class AttackSpec:
     unset: Callable[[Settings], Settings] = lambda settings: {}
     # from the settings given to those that follow from them and are stored with the rows
     implied: Callable[[Settings], Settings] = lambda settings: {}
-    stages: Callable[..., Ensemble] | None = (
-        None  # makes an ensemble of the settings, if it has several stages
-    )
+    stages: Callable[..., Ensemble] | None = None  # makes an ensemble of the settings, if it has several stages
 
 
 def find_spec(name: str) -> AttackSpec:

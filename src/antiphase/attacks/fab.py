@@ -228,9 +228,7 @@ class _Fab:
         return [partial(margin, labels=rows["label"], targets=other) for other in others]
 
 
-def _nearest(
-    values: list[Tensor], gradients: list[Points], shift: Points, norm: Norm
-) -> tuple[Values, Points]:
+def _nearest(values: list[Tensor], gradients: list[Points], shift: Points, norm: Norm) -> tuple[Values, Points]:
     """Return each row's nearest plane as seen after a shift: its value there and its gradient."""
     moved = [value.double() + _inner(slope, shift) for value, slope in zip(values, gradients, strict=True)]
     lengths = [row_norm(slope.double().flatten(1), DUAL[norm]).clamp_min(1e-12) for slope in gradients]
@@ -250,8 +248,6 @@ def _inner(a: Points, b: Points) -> Values:
 
 # rows made before there was a final search have other settings
 FAB, FAB_T = (
-    AttackSpec(
-        fab, label, own, nearest=True, implied=lambda given: {"final_search": given.get("final_search", True)}
-    )
+    AttackSpec(fab, label, own, nearest=True, implied=lambda given: {"final_search": given.get("final_search", True)})
     for label, own in (("FAB", {}), ("FAB-T", {"targets": 9}))
 )

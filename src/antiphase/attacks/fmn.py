@@ -75,9 +75,7 @@ class _Fmn:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         x, clean, (low, high) = rows["x"], rows["clean"], self.threat.bounds
-        (value,), logits, (gradient,) = oracle.gradients(
-            rows, x, [lambda logits: margin(logits, rows["label"])]
-        )
+        (value,), logits, (gradient,) = oracle.gradients(rows, x, [lambda logits: margin(logits, rows["label"])])
         adversarial = logits.argmax(1) != rows["label"]
         rows["crossed"] = rows["crossed"] | adversarial
         distance, _ = rows.keep_nearest(x, adversarial, self.threat)

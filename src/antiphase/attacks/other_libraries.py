@@ -82,12 +82,7 @@ def run_foreign(
 
 @validated
 def run_foolbox(
-    attack: Any,
-    model: Classifier,
-    images: Images,
-    labels: Labels,
-    threat: Threat,
-    **options: Unpack[ForeignOptions],
+    attack: Any, model: Classifier, images: Images, labels: Labels, threat: Threat, **options: Unpack[ForeignOptions]
 ) -> AttackResult:
     """Run an untargeted attack of foolbox; see :func:`run_foreign`.
 
@@ -142,9 +137,7 @@ def run_torchattacks(
         fix = "expected (0, 1) for torchattacks; scale the images inside the model"
         raise UserError(f"bounds {threat.bounds}: {fix}")
     if hasattr(make, "set_model") and not isinstance(make, type):
-        raise UserError(
-            "make is an attack: expected a function such as lambda model: torchattacks.PGD(model)"
-        )
+        raise UserError("make is an attack: expected a function such as lambda model: torchattacks.PGD(model)")
     own = _about("torchattacks", make(model)) | options
     return run_foreign(lambda asked, *batch: make(asked)(*batch), model, images, labels, threat, **own)
 

@@ -98,10 +98,7 @@ class NormAt:
 
 @validated
 def eps_at(
-    distance: Distances,
-    success: Successes,
-    levels: Sequence[Share] = (0.5, 0.95, 1.0),
-    confidence: Probability = 0.95,
+    distance: Distances, success: Successes, levels: Sequence[Share] = (0.5, 0.95, 1.0), confidence: Probability = 0.95
 ) -> list[NormAt]:
     """Return the ε at which the ASR reaches each level.
 

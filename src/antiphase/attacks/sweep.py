@@ -118,9 +118,7 @@ def sweep(
     for budget in reversed(budgets) if down else budgets:
         here, whole, left = replace(threat, eps=budget), None, torch.arange(len(images))
         if before is not None and down:  # samples that are robust need no attack at a smaller ε
-            clean = dict(
-                prediction=before.clean_prediction.clone(), adversarial=images.detach().cpu().clone()
-            )
+            clean = dict(prediction=before.clean_prediction.clone(), adversarial=images.detach().cpu().clone())
             zeros = {name: torch.zeros_like(getattr(before, name)) for name in ("success", "distance")}
             whole, left = _carried(before, here, **clean, **zeros), before.success.nonzero().flatten()
         elif before is not None and carries:
@@ -153,9 +151,7 @@ def sweep(
                 over = left if number + 1 == len(ensemble.stages) else left[part.success]
                 options.on_finished(over, whole.arrays)
             left = left[~part.success]
-        before = _concluded(
-            ensemble, whole, pieces, count if down else len(images), before if carries else None
-        )
+        before = _concluded(ensemble, whole, pieces, count if down else len(images), before if carries else None)
         results.append(before)
         below = pieces
     results.sort(key=lambda result: result.threat.eps)
@@ -199,9 +195,7 @@ def _carried(result: AttackResult, threat: Threat, **changes: Any) -> AttackResu
     return replace(result, threat=threat, warnings=(), seconds=0.0, **none, **changes)
 
 
-def _merged(
-    whole: AttackResult | None, part: AttackResult, positions: Positions, threat: Threat
-) -> AttackResult:
+def _merged(whole: AttackResult | None, part: AttackResult, positions: Positions, threat: Threat) -> AttackResult:
     """Write a stage's verdicts over those of the samples that it was given, and add its passes to theirs."""
     if whole is None:
         return replace(part, threat=threat)

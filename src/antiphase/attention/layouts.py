@@ -29,9 +29,7 @@ class WeightLayout:
     projections: Sequence[str] = ("q_proj", "k_proj", "v_proj")  # or one, of all three
     constant: Sequence[str] = ()  # parameters of ours that it does not have, which are 1
     numbers: Sequence[str] = ()  # of theirs that are one for all heads
-    halves: bool = (
-        False  # whether their branches are halves of the heads, which share keys and values; else as ours
-    )
+    halves: bool = False  # whether their branches are halves of the heads, which share keys and values; else as ours
 
 
 def _halves(queries: int, keys: int) -> Heads:

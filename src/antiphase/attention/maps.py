@@ -14,9 +14,7 @@ from antiphase.errors import UserError
 
 @validated
 def softmax_maps(
-    q: Float[Tensor, "*#batch queries width"],
-    k: Float[Tensor, "*#batch keys width"],
-    mask: Tensor | None = None,
+    q: Float[Tensor, "*#batch queries width"], k: Float[Tensor, "*#batch keys width"], mask: Tensor | None = None
 ) -> Float[Tensor, "*batch queries keys"]:
     """Compute attention maps, softmax(q·kᵀ / √width).
 

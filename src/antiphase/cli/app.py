@@ -116,16 +116,12 @@ def _build(name: str) -> Any:
     return get_group_from_info(app.registered_groups.pop(), suggest_commands=True, **how)
 
 
-_CONFIG: Any = {"metavar": "FILE"} | {
-    "help": "TOML file of these options, by name; the command line overrides it."
-}
+_CONFIG: Any = {"metavar": "FILE"} | {"help": "TOML file of these options, by name; the command line overrides it."}
 _TABLES: Any = {"metavar": " | ".join(TABLE_FORMATS)} | {
     "help": "Print all tables of the report in this format to standard output; all else goes to standard error. A "
     "finished run is not measured again."
 }
-_JSON: Any = {"metavar": ""} | {
-    "help": "Print one JSON value to standard output; all else goes to standard error."
-}
+_JSON: Any = {"metavar": ""} | {"help": "Print one JSON value to standard output; all else goes to standard error."}
 _SAY: Any = {"metavar": ""} | {
     "help": "Say more: why a backend was not chosen, and after a mistake where it was found."
 }
@@ -151,9 +147,7 @@ def register(group: typer.Typer, command: "Command") -> None:
         config: Annotated[Path | None, typer.Option(callback=read, is_eager=True, **_CONFIG)] = None,
         as_json: Annotated[bool, typer.Option("--json", **_JSON)] = False,
         form: Annotated[str | None, typer.Option("--tables", **_TABLES)] = None,
-        verbose: Annotated[
-            bool, typer.Option("--verbose", "-v", callback=_log, is_eager=True, **_SAY)
-        ] = False,
+        verbose: Annotated[bool, typer.Option("--verbose", "-v", callback=_log, is_eager=True, **_SAY)] = False,
         **values: Any,
     ) -> None:
         places = {key: getattr(context.get_parameter_source(key), "name", "") for key in values}

@@ -140,7 +140,9 @@ def check_compiler(place: "torch.device") -> None:
 def check_twins(models: Sized, twins: Sized) -> None:
     """Refuse twins that are not one for each model, unless there are none."""
     if twins and len(twins) != len(models):
-        counts = f"{len(twins)} twins for models: {len(models)}"
+        counts = " for ".join(
+            f"{n} {word}{'s' * (n != 1)}" for n, word in ((len(twins), "twin"), (len(models), "model"))
+        )
         raise UserError(f"against: {counts}; give one twin for each, in the models' order")
 
 
@@ -165,9 +167,7 @@ def find_device(name: str) -> "torch.device":
 
 
 @contextmanager
-def as_text(
-    values: Mapping[str, Any], options: Collection[str], split: str = "test"
-) -> Iterator[dict[str, Any]]:
+def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "test") -> Iterator[dict[str, Any]]:
     """Yield options in which ``given:NAME`` stands for each object, and hold the objects for the block.
 
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the

@@ -273,9 +273,7 @@ Seeds = Annotated[
     ),
 ]
 _OF_LIBRARIES = "timm:, torchvision:, hf: and open_clip: models"
-RandomWeights = Annotated[
-    bool, Field(description=f"Build {_OF_LIBRARIES} with random weights, without a download.")
-]
+RandomWeights = Annotated[bool, Field(description=f"Build {_OF_LIBRARIES} with random weights, without a download.")]
 
 # images
 Classes = Annotated[

@@ -88,9 +88,7 @@ def study(names: Any, **options: Any) -> Result:
     with _place("store", options.get("store")) as store:
         chosen: Any = kind(**{**options, "names": named, "store": store})
         if chosen.dry_run or chosen.executor == "slurm":
-            raise UserError(
-                "study: dry_run and executor=slurm give no result; use antiphase study run for them"
-            )
+            raise UserError("study: dry_run and executor=slurm give no result; use antiphase study run for them")
 
         def tell(line: str) -> None:
             if not chosen.quiet:

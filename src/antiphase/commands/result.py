@@ -33,17 +33,7 @@ WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 _MOST_ROWS = 24  # of a table in a notebook
-_RECORDED = [
-    "command",
-    "settings",
-    "data",
-    "data_fingerprint",
-    "n",
-    "seconds",
-    "hardware",
-    "versions",
-    "warnings",
-]
+_RECORDED = ["command", "settings", "data", "data_fingerprint", "n", "seconds", "hardware", "versions", "warnings"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -78,9 +68,7 @@ class Result(ABC):
 
     def differences(self, other: Any) -> pl.DataFrame:
         """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
-        raise UserError(
-            f"compare: got a run of antiphase {self.kind}; expected two runs that measured models"
-        )
+        raise UserError(f"compare: got a run of antiphase {self.kind}; expected two runs that measured models")
 
     @cached_property
     def families(self) -> list[Family]:
@@ -322,6 +310,12 @@ def compared_together(frame: pl.DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in (*_NUMBERS, along(frame))]
 
 
+def without_intervals(frame: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
+    """Return differences of single numbers, ``metric`` and ``difference``, as those of two models."""
+    none = pl.lit(None, pl.Float64)
+    return frame.with_columns(model=pl.lit(model), against=pl.lit(against), low=none, high=none, n=pl.lit(1))
+
+
 def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     """Return the models of both, paired by name, then in their order; without those that have no partner."""
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
@@ -335,9 +329,7 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     return [(name, partners[name]) for name in mine if name in partners]
 
 
-def combined_rows(
-    one: Result, two: Result, table: str | None = None
-) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
+def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
     """Return the rows that both have, under names that differ, and the pairs of these names.
 
     Their first attacks are paired, the worst case where there are several, and the attacks that both have.

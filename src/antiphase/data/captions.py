@@ -40,12 +40,7 @@ def row_pairs(
 
 
 def listed_pairs(
-    name: str,
-    split: str,
-    places: Sequence[Path],
-    rows: Sequence[Row],
-    *more: Any,
-    fix: str = "move them there",
+    name: str, split: str, places: Sequence[Path], rows: Sequence[Row], *more: Any, fix: str = "move them there"
 ) -> FilePairs:
     """Return :func:`row_pairs` of the first of ``places`` with the images; single training images may be missing."""
     files = [file for file, captions, _ in rows if captions]

@@ -78,12 +78,7 @@ class Conversations:
 
 @validated
 def load_conversations(
-    name: str,
-    *,
-    stage: int,
-    limit: Count | None = None,
-    seed: Seed = 0,
-    root: str | os.PathLike[str] | None = None,
+    name: str, *, stage: int, limit: Count | None = None, seed: Seed = 0, root: str | os.PathLike[str] | None = None
 ) -> Conversations:
     """Load conversations from a named source, one of ``CONVERSATION_SOURCES``; a ``UserError`` if it is not usable.
 

@@ -142,10 +142,7 @@ WORKERS = min(16, os.cpu_count() or 1)
 
 
 def in_threads(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    ahead: int = WORKERS,
-    workers: int | None = None,
+    function: Callable[[Item], Result], items: Iterable[Item], ahead: int = WORKERS, workers: int | None = None
 ) -> Iterator[Result]:
     """Yield ``function(item)`` for each item in order, while up to ``ahead`` items are computed in threads."""
     waiting: deque[Future[Result]] = deque()

@@ -96,9 +96,7 @@ def emoji_pairs(
         rows = [row for row, number in enumerate(drawn) if number in kept]
         chosen += [emojis[drawn[row]] for row in rows]
         arrays.append(pixels[rows])
-    prompts: list[dict[str, str]] = [
-        {} for _ in GROUPS
-    ]  # the names of a group's training emoji, one per concept
+    prompts: list[dict[str, str]] = [{} for _ in GROUPS]  # the names of a group's training emoji, one per concept
     for emoji in emojis:
         if not held_out(emoji.concept):
             prompts[GROUPS.index(emoji.group)].setdefault(emoji.concept, emoji.captions[0])
@@ -336,10 +334,7 @@ _Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask,
 
 
 def _scenes(
-    name: str,
-    split: str,
-    placed: Iterable[Iterable[_Placed]],
-    captions: Callable[[tuple[str, ...]], tuple[str, ...]],
+    name: str, split: str, placed: Iterable[Iterable[_Placed]], captions: Callable[[tuple[str, ...]], tuple[str, ...]]
 ) -> ArrayPairs:
     """Return pictures of drawings on a white square, and their objects; ``captions`` makes them of the names."""
     images: list[Tensor] = []

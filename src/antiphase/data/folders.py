@@ -95,9 +95,7 @@ def _check_classes(name: str, images: FileImages) -> None:
     raise UserError(f"{name}: {fault}")
 
 
-def list_classes(
-    name: str, split: str, root: Path, folders: Sequence[str], class_names: Sequence[str]
-) -> FileImages:
+def list_classes(name: str, split: str, root: Path, folders: Sequence[str], class_names: Sequence[str]) -> FileImages:
     """List every image at any depth below ``root/folders[k]`` with label ``k``; folders may be missing."""
     files: list[str] = []
     labels: list[int] = []

@@ -48,9 +48,7 @@ class ImageObjects:
         return np.logical_or.reduce(masks)
 
 
-def polygon_mask(
-    points: Float[np.ndarray, "corners 2"], height: int, width: int
-) -> Bool[np.ndarray, "height width"]:
+def polygon_mask(points: Float[np.ndarray, "corners 2"], height: int, width: int) -> Bool[np.ndarray, "height width"]:
     """Return the pixels whose centre lies in a polygon of corners (x, y), by the even–odd rule.
 
     >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
@@ -159,9 +157,7 @@ class Samples(ABC):
         told = f"{self.name} ({self.split}): {len(self.skipped):,} left out, the first: "
         return [told + self.skipped[0]] if self.skipped else []
 
-    def without_unreadable(
-        self, limit: int | None = None, seed: int | None = None, *, progress: bool = True
-    ) -> Self:
+    def without_unreadable(self, limit: int | None = None, seed: int | None = None, *, progress: bool = True) -> Self:
         """Decode files and return at most ``limit`` readable ones, as ``subset`` takes them; others are ``skipped``."""
         if not isinstance(self, FileImages | FilePairs):
             raise UserError(f"{self.name}: --skip-bad leaves out files, and it has none; remove the option")
@@ -209,9 +205,7 @@ class ImageSet(Samples):
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
         """Return the images at ``positions`` (0 to ``len(self) - 1``) as float32 in [0, 1]."""
 
-    def batches(
-        self, size: int
-    ) -> Iterator[tuple[Int64[Tensor, " b"], Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
+    def batches(self, size: int) -> Iterator[tuple[Int64[Tensor, " b"], Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
         """Yield ``(ids, images, labels)`` in order, ``size`` at a time; the last batch may be smaller."""
         if size < 1:
             raise UserError(f"batch size {size}: expected an integer of at least 1")

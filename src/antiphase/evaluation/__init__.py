@@ -6,12 +6,4 @@ from antiphase.evaluation.probe import fit_probe, train_probe
 from antiphase.evaluation.retrieval import ranks
 from antiphase.evaluation.zero_shot import class_prompts
 
-__all__ = [
-    "class_prompts",
-    "draw_episodes",
-    "few_shot_accuracies",
-    "fit_probe",
-    "ranks",
-    "right_pairs",
-    "train_probe",
-]
+__all__ = ["class_prompts", "draw_episodes", "few_shot_accuracies", "fit_probe", "ranks", "right_pairs", "train_probe"]

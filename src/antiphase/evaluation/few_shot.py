@@ -166,10 +166,5 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
 
 
 TASK = make_task(
-    "few-shot",
-    serves=can_learn,
-    measure=_measure,
-    metrics=_metrics,
-    too_small=_too_small,
-    paper_data=PROBE_SETS,
+    "few-shot", serves=can_learn, measure=_measure, metrics=_metrics, too_small=_too_small, paper_data=PROBE_SETS
 )

@@ -9,9 +9,7 @@ from sklearn.metrics import average_precision_score
 from antiphase.errors import UserError
 
 
-def localise(
-    values: Float[np.ndarray, "rows columns"], mask: Bool[np.ndarray, "height width"]
-) -> tuple[bool, float]:
+def localise(values: Float[np.ndarray, "rows columns"], mask: Bool[np.ndarray, "height width"]) -> tuple[bool, float]:
     """Return pointing game and average precision of a map, enlarged to the size of its mask.
 
     The *pointing game* is whether the largest value (of equal ones, the first) lies in the mask, without the authors'

@@ -162,8 +162,7 @@ PROMPT = "a photo of "  # the authors' code; put before each statement
 
 @validated
 def right_pairs(
-    images: Annotated[Float[Tensor, "pairs 2 embed"], FINITE],
-    texts: Annotated[Float[Tensor, "pairs 2 embed"], FINITE],
+    images: Annotated[Float[Tensor, "pairs 2 embed"], FINITE], texts: Annotated[Float[Tensor, "pairs 2 embed"], FINITE]
 ) -> Bool[Tensor, " pairs"]:
     """Return whether both statements of each pair, behind ``PROMPT``, select their own image, from unit vectors.
 

@@ -197,8 +197,7 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=mean)
     half = 1.96 * pl.std("d") / pl.len().sqrt()
     return images.group_by(*_CELL, maintain_order=True).agg(
-        image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
-        image_high=(pl.mean("d") + half).clip(upper_bound=1.0),
+        image_low=(pl.mean("d") - half).clip(lower_bound=-1.0), image_high=(pl.mean("d") + half).clip(upper_bound=1.0)
     )
 
 

@@ -25,9 +25,7 @@ AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 _LIBRARIES = {"antiphase", "open_clip", "timm", "torch", "torchvision", "transformers"}
 # by full name, so that these libraries need not be imported
 _KNOWN: dict[str, AttentionKind] = {"antiphase.attention.modules._SelfAttention": "softmax"}
-for _kind, _names in tomllib.loads(
-    Path(__file__).with_name("known.toml").read_text(encoding="utf-8")
-).items():
+for _kind, _names in tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8")).items():
     _KNOWN |= dict.fromkeys(_names, _kind)
 _RECIPE = """data epochs batch_size optimizer learning_rate weight_decay schedule warmup_epochs augment adversarial
 defences loss crop captions patch_dropout"""

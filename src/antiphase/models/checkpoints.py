@@ -141,9 +141,7 @@ def _refuse_mistaken(path: Path) -> None:
         raise UserError(f"{path}: {why}")
 
 
-def check_finite(
-    tensors: Mapping[str, Tensor], source: str, fix: str = "copy the file again or retrain"
-) -> None:
+def check_finite(tensors: Mapping[str, Tensor], source: str, fix: str = "copy the file again or retrain") -> None:
     """Refuse weights with NaN or infinity, naming the first such tensor."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():

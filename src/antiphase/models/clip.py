@@ -283,9 +283,7 @@ def configure_clip(
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
     sizes, attention = PRESETS[preset], attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
-    in_vision, in_text = (
-        lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text")
-    )
+    in_vision, in_text = (lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text"))
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
     eps = 1e-5 if init == "released" and in_vision is lam else 1e-6
     fixed = {"in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps}

@@ -56,9 +56,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
-    def __init__(
-        self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float
-    ) -> None:
+    def __init__(self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attention
@@ -80,11 +78,7 @@ class Block(nn.Module):
 
 
 def run_blocks(
-    blocks: Iterable[Callable[..., Tokens]],
-    x: Tokens,
-    mask: Tensor | None = None,
-    *,
-    checkpointing: bool = False,
+    blocks: Iterable[Callable[..., Tokens]], x: Tokens, mask: Tensor | None = None, *, checkpointing: bool = False
 ) -> Tokens:
     """Return the tokens after all blocks; ``checkpointing`` keeps each block's input alone for the backward pass."""
     # blocks draw no random numbers, so no generator state is preserved
@@ -95,9 +89,7 @@ def run_blocks(
     return x
 
 
-def first_token(
-    blocks: Iterable[nn.Module], x: Tokens, *, checkpointing: bool = False
-) -> Float[Tensor, "batch dim"]:
+def first_token(blocks: Iterable[nn.Module], x: Tokens, *, checkpointing: bool = False) -> Float[Tensor, "batch dim"]:
     """Return the first token after all blocks; within ``outputs_only`` the last block computes that token alone."""
     *others, last = blocks
     end = last.first_token if is_outputs_only() and _can_be_cut(last) else last
@@ -157,6 +149,8 @@ class TowerConfig(Fields):
     head_norm: bool = True
     rescale: bool = True
     bias: bool = True
+    lambda_max: float | None = None
+    temperature: PositiveFloat = 1.0
     ratio: Size | None = None
     kv_heads: Size | None = None
     output_gate: bool = False
@@ -171,8 +165,8 @@ class TowerConfig(Fields):
     @model_validator(mode="after")
     def _check_lambda(self) -> Self:
         if self.attention in ("softmax", "normed"):
-            for name in ("ratio", "kv_heads", "output_gate"):
-                if value := getattr(self, name):
+            for name, usual in (("ratio", None), ("kv_heads", None), ("output_gate", False), *_OF_LAMBDA.items()):
+                if (value := getattr(self, name)) != usual:
                     raise UserError(f"{name} {value}: {self.attention} attention has none; leave it out")
             if not self.bias:
                 raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
@@ -206,7 +200,8 @@ class AttentionSpec:
 
 
 # fields that were added to those of a tower since recipes were first written
-_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
+_OF_LAMBDA = {"lambda_max": None, "temperature": 1.0}
+_LATER = (*_OF_LAMBDA, "initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
 
 
 def _lambda_init(config: TowerConfig, layer: int) -> float:
@@ -214,7 +209,7 @@ def _lambda_init(config: TowerConfig, layer: int) -> float:
 
 
 def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Module:
-    names = "dim num_heads parameterisation head_norm rescale bias ratio kv_heads output_gate"
+    names = "dim num_heads parameterisation head_norm rescale bias lambda_max temperature ratio kv_heads output_gate"
     options = {name: getattr(config, name) for name in names.split()}
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 

@@ -89,8 +89,7 @@ class VisionTransformer(nn.Module):
         self.norm_pre = nn.LayerNorm(dim, eps=norm_eps) if pre_norm else None
         self.checkpointing = False  # computes each block again in the backward pass: slower, smaller
         self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), mlp_ratio, ACTIVATIONS[activation](), norm_eps)
-            for layer in range(depth)
+            Block(dim, attention(layer), mlp_ratio, ACTIVATIONS[activation](), norm_eps) for layer in range(depth)
         )
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()

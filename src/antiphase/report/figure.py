@@ -263,13 +263,7 @@ def layer_figure(rows: Sequence[Sequence[Axis]], groups: Sequence[Family]) -> Fi
 
 
 def draw_families(
-    axes: Axes,
-    frame: pl.DataFrame,
-    along: str,
-    groups: Sequence[Family],
-    *,
-    bars: bool = False,
-    marks: bool = True,
+    axes: Axes, frame: pl.DataFrame, along: str, groups: Sequence[Family], *, bars: bool = False, marks: bool = True
 ) -> dict[str, Any]:
     """Draw values by ``name`` over a column, with intervals as bars or a band; return the artists of a legend."""
     frame, drawn = frame.sort(along), {}
@@ -346,9 +340,7 @@ def shortened(text: str, length: int = 36) -> str:
 _GRID = "#d8d7d2"
 
 
-def draw_radar(
-    axes: Any, names: Sequence[str], lines: Sequence[tuple[Sequence[float], Mapping[str, Any]]]
-) -> None:
+def draw_radar(axes: Any, names: Sequence[str], lines: Sequence[tuple[Sequence[float], Mapping[str, Any]]]) -> None:
     """Draw lines (values in percent, NaN where there is none, and their look) on spokes, clockwise from the top."""
     angles = [2 * math.pi * at / len(names) for at in range(len(names))]
     axes.set_theta_zero_location("N")

@@ -160,8 +160,7 @@ def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
     files = {ending: saved(figure, ending) for ending in types}
     downloads = {
-        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
-        for ending, content in files.items()
+        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}" for ending, content in files.items()
     }
     shown = Markup(inline_svg(files["svg"].decode(), name, description))
     places = [axes.get_subplotspec() for axes in figure.axes]

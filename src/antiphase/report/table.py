@@ -128,9 +128,7 @@ def tabulate(
     return Table(name, title, (*down, *map(label, values)), tuple(lines), numbers.write_csv())
 
 
-def estimate_field(
-    value: float | None, low: float | None, high: float | None, text: Callable[[float], str]
-) -> Field:
+def estimate_field(value: float | None, low: float | None, high: float | None, text: Callable[[float], str]) -> Field:
     """Return a number with its interval below it; a dash for None."""
     return Field("–") if value is None else Field(text(value), (interval_text(low, high, text),))
 
@@ -193,11 +191,7 @@ def latex(table: Any) -> str:
             lines.append(" & ".join(f"\\scriptsize {in_latex(note)}" if note else "" for note in notes))
     head = " & ".join(map(in_latex, table.columns))
     parts = [f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}"]
-    parts += [
-        f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{_sides(table)}}}\n\\toprule",
-        rf"{head} \\",
-        "\\midrule",
-    ]
+    parts += [f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{_sides(table)}}}\n\\toprule", rf"{head} \\", "\\midrule"]
     parts += [rf"{line.strip()} \\" for line in lines]
     return "\n".join([*parts, "\\bottomrule\n\\end{tabular}\n\\end{table}"])
 

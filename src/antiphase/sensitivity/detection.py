@@ -327,9 +327,7 @@ def _shares(weights: Tensor) -> Tensor:
     return shares
 
 
-def _integral(
-    run: Replay, x: Tensor, other: Tensor, plain: _Run, step: Tensor, small: float
-) -> Detection | None:
+def _integral(run: Replay, x: Tensor, other: Tensor, plain: _Run, step: Tensor, small: float) -> Detection | None:
     """Return what the maps are if output i is a weighted row of A1 − λ·A2 + λ·(mean of A1 over the queries)."""
     call, groups = run.call, run.groups
     assert groups is not None
@@ -368,9 +366,7 @@ def _integral(
     return None
 
 
-def _integral_weights(
-    gram: Tensor, positive: list[int], negative: list[int], small: float
-) -> tuple[list[int], Tensor]:
+def _integral_weights(gram: Tensor, positive: list[int], negative: list[int], small: float) -> tuple[list[int], Tensor]:
     """Solve ∂y/∂A2 = −λ·(∂y/∂A1 + mean of ∂y/∂A2) for each A1; return its A2 (−1 if there is none) and λ."""
     count, pairs, lambdas = len(gram) // 2, list[int](), list[Tensor]()
     for one in positive:
@@ -500,14 +496,10 @@ def _slopes(
 
         sides = [(read(one), read(two)) for one, two in run.differences]
         written = [(left, right) for left, right in sides if left - right and right - left]
-        for square in (
-            [] if written else run.computed
-        ):  # maps that enter with positive and with negative weight
+        for square in [] if written else run.computed:  # maps that enter with positive and with negative weight
             if square.shape[-2:] == maps.shape[-2:]:
                 low, high = slopes_of(square, torch.ones_like(square))
-                weight = (
-                    high - low <= _LAMBDA * high.abs()
-                )  # the same for every entry; not so for maps times values
+                weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
                 signs = (weight & (high > 0), weight & (high < 0))
                 written.append(tuple(set(sign.nonzero().flatten().tolist()) for sign in signs))  # pyright: ignore
         return grams, written

@@ -91,9 +91,7 @@ def _attended(attention: DifferentialAttention, maps: AttentionMaps, x: Tensor) 
 def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     """Return the layers that can be intervened on, by name: those not replaced or stopped already."""
     named = dict(model.named_modules())
-    changed = tuple(
-        f"{name}." for name, one in named.items() if isinstance(one, ReplacedMap | StoppedGradient)
-    )
+    changed = tuple(f"{name}." for name, one in named.items() if isinstance(one, ReplacedMap | StoppedGradient))
     layers = {name: one for name, one in named.items() if isinstance(one, DifferentialAttention)}
     return {name: one for name, one in layers.items() if not name.startswith(changed)}
 

@@ -120,12 +120,9 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
     blocks, count = list[Block](), len(_PARTS)
     for pair in pairs:
         first, second = (
-            rows.filter(model=name).partition_by("site", "layer", as_dict=True, maintain_order=True)
-            for name in pair
+            rows.filter(model=name).partition_by("site", "layer", as_dict=True, maintain_order=True) for name in pair
         )
-        one, two = (
-            {place: set(part["sample"]) for place, part in parts.items()} for parts in (first, second)
-        )
+        one, two = ({place: set(part["sample"]) for place, part in parts.items()} for parts in (first, second))
         if one != two:
             raise UserError(f"{' and '.join(pair)}: measured on different images, layers or sites")
         for place, block in first.items():

@@ -198,12 +198,7 @@ def uniform_sampling(
 
 
 def uniform_sampling_of_all(
-    functions: Callable[[Tensor], Sequence[Tensor]],
-    x: Samples,
-    eps: float,
-    samples: int,
-    seed: int,
-    ids: Tensor | None,
+    functions: Callable[[Tensor], Sequence[Tensor]], x: Samples, eps: float, samples: int, seed: int, ids: Tensor | None
 ) -> list[Sampled]:
     """Return what :func:`uniform_sampling` does for several functions that one pass computes together."""
     ids = _ids(x, ids, eps)
@@ -389,9 +384,7 @@ _VALUES: dict[str, Callable[[Neighbourhood], Tensor | None]] = {
     "gradient ascent": lambda near: (
         gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
     ),
-    "local maximum": lambda near: (
-        local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest
-    ),
+    "local maximum": lambda near: local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest,
     "exact": lambda near: (
         exact_norm(near.f, near.x).value if near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS else None
     ),

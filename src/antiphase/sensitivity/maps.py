@@ -33,14 +33,7 @@ from antiphase.sensitivity.detection import (
     softmax_rows,
     subtraction,
 )
-from antiphase.sensitivity.layers import (
-    Call,
-    Layer,
-    eager_attention,
-    first_of,
-    gradients,
-    prepare_forward_mode,
-)
+from antiphase.sensitivity.layers import Call, Layer, eager_attention, first_of, gradients, prepare_forward_mode
 
 Inputs = Tensor | Mapping[str, Any]
 Exit = tuple[Call, set[int]]

@@ -136,9 +136,7 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     (slope,) = torch.autograd.grad(embeddings, last.output, ones, retain_graph=True, materialize_grads=True)
     read_elsewhere = bool(last.batch_first(slope)[:, 1:].any())
     if shapes != {(len(images), 1 + side**2)} or read_elsewhere:
-        fix = (
-            "expected one class token, which alone gives the embedding, followed by a square grid of patches"
-        )
+        fix = "expected one class token, which alone gives the embedding, followed by a square grid of patches"
         raise UserError(f"{type(model).__name__}: its image tower has {tokens} tokens; {fix}")
     return calls, embeddings, side
 

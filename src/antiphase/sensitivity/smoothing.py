@@ -17,17 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from antiphase import streams
-from antiphase.arguments import (
-    NOT_EMPTY,
-    UNIQUE,
-    UNIT_RANGE,
-    Count,
-    Positive,
-    Probability,
-    Seed,
-    Size,
-    validated,
-)
+from antiphase.arguments import NOT_EMPTY, UNIQUE, UNIT_RANGE, Count, Positive, Probability, Seed, Size, validated
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
 from antiphase.precision import Precision
@@ -82,9 +72,7 @@ class Smoothing:
     def __post_init__(self) -> None:
         if self.alpha < 0.5**self.samples:
             fix = f"even if all agree; expected at least {math.ceil(math.log2(1 / self.alpha))}"
-            raise UserError(
-                f"samples {self.samples}: too few to certify any image at alpha {self.alpha:g}, {fix}"
-            )
+            raise UserError(f"samples {self.samples}: too few to certify any image at alpha {self.alpha:g}, {fix}")
 
     @property
     def reach(self) -> float:

@@ -66,9 +66,7 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
 
 
 @validated
-def radius_ratio(
-    margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
-) -> Numbers:
+def radius_ratio(margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute R_DA / R_base = Δm / (γ·√(1 + λ²ρ² − 2λρ·cosθ)), the corrected equation (6) (Theorem 5).
 
     Δm = m_DA / m_base is at least 0. The ratio of the radii of two models that are linear around the image; infinite if
@@ -83,9 +81,7 @@ def radius_ratio(
 
 
 @validated
-def printed_radius_ratio(
-    margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
-) -> Numbers:
+def printed_radius_ratio(margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute Δm / (γ·√(1 + λ²ρ²) − 2λρ·cosθ), equation (6) as the paper prints it, to compare :func:`radius_ratio`.
 
     For 2λρ·cosθ ≥ γ·√(1 + λ²ρ²) the denominator is 0 or negative, and the ratio infinite or negative.

@@ -223,9 +223,7 @@ def auc_values(scores: Values, truth: Outcomes) -> Values:
     if not len(positive) or not len(negative):
         raise ValueError("an area under a curve of one kind of observation")
     own, other = np.where(truth, len(positive), len(negative)), np.where(truth, len(negative), len(positive))
-    places = (
-        [np.searchsorted(some, scores, side) for some in (negative, positive)] for side in ("left", "right")
-    )
+    places = ([np.searchsorted(some, scores, side) for some in (negative, positive)] for side in ("left", "right"))
     below = sum(np.where(truth, *pair) for pair in places) / 2 / other
     right = np.where(truth, below, 1 - below)
     area = float(right[truth].mean())
@@ -233,10 +231,7 @@ def auc_values(scores: Values, truth: Outcomes) -> Values:
 
 
 def standardised(
-    values: SeedsBySamples,
-    covariate: SeedsBySamples,
-    population: Sequence[SeedsBySamples],
-    strata: int = STRATA,
+    values: SeedsBySamples, covariate: SeedsBySamples, population: Sequence[SeedsBySamples], strata: int = STRATA
 ) -> SeedsBySamples:
     """Return values whose mean is Σ_k w_k·μ_k: the rate if a model's images had a common population's covariate.
 

@@ -22,17 +22,7 @@ _HOMES = {
     ),
     "figures": ("Artefact", "Panel", "Plot", "Table", "panels", "tables"),
     "claims": ("Check", "Claim", "above", "apart", "higher"),
-    "estimation": (
-        "ASR",
-        "contrast",
-        "difference",
-        "estimates",
-        "mean",
-        "over",
-        "peak",
-        "share_above",
-        "trend",
-    ),
+    "estimation": ("ASR", "contrast", "difference", "estimates", "mean", "over", "peak", "share_above", "trend"),
 }
 
 __all__ = [name for names in _HOMES.values() for name in names]

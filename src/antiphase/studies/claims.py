@@ -24,14 +24,7 @@ from scipy import stats
 from antiphase.errors import UserError
 from antiphase.statistics.decisions import LEAST_SEEDS, LEVEL, holm
 from antiphase.statistics.intervals import Estimate, as_difference
-from antiphase.statistics.seeds_by_images import (
-    POWER,
-    CrossedEstimate,
-    Spread,
-    power_of,
-    power_within,
-    seeds_until,
-)
+from antiphase.statistics.seeds_by_images import POWER, CrossedEstimate, Spread, power_of, power_within, seeds_until
 from antiphase.studies.estimation import ASR, difference, mean
 from antiphase.terminal import eps_label
 
@@ -218,9 +211,7 @@ def higher(
     return apart(rows, "series", first, than, value, f"{what}({first}) − {what}({than})", unit, **levels)
 
 
-def on_average(
-    rows: pl.DataFrame, first: str, *, than: str, eps: Sequence[float], **levels: Any
-) -> list[Check]:
+def on_average(rows: pl.DataFrame, first: str, *, than: str, eps: Sequence[float], **levels: Any) -> list[Check]:
     """Return the check that the mean difference in ASR over all ε of a study is above 0, and each ε beside it."""
     some = rows.filter(pl.any_horizontal((pl.col("eps") - one).abs() < 1e-9 for one in eps))
     pair = [{"series": series, **levels} for series in (first, than)]
@@ -239,14 +230,7 @@ def above(rows: pl.DataFrame, what: str, value: pl.Expr, unit: Unit = "", **leve
 
 
 def apart(
-    rows: pl.DataFrame,
-    column: str,
-    first: Any,
-    second: Any,
-    value: pl.Expr,
-    what: str,
-    unit: Unit = "",
-    **levels: Any,
+    rows: pl.DataFrame, column: str, first: Any, second: Any, value: pl.Expr, what: str, unit: Unit = "", **levels: Any
 ) -> list[Check]:
     """Return the checks mean(first level of a column) > mean(second), for each combination of other levels."""
     found = []

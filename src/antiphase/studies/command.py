@@ -89,10 +89,7 @@ def _status(options: StatusOptions, _: str) -> Answer:
         rows.append((study.name, *counts.values(), len(damaged), time))
         seconds = plan.seconds if plan.missing else 0
         answer.append({"study": study.name, **counts, "damaged": damaged, "seconds": seconds})
-        for line in (
-            *(f"damaged: {why}" for why in damaged),
-            *(f"running: {cell.label}" for cell in running),
-        ):
+        for line in (*(f"damaged: {why}" for why in damaged), *(f"running: {cell.label}" for cell in running)):
             say(line, err=True)
     _print_table(("study", "done", "running", "to do", "damaged", "time left"), rows)
     return answer
@@ -189,16 +186,10 @@ def _new(options: NewOptions, _: str) -> Answer:
 _COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
 _COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
 COMMANDS = {
-    f"study {name}": Command(
-        f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report"
-    )
+    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report")
     for name, options in _COMMANDS.items()
 }
 COMMANDS["study run"] = Command(
-    "study run",
-    RunOptions,
-    "antiphase.studies.command:_run",
-    "antiphase.studies.report.site:StudyResult",
-    False,
+    "study run", RunOptions, "antiphase.studies.command:_run", "antiphase.studies.report.site:StudyResult", False
 )
 """The commands of the group ``study``."""

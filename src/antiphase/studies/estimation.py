@@ -49,11 +49,7 @@ def over(*found: pl.DataFrame, samples: str = "images") -> str:
         return samples
     ends = ([f"{end:,}" for end in (frame[name].min(), frame[name].max())] for name in ("n", "seeds"))
     n, seeds = (" to ".join(dict.fromkeys(pair)) for pair in ends)
-    return (
-        f"{n} {samples}, for one training seed"
-        if seeds == "1"
-        else f"{seeds} training seeds and {n} {samples}"
-    )
+    return f"{n} {samples}, for one training seed" if seeds == "1" else f"{seeds} training seeds and {n} {samples}"
 
 
 def difference(
@@ -68,9 +64,7 @@ def mean(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr) -> Crosse
     return contrast(rows, [(1.0, which)], value)
 
 
-def share_above(
-    rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr, level: float
-) -> CrossedEstimate | None:
+def share_above(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr, level: float) -> CrossedEstimate | None:
     """Estimate a share, of values in [0, 1], minus a level; level + the ends of the interval stay within [0, 1]."""
     estimate = contrast(rows, [(1.0, which)], value)
     if estimate is None:
@@ -82,9 +76,7 @@ def share_above(
 def gaps(attacks: pl.DataFrame, first: str = "DiffViT", second: str = "ViT") -> pl.DataFrame:
     """Return the difference in success between two series for each image and ε, in ``value``: 1, 0 or −1."""
     keys = ["data", "depth", "dim", SEED, SAMPLE, "eps"]
-    one, other = (
-        attacks.filter(series=series).select(*keys, "cell", value=ASR) for series in (first, second)
-    )
+    one, other = (attacks.filter(series=series).select(*keys, "cell", value=ASR) for series in (first, second))
     both = one.join(other, on=keys, nulls_equal=True, maintain_order="left")
     cells, value = pl.concat_list("cell", "cell_right"), pl.col("value") - pl.col("value_right")
     return both.select(*keys, cell=cells, value=value)

@@ -55,9 +55,7 @@ def models(profile: Profile) -> list[Model]:
         for kind, schedule in (("vit", "constant"), ("diffvit", "constant"), ("diffvit", "depth")):
             sizes = {"depth": 2, **({"lambda_schedule": "depth"} if schedule == "depth" else {})}
             found.append(TrainVit(model=kind, data=data, seed=seed, sizes=sizes, recipe={"epochs": epochs}))
-        found.append(
-            Own(build=untrained, series="untrained", image_shape=(1, 8, 8), num_classes=10, seed=seed)
-        )
+        found.append(Own(build=untrained, series="untrained", image_shape=(1, 8, 8), num_classes=10, seed=seed))
     # a model that exists already: antiphase.studies.cells.given("runs/mine", series="mine"), given("timm:NAME", …)
     return found
 

@@ -98,9 +98,7 @@ class StudyOptions(Options):
     models: GivenModels = ()
     baseline: Baseline = None
     store: Annotated[Directory, Field(description="Directory of rows and checkpoints.")] = STORE
-    rows: Path | None = Field(
-        None, description="Directory of rows written by study pack, read in place of the store."
-    )
+    rows: Path | None = Field(None, description="Directory of rows written by study pack, read in place of the store.")
 
     @property
     def place(self) -> Path:
@@ -153,8 +151,7 @@ class RunOptions(StudyOptions):
     """
 
     rows: Path | None = Field(
-        None,
-        description="Directory of rows written by study pack; measurements that are there are not run again.",
+        None, description="Directory of rows written by study pack; measurements that are there are not run again."
     )
     jobs: Annotated[int, Typed(flags=("--jobs", "-j"))] = Field(
         1, ge=1, description="Worker processes that share the cells; with SLURM, jobs."
@@ -166,8 +163,7 @@ class RunOptions(StudyOptions):
         (), description="Setting of the SLURM jobs, NAME=VALUE as in submitit; repeat for several."
     )
     dry_run: bool = Field(
-        False,
-        description="Only build models and settings, compare them with the paper's, and say what would run.",
+        False, description="Only build models and settings, compare them with the paper's, and say what would run."
     )
     track: Track = ()
     batch_size: BatchSize = None
@@ -177,9 +173,7 @@ class RunOptions(StudyOptions):
     @model_validator(mode="after")
     def _check(self) -> "RunOptions":
         if self.slurm and self.executor != "slurm":
-            raise UserError(
-                f"--slurm {self.slurm[0]}: is of --executor slurm; give it too or leave --slurm out"
-            )
+            raise UserError(f"--slurm {self.slurm[0]}: is of --executor slurm; give it too or leave --slurm out")
         return self
 
 

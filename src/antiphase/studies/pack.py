@@ -113,9 +113,7 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
         about |= {"study": study, "command": command, "commit": source_commit()}
         about |= {name: value for name, value in record.items() if name in _SCHEMA}
         about |= {"cell": own, "file": file, "what": described(cell)}
-        records.append(
-            about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
-        )
+        records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
     if not records:
         return 0
     for file, frames in rows.items():

@@ -143,8 +143,7 @@ def gather(study: Study, profile: Profile) -> Facts:
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
     return dict(
-        (f"{name}s", (len(some),)) if name.endswith(".seed") else (name, tuple(some))
-        for name, some in values.items()
+        (f"{name}s", (len(some),)) if name.endswith(".seed") else (name, tuple(some)) for name, some in values.items()
     )
 
 
@@ -155,7 +154,7 @@ def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
 
 def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
     for name, value in used.items() if isinstance(used, dict) else vars(used).items():
-        if isinstance(value, BaseModel):
+        if isinstance(value, BaseModel | dict):
             yield from _leaves(prefix if name == "model" else f"{prefix}{name}_", value)
         elif name in ("eps", "travel"):
             budgets = value if isinstance(value, tuple) else (value,)

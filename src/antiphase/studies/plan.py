@@ -88,9 +88,7 @@ def select(options: StudyOptions) -> Selection:
         without = replace(chosen, **{name: getattr(size, name)})
         if without != chosen and all(study.cells(chosen) == study.cells(without) for study in studies):
             names = ", ".join(study.name for study in studies[:3]) + (", …" if len(studies) > 3 else "")
-            raise UserError(
-                f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}"
-            )
+            raise UserError(f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}")
     if options.rows is not None and not options.rows.is_dir():
         raise UserError(
             f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"

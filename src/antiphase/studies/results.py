@@ -103,9 +103,7 @@ def result(study: Study, profile: Profile, store: Reader, command: str) -> Resul
     )
 
 
-def _judged(
-    claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile
-) -> Claim:
+def _judged(claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile) -> Claim:
     """Return a claim with what its verdict depends on besides the estimates: completeness, seeds, cost."""
     checks, behind = [], []
     for check in claim.checks:
@@ -185,9 +183,7 @@ def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
             f"{options.place}: holds no finished cell of these studies; {options.next_command('run')} makes them"
         )
     for study in chosen.studies:
-        count = add_to_pack(
-            pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store
-        )
+        count = add_to_pack(pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store)
         yield study.name, count
 
 

@@ -180,9 +180,7 @@ def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -
         raise UserError(f"a worker ended with code {max(codes)}; resume with the same command")
 
 
-def submit(
-    folder: Path, settings: Mapping[str, Any], command: Sequence[str], workers: int, **how: Any
-) -> list[Any]:
+def submit(folder: Path, settings: Mapping[str, Any], command: Sequence[str], workers: int, **how: Any) -> list[Any]:
     """Submit one cluster job per worker with submitit and return the jobs."""
     try:
         import submitit

@@ -98,12 +98,7 @@ def _ascend(
 
 
 def perturb(
-    logits: Callable[..., Tensor],
-    images: Images,
-    labels: Labels,
-    adversary: Adversary,
-    eps: float,
-    keys: Keys,
+    logits: Callable[..., Tensor], images: Images, labels: Labels, adversary: Adversary, eps: float, keys: Keys
 ) -> Images:
     """Return the perturbed images of ``"pgd"`` or ``"fast"``, by x_{t+1} = Π(x_t + α·sign ∇ₓ CE(f(x_t), y)).
 

@@ -220,11 +220,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def feature_gradients(
-    image: Embeddings,
-    text: Embeddings,
-    logit_scale: Number,
-    logit_bias: Number | None = None,
-    kind: Kind = "clip",
+    image: Embeddings, text: Embeddings, logit_scale: Number, logit_bias: Number | None = None, kind: Kind = "clip"
 ) -> FeatureGradients:
     """Compute the loss of a batch of embeddings, not normalised, and its gradients with respect to them.
 

@@ -278,9 +278,7 @@ def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerato
         raise UserError(f"weights became NaN or infinite before step {step + 1}: {_DIVERGED}")
 
 
-def _write_state(
-    task: Task, standing: _Standing, identity: str, path: Path, accelerator: Accelerator
-) -> None:
+def _write_state(task: Task, standing: _Standing, identity: str, path: Path, accelerator: Accelerator) -> None:
     writes = accelerator.is_main_process
     model = accelerator.unwrap_model(task.model)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}

@@ -57,9 +57,7 @@ class Recipe(_Stored):
 
 
 @validated
-def make_recipe(
-    kind: str | StartingModel, images: ImageSet, model_fields: dict[str, Any], **fields: Any
-) -> Recipe:
+def make_recipe(kind: str | StartingModel, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
     """Build the recipe of a ``vit`` or ``diffvit``, by a preset for the image size, or of a model that is as it comes.
 
     ``model_fields`` override the preset; the normalisation is from :func:`pixel_statistics`.

@@ -23,16 +23,7 @@ from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
 from antiphase.precision import Precision
 from antiphase.streams import key
-from antiphase.vlm.model import (
-    Kind,
-    Projector,
-    Prompt,
-    Style,
-    Tower,
-    VisionLanguageModel,
-    build_tower,
-    image_tokens,
-)
+from antiphase.vlm.model import Kind, Projector, Prompt, Style, Tower, VisionLanguageModel, build_tower, image_tokens
 
 LANGUAGE_FOLDER = "language"
 

@@ -386,11 +386,7 @@ class VisionLanguageModel(nn.Module):
         return self.projector(self.tower(images).to(weight.dtype))
 
     def embed(
-        self,
-        images: Images | None,
-        input_ids: Ids,
-        labels: Ids | None = None,
-        attention_mask: Mask | None = None,
+        self, images: Images | None, input_ids: Ids, labels: Ids | None = None, attention_mask: Mask | None = None
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
         """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 
@@ -502,9 +498,7 @@ class YesNo(nn.Module):
     def extra_repr(self) -> str:
         return f"questions={self.questions!r}, prompt={self.vlm.prompt.style!r}"
 
-    def forward(
-        self, images: Images, which: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch 2"]:
+    def forward(self, images: Images, which: Int64[Tensor, " batch"] | None = None) -> Float[Tensor, "batch 2"]:
         """Return the logits of no and yes; ``which`` is the position of each image's question (None: there is one)."""
         count = len(self.questions)
         if which is None:

@@ -421,9 +421,7 @@ def summarise_answers(
     for (*cell, model), part in rates.items():
         values.setdefault(tuple(cell), {})[model] = part["value"].to_numpy()
 
-    def entry(
-        cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]
-    ) -> dict[str, Any]:
+    def entry(cell: Any, several: Sequence[np.ndarray], convert: Callable[[Estimate], Estimate]) -> dict[str, Any]:
         estimate = convert(crossed_mean(np.stack(several)))
         numbers = {name: getattr(estimate, name) for name in ("value", "low", "high", "n")}
         return dict(zip(keys, cell, strict=True)) | finite(numbers) | {"seeds": len(several)}

@@ -236,11 +236,7 @@ class SummedLoss(nn.Module):
 
 
 def accumulate(
-    model: SummedLoss,
-    samples: Sequence[Sample],
-    accelerator: Accelerator,
-    precision: Precision,
-    part: int | None,
+    model: SummedLoss, samples: Sequence[Sample], accelerator: Accelerator, precision: Precision, part: int | None
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the trained parameters, and return this process's part of it.
 

@@ -18,9 +18,7 @@ from antiphase.studies.results import Result
 
 EPS = tuple(steps / 255 for steps in (0.5, 1, 2, 4, 8))
 EVIL = '<b class="x">&amp; "CLIP" | *`$\\alpha$`*</b>'
-LONG = (
-    "a-very-long-name/of-a-model_that/somebody-trained-with-many-settings-and-wrote-all-of-them-in-its-name"
-)
+LONG = "a-very-long-name/of-a-model_that/somebody-trained-with-many-settings-and-wrote-all-of-them-in-its-name"
 
 
 def points(
@@ -93,10 +91,7 @@ def claims() -> list[Claim]:
             "Section 5.2, Figure 2(a)",
             "At depth 1, DiffViT breaks more often than ViT under PGD at every ε tried.",
             [
-                Check(
-                    f"ASR(DiffViT) − ASR(ViT) at {steps}/255",
-                    over_seeds(value, value - 0.03, value + 0.04, 1000),
-                )
+                Check(f"ASR(DiffViT) − ASR(ViT) at {steps}/255", over_seeds(value, value - 0.03, value + 0.04, 1000))
                 for steps, value in ((0.5, 0.0304), (1, 0.089), (2, 0.179), (4, 0.335), (8, 0.247))
             ],
         ),
@@ -115,12 +110,7 @@ def claims() -> list[Claim]:
             "At depth 4 and ε = 1/255, DiffViT breaks less often than ViT.",
             [Check("ASR(ViT) − ASR(DiffViT) at depth 4", over_seeds(0.0241, -0.0102, 0.0594, 300))],
         ),
-        Claim(
-            "autoattack",
-            "Figure 3(b)",
-            "The same under AutoAttack.",
-            [Check("ASR(ViT) − ASR(DiffViT)", None)],
-        ),
+        Claim("autoattack", "Figure 3(b)", "The same under AutoAttack.", [Check("ASR(ViT) − ASR(DiffViT)", None)]),
         Claim(
             "restarts",
             "Figure 6",
@@ -149,11 +139,7 @@ Cost: laptop 20 minutes on 2 cores; paper about 3 hours on one H100. The command
     antiphase study run table-1 --profile laptop --seeds 3
 """
 _RUN = {
-    "settings": {
-        "attack": "PGD, 20 steps, ε/4 each",
-        "images": "1,000 of Fashion-MNIST's test images",
-        "width": "96",
-    },
+    "settings": {"attack": "PGD, 20 steps, ε/4 each", "images": "1,000 of Fashion-MNIST's test images", "width": "96"},
     "versions": {"antiphase": "0.1.0", "python": "3.11.7", "torch": "2.13.0, 2.15.0"},
     "hardware": ("2 cores of an AMD EPYC", "one NVIDIA H100 80GB HBM3"),
 }
@@ -202,16 +188,9 @@ def table_1() -> Result:
 
 def figure_2() -> Result:
     """Lines over ε and bars, series that differ by panel; half of its cells are there."""
-    scales = {
-        "ViT, CIFAR-10": 0.1,
-        "DiffViT, CIFAR-10": 0.22,
-        "ViT, CIFAR-100": 0.2,
-        "DiffViT, CIFAR-100": 0.4,
-    }
+    scales = {"ViT, CIFAR-10": 0.1, "DiffViT, CIFAR-10": 0.22, "ViT, CIFAR-100": 0.2, "DiffViT, CIFAR-100": 0.4}
     four = {name: rising(scale) for name, scale in scales.items()}
-    clips = dict(
-        zip(("CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†"), map(rising, (0.1, 0.2, 0.14, 0.3)), strict=True)
-    )
+    clips = dict(zip(("CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†"), map(rising, (0.1, 0.2, 0.14, 0.3)), strict=True))
     widths = (4.0, 8.0, 12.0, 16.0, 24.0)
     asr, side = "attack success rate", "side of the patch, pixels"
     theirs = published({"CLIP": rising(0.13), "DiffCLIP": rising(0.25)}, EPS)
@@ -228,14 +207,10 @@ def figure_2() -> Result:
     )
     depth = Panel("Lipschitz", "depth", "local Lipschitz constant", wild, scale="log")
     apart = points({"DiffViT − ViT": [0.12, 0.05, -0.04]}, (1, 2, 4), 0.06)
-    difference = Panel(
-        "Difference", "depth", "difference in ASR, points", apart, percent=True, level=0.0, scale="log"
-    )
+    difference = Panel("Difference", "depth", "difference in ASR, points", apart, percent=True, level=0.0, scale="log")
     rows = [
         (model, name, value, *((None, None) if model == "ViT" else (-math.inf, math.inf)), 300, 1, None)
-        for (model, value), name in itertools.product(
-            (("ViT", 0.4), ("DiffViT", None)), ("PGD", "patch", "AutoAttack")
-        )
+        for (model, value), name in itertools.product((("ViT", 0.4), ("DiffViT", None)), ("PGD", "patch", "AutoAttack"))
     ]
     return Result(
         "figure-2",
@@ -250,12 +225,7 @@ def figure_2() -> Result:
         46,
         Artefact(
             (
-                Plot(
-                    "pgd",
-                    "Attack success over ε and over the side of a patch; bands are 95% intervals.",
-                    panels,
-                    2,
-                ),
+                Plot("pgd", "Attack success over ε and over the side of a patch; bands are 95% intervals.", panels, 2),
                 Plot("depth", "Three depths.", (depth, difference), 2),
             ),
             (Table("rates", "Attack success at 1/255", "model", cells(rows)),),
@@ -325,9 +295,7 @@ def ood() -> Result:
 
 
 def empty() -> Result:
-    claim = Claim(
-        "retrieval", "Table 2", "DiffCLIP retrieves better.", [Check("R@5", None), Check("R@1", None)]
-    )
+    claim = Claim("retrieval", "Table 2", "DiffCLIP retrieves better.", [Check("R@5", None), Check("R@1", None)])
     return Result(
         "table-2",
         "diffclip",

@@ -3,13 +3,7 @@ import polars as pl
 import pytest
 from scipy import stats
 
-from antiphase.evaluation.rates import (
-    COMPARISON_SCHEMA,
-    by_seed,
-    family_comparisons,
-    family_results,
-    over_images,
-)
+from antiphase.evaluation.rates import COMPARISON_SCHEMA, by_seed, family_comparisons, family_results, over_images
 from antiphase.report.figure import families
 
 
@@ -32,10 +26,7 @@ TWO_SEEDS = [
 
 def test_seeds_of_one_architecture_share_a_family_and_a_colour():
     found = families(TWO_SEEDS)
-    assert [(family.name, family.models) for family in found] == [
-        ("d", ("d-0", "d-1")),
-        ("v", ("v-0", "v-1")),
-    ]
+    assert [(family.name, family.models) for family in found] == [("d", ("d-0", "d-1")), ("v", ("v-0", "v-1"))]
     assert [family.color for family in found] == ["#D55E00", "#0072B2"]
 
 
@@ -102,14 +93,7 @@ def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
     fell = generator.random((4, 90)) < np.array([[0.6], [0.5], [0.3], [0.4]])
     rows = pl.DataFrame(
         [
-            {
-                "model": name,
-                "attack": "pgd",
-                "norm": "linf",
-                "eps": 0.1,
-                "sample": i,
-                "success": bool(fell[m, i]),
-            }
+            {"model": name, "attack": "pgd", "norm": "linf", "eps": 0.1, "sample": i, "success": bool(fell[m, i])}
             for m, name in enumerate(("d0", "d1", "v0", "v1"))
             for i in range(90)
         ]
@@ -123,9 +107,7 @@ def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
 
 def test_rates_over_few_seeds_stay_within_0_and_100_percent():
     cells = {"attack": "pgd", "norm": "linf", "eps": 0.1, "metric": "asr", "low": 0.0, "high": 1.0, "n": 60}
-    results = pl.DataFrame(
-        [{"model": f"d-{seed}", "value": value} | cells for seed, value in ((0, 0.97), (1, 0.88))]
-    )
+    results = pl.DataFrame([{"model": f"d-{seed}", "value": value} | cells for seed, value in ((0, 0.97), (1, 0.88))])
     mean = family_results(results, by_seed(TWO_SEEDS)).row(0, named=True)
     assert 0.0 < mean["low"] < 0.9 < mean["high"] < 1.0
 

@@ -21,14 +21,9 @@ HEADLINE = Claim(
     "fragile-at-depth-1",
     "Section 5.2, Figure 2(a)",
     "DiffViT is more fragile at λ_init 0.8.",
-    [
-        Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)),
-        Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000)),
-    ],
+    [Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)), Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000))],
 )
-BELOW = Claim(
-    "zero-shot", "Table 2", "It gains.", [Check("a − b", over_seeds(0.0, -0.01, 0.01, 50))], effect=0.02
-)
+BELOW = Claim("zero-shot", "Table 2", "It gains.", [Check("a − b", over_seeds(0.0, -0.01, 0.01, 50))], effect=0.02)
 OPEN = Claim(
     "angle-raises-asr",
     "ours",
@@ -141,9 +136,7 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     assert depth.beside == pytest.approx((3.0,))
     assert (depth.section, angle.section) == ("Is differential attention more fragile?", "Why?")
     axes = forest_figure([depth]).axes[0]
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."] == [
-        pytest.approx([3.0])
-    ]
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."] == [pytest.approx([3.0])]
 
 
 def test_further_claims_of_a_question_follow_its_answer():
@@ -200,9 +193,7 @@ def test_every_answer_has_words_for_every_verdict():
     for question in QUESTIONS:
         for words in question["answers"]:
             for phrases in (set(words) - {"claim", "row", "brief"}, set(words.get("brief", LOOKS))):
-                assert (
-                    {"holds", "contradicted", "undecided"} <= phrases <= set(LOOKS)
-                )  # the last for what is left out
+                assert {"holds", "contradicted", "undecided"} <= phrases <= set(LOOKS)  # the last for what is left out
     assert sum("row" in words for question in QUESTIONS for words in question["answers"]) == 8
 
 
@@ -236,9 +227,7 @@ def test_the_first_note_of_a_study_follows_the_answer_once_it_is_judged():
 
 
 def test_an_unfinished_study_is_a_line_of_a_list():
-    begun = replace(
-        made_up.table_1(), done=3, total=248, claims=[replace(HEADLINE, checks=[Check("", None)])]
-    )
+    begun = replace(made_up.table_1(), done=3, total=248, claims=[replace(HEADLINE, checks=[Check("", None)])])
     text = page(begun, made_up.table_1())
     assert text.partition("## Studies")[2].count("- Table 1: ") == 2  # finished, and not
     assert "## Not finished\n\n- Table 1: " in text
@@ -251,13 +240,9 @@ def test_findings_and_readme_are_written_and_a_picture_is_kept_while_its_data_st
     file.parent.mkdir()
     write_findings(results(), file)
     text = file.read_text(encoding="utf-8")
-    assert (
-        text.index("<picture>") < text.index("## Claims") < text.index("| claim |") < text.index("## Studies")
-    )
+    assert text.index("<picture>") < text.index("## Claims") < text.index("| claim |") < text.index("## Studies")
     assert 'srcset="claims-narrow.svg"' in text
-    elsewhere = picture.read_text(encoding="utf-8").replace(
-        "10.4", "10.40"
-    )  # as another matplotlib may write it
+    elsewhere = picture.read_text(encoding="utf-8").replace("10.4", "10.40")  # as another matplotlib may write it
     picture.write_text(elsewhere, encoding="utf-8")
     write_findings(results(), file)
     assert picture.read_text(encoding="utf-8") == elsewhere

@@ -87,13 +87,7 @@ def pages(tmp_path_factory) -> dict[str, Page]:
 
 
 def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
-    assert set(pages) == {
-        "index",
-        "robustness-table-1",
-        "robustness-figure-2",
-        "diffclip-figure-3",
-        "diffclip-table-2",
-    }
+    assert set(pages) == {"index", "robustness-table-1", "robustness-figure-2", "diffclip-figure-3", "diffclip-table-2"}
     for page in pages.values():
         for link in page.links:
             if not link.startswith("data:"):
@@ -171,11 +165,7 @@ def test_downloads_are_what_they_say(pages):
             head, _, content = uri.partition(",")
             ending = name.rpartition(".")[2]
             assert head.startswith(f"data:{TYPES[ending]};")
-            raw = (
-                base64.b64decode(content, validate=True)
-                if head.endswith("base64")
-                else unquote_to_bytes(content)
-            )
+            raw = base64.b64decode(content, validate=True) if head.endswith("base64") else unquote_to_bytes(content)
             assert raw.startswith(MAGIC[ending])
             kinds.add(ending)
     assert kinds == set(TYPES)
@@ -222,9 +212,7 @@ def test_tables_say_dashes_for_what_is_not_there():
     sheet = table_sheet(table)
     assert sheet.columns == ("model", "PGD", "patch", "AutoAttack")
     assert [(cell.text, cell.notes) for cell in sheet.rows[0][1:]] == [("40.0", ())] * 3
-    assert [(cell.text, cell.notes, cell.value) for cell in sheet.rows[1][1:]] == [
-        ("–", ("[−∞, ∞]",), None)
-    ] * 3
+    assert [(cell.text, cell.notes, cell.value) for cell in sheet.rows[1][1:]] == [("–", ("[−∞, ∞]",), None)] * 3
     partial = replace(table, cells=table.cells[:4])
     assert [cell.text for cell in table_sheet(partial).rows[1]] == ["DiffViT", "–", "–", "–"]
 
@@ -269,9 +257,7 @@ def test_the_console_fits_80_columns():
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     words = " ".join(" ".join(lines).split())
-    assert all(
-        f" {verdict} " in words for verdict in ("holds", "contradicted", "absent", "undecided", "not run")
-    )
+    assert all(f" {verdict} " in words for verdict in ("holds", "contradicted", "absent", "undecided", "not run"))
 
 
 def test_prose_knows_paragraphs_lists_commands_and_tables():
@@ -288,13 +274,9 @@ def test_prose_knows_paragraphs_lists_commands_and_tables():
 
 def test_a_site_of_the_smoke_profile_gives_no_verdict(tmp_path):
     unjudged = [
-        replace(claim, checks=[replace(check, judged=False) for check in claim.checks])
-        for claim in made_up.claims()
+        replace(claim, checks=[replace(check, judged=False) for check in claim.checks]) for claim in made_up.claims()
     ]
-    assert [claim.verdict for claim in unjudged] == ["not judged (smoke)"] * 3 + [
-        "not run",
-        "not judged (smoke)",
-    ]
+    assert [claim.verdict for claim in unjudged] == ["not judged (smoke)"] * 3 + ["not run", "not judged (smoke)"]
     page = write_site([replace(made_up.empty(), claims=unjudged)], tmp_path).read_text(encoding="utf-8")
     assert 'class="verdict not-judged"' in page
     assert 'class="verdict holds"' not in page

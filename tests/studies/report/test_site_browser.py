@@ -63,16 +63,12 @@ def test_pages_open_without_errors_overflow_or_network(browser, site):
 
 def test_an_a4_of_a_study_loses_no_column(browser, tmp_path):
     field = StudyField("81.8", ("[81.1, 82.4]", "(paper 86.05)"), value=0.818)
-    sheet = Sheet(
-        "wide", "Wide", ("λ_init", *"1234567"), ((StudyField("accuracy", kind="name"), *[field] * 7),), ""
-    )
+    sheet = Sheet("wide", "Wide", ("λ_init", *"1234567"), ((StudyField("accuracy", kind="name"), *[field] * 7),), "")
     templates = environment()
     macros = templates.get_template("study_macros.html").module
     styles = "".join(templates.get_template(f"{name}.css").render() for name in ("report", "study"))
     page = tmp_path / "page.html"
-    page.write_text(
-        f"<!doctype html><meta charset=utf-8><style>{styles}</style><main>{macros.sortable(sheet)}</main>"
-    )
+    page.write_text(f"<!doctype html><meta charset=utf-8><style>{styles}</style><main>{macros.sortable(sheet)}</main>")
     other.open_page(browser, page, 703)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     right = browser.execute_script(
@@ -131,12 +127,7 @@ def test_pages_lead_to_one_another(browser, site):
 
 def test_tables_stand_without_scripts_and_downloads_decode(browser, site):
     other.open_page(browser, site / "robustness-table-1.html", 390)
-    for name, kind in (
-        ("svg", "image/svg+xml"),
-        ("png", "image/png"),
-        ("pdf", "application/pdf"),
-        ("csv", "text/csv"),
-    ):
+    for name, kind in (("svg", "image/svg+xml"), ("png", "image/png"), ("pdf", "application/pdf"), ("csv", "text/csv")):
         uri = browser.find_element("css selector", f".plot a[download$='.{name}']").get_attribute("href")
         assert uri.startswith(f"data:{kind}")
     size = browser.execute_async_script(

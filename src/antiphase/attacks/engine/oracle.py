@@ -118,9 +118,7 @@ class Oracle:
                         for given in _copies(leaf, rows.get("context"), size, self.passes):
                             passes.append(checked(self._searched(*given), given[0])[: len(x)])
                     if torch.is_inference_mode_enabled():
-                        raise UserError(
-                            "attack inside torch.inference_mode(): call it outside, for gradients"
-                        )
+                        raise UserError("attack inside torch.inference_mode(): call it outside, for gradients")
                     logits = _mean(passes)
                     if not logits.requires_grad:
                         raise UserError(_NO_GRADIENT)

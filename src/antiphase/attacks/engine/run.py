@@ -56,9 +56,7 @@ def run_search(
     if run.goal is not None:
         goal, clean = checks.check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
-        result = run_search(
-            _Towards(model), images, torch.zeros_like(goal), threat, search, options, budgets, settings
-        )
+        result = run_search(_Towards(model), images, torch.zeros_like(goal), threat, search, options, budgets, settings)
         after = logits_of(model, result.adversarial).argmax(1)
         recorded = result.settings | {"goal": goal.tolist()}
         return replace(result, label=clean, clean_prediction=clean, prediction=after, settings=recorded)
@@ -90,9 +88,7 @@ def run_search(
     settings |= {"precision": oracle.precision} if oracle.precision != "float32" else {}
     settings |= {"passes": run.passes} if run.passes > 1 else {}
     seconds = time.monotonic() - began
-    return AttackResult(
-        search.name, threat, settings, ids, **work.results, warnings=tuple(warnings), seconds=seconds
-    )
+    return AttackResult(search.name, threat, settings, ids, **work.results, warnings=tuple(warnings), seconds=seconds)
 
 
 class _Towards(nn.Module):
@@ -137,11 +133,7 @@ class _Work:
         self.targets = others.indices[:, : max(1, min(number, classes - 1))].clone()
         self.items = self.targets.shape[1] * search.restarts
         self.keys = torch.tensor([key(run.seed, search.name, item) for item in range(self.items)])
-        self.results: dict[str, Any] = {
-            "label": label,
-            "clean_prediction": clean,
-            "prediction": clean.clone(),
-        }
+        self.results: dict[str, Any] = {"label": label, "clean_prediction": clean, "prediction": clean.clone()}
         self.results |= {"success": wrong.clone(), "adversarial": images.cpu().clone()}
         self.results["distance"] = torch.zeros(count, dtype=images.dtype)
         self.results["forwards"] = torch.full((count,), oracle.passes)

@@ -7,15 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.attention.backends.compiled import (
-    Call,
-    HeadNorm,
-    View,
-    maps_of,
-    native_attention,
-    split,
-    takes,
-)
+from antiphase.attention.backends.compiled import Call, HeadNorm, View, maps_of, native_attention, split, takes
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError

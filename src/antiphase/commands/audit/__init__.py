@@ -222,9 +222,7 @@ class AuditOptions(Measurement):
         known = {name: keywords(spec.attack) for name, spec in self._specs.items()}
         for setting in (*self.chosen(*_SETTINGS), *self.settings):
             if not any(setting in settings for settings in known.values()):
-                raise UserError(
-                    f"attack {self.attack!r}: none of them has a setting {setting!r}; leave it out"
-                )
+                raise UserError(f"attack {self.attack!r}: none of them has a setting {setting!r}; leave it out")
         each = []
         for name, settings in known.items():
             own = {setting: None for setting in _SETTINGS if setting not in settings}
@@ -294,7 +292,5 @@ _RUN, _RESULT = "antiphase.commands.audit.run:run", "antiphase.commands.audit.re
 COMMANDS = {
     "audit": Command("audit", AuditOptions, _RUN, _RESULT),
     "attack": Command("attack", AttackOptions, _RUN, _RESULT),
-    "quickstart": Command(
-        "quickstart", QuickstartOptions, "antiphase.commands.audit.run:quickstart", _RESULT
-    ),
+    "quickstart": Command("quickstart", QuickstartOptions, "antiphase.commands.audit.run:quickstart", _RESULT),
 }

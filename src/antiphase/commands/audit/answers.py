@@ -134,16 +134,12 @@ def _by_few(options: AuditOptions) -> AuditOptions:
 def gallery_samples(rows: pl.DataFrame) -> list[int]:
     """Return ten samples of rows at one ε: first those about absent objects whose right answer changed for a model."""
     changed = pl.col("success") & (pl.col("clean_prediction") == pl.col("label"))
-    questions = rows.group_by("sample", maintain_order=True).agg(
-        changed=changed.any(), label=pl.col("label").first()
-    )
+    questions = rows.group_by("sample", maintain_order=True).agg(changed=changed.any(), label=pl.col("label").first())
     order = questions.sort("changed", "label", "sample", descending=[True, False, False])
     return order["sample"][:GALLERY_SIZE].to_list()
 
 
-def _write_gallery(
-    rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path
-) -> None:
+def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path) -> None:
     gallery = draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
     if gallery is None:

@@ -77,8 +77,7 @@ class Rates(Part):
     eps: Epsilon
     asr: Annotated[Rate, Field(description="Attack success rate: broken / all.")]
     asr_correct: Annotated[
-        Rate | None,
-        Field(description="Broken / correctly classified; null if no image is classified correctly."),
+        Rate | None, Field(description="Broken / correctly classified; null if no image is classified correctly.")
     ]
     robust_accuracy: Annotated[Rate, Field(description="Correctly classified and not broken / all.")]
 
@@ -101,8 +100,7 @@ class Model(Part):
     link: Annotated[str | None, Field(pattern="^https?://", description="Paper; filled in by hand.")] = None
     venue: Annotated[str | None, Field(description="Filled in by hand.")] = None
     additional_data: Annotated[
-        bool | None,
-        Field(description="Whether more data than the data set's own were used; filled in by hand."),
+        bool | None, Field(description="Whether more data than the data set's own were used; filled in by hand.")
     ] = None
 
     @model_validator(mode="after")
@@ -198,9 +196,7 @@ class RobustnessCard(Part):
                 raise ValueError(f"data.n {self.data.n}: {model.name} has {model.clean_accuracy.n} images")
         for place, row in enumerate(self.differences):
             cells = [(name, row.attack, row.norm, row.eps) for name in (row.model, row.against)]
-            model, against = (
-                self.cells[cell].asr.value if cell in self.cells else math.nan for cell in cells
-            )
+            model, against = (self.cells[cell].asr.value if cell in self.cells else math.nan for cell in cells)
             if not abs(model - against - row.difference) <= _NEAR:
                 why = f"does not fit the ASR of {row.model} and {row.against}"
                 raise ValueError(f"differences[{place}].difference {row.difference:g} {why}")

@@ -220,16 +220,11 @@ class AuditResult(Result):
         clean = rows.unique(["model", "sample"], keep="first")
         rates["clean_accuracy"] = clean.with_columns(success=correct, eps=0.0, attack=pl.lit("none"))
         return pl.concat(
-            asr.compare(rows, *pair).with_columns(metric=pl.lit(name))
-            for name, rows in rates.items()
-            for pair in pairs
+            asr.compare(rows, *pair).with_columns(metric=pl.lit(name)) for name, rows in rates.items() for pair in pairs
         )
 
     def sections(self) -> list[Section]:
-        seeds, single = (
-            figures.seed_counts(self.families),
-            any(len(group.models) == 1 for group in self.families),
-        )
+        seeds, single = (figures.seed_counts(self.families), any(len(group.models) == 1 for group in self.families))
         bands = _words("bands", n=self.record["n"], seeds=seeds, single=single)
         panels = []
         for metric, (title, tab, formula) in _RATES.items():
@@ -279,11 +274,7 @@ class AuditResult(Result):
 
     @property
     def reading(self) -> str:
-        return (
-            environment()
-            .get_template("how_to_read_rates.html")
-            .render(seeds=figures.seed_counts(self.families))
-        )
+        return environment().get_template("how_to_read_rates.html").render(seeds=figures.seed_counts(self.families))
 
     def write_report(self, folder: Path) -> Path:
         write_card(self, folder)

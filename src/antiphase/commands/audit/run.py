@@ -399,9 +399,9 @@ def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImag
 
 def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
     """Return the rows of the first attack at the gallery's ε of samples of which every model's image was kept."""
-    rows = rows.filter(
-        pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps
-    ).filter(attack=rows["attack"][0])
+    rows = rows.filter(pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps).filter(
+        attack=rows["attack"][0]
+    )
     of_worst = pl.col("felled_by").fill_null(attack)
     rows = rows.with_columns(by=of_worst if rows["attack"][0] != attack else pl.lit(attack))
     files = [str(kept.files.get(key, "")) for key in rows.select("model", "by", "sample").rows()]
@@ -459,9 +459,7 @@ _SHORT = 30.0  # seconds that need no warning
 _PROBE = 40  # passes of a batch that must be left, so that timing four of them costs little
 
 
-def say_time(
-    attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], out: Path, context: Any = None
-) -> None:
+def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], out: Path, context: Any = None) -> None:
     """Say on stderr for how long attacks run at most, if that is known and more than half a minute."""
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():

@@ -50,8 +50,5 @@ class CertifyOptions(Measurement):
 
 
 COMMAND = Command(
-    "certify",
-    CertifyOptions,
-    "antiphase.commands.certify.run:run",
-    "antiphase.commands.certify.run:CertifyResult",
+    "certify", CertifyOptions, "antiphase.commands.certify.run:run", "antiphase.commands.certify.run:CertifyResult"
 )

@@ -86,12 +86,7 @@ def certify(
 
 
 def smoothed_rows(
-    name: str,
-    model: nn.Module,
-    data: ImageSet,
-    smoothing: Smoothing,
-    options: CertifyOptions,
-    process: Process,
+    name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, options: CertifyOptions, process: Process
 ) -> pl.DataFrame:
     """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
     identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
@@ -134,9 +129,7 @@ def curve(
     counts = [int(np.sum(correct & (radius >= r))) for r in radii]
     rates = {count: asdict(proportion(count, len(radius))) for count in set(counts)}  # a step has one height
     numbers = [{"radius": float(r), **rates[count]} for r, count in zip(radii, counts, strict=True)]
-    return pl.DataFrame(
-        numbers, dict.fromkeys(("radius", "value", "low", "high"), pl.Float64) | {"n": pl.Int64}
-    )
+    return pl.DataFrame(numbers, dict.fromkeys(("radius", "value", "low", "high"), pl.Float64) | {"n": pl.Int64})
 
 
 def round_radii(smoothing: Smoothing) -> list[float]:
@@ -288,13 +281,7 @@ def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
-_RATIOS = {
-    "margin": "Δm",
-    "constant": "L",
-    "measured": "R",
-    "corrected": "(6) corrected",
-    "printed": "(6) printed",
-}
+_RATIOS = {"margin": "Δm", "constant": "L", "measured": "R", "corrected": "(6) corrected", "printed": "(6) printed"}
 _words = partial(text, "certify.txt")
 
 
@@ -351,8 +338,7 @@ class CertifyResult(Result):
 
     def differences(self, other: Self) -> pl.DataFrame:
         mine, theirs = (
-            [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]]
-            for result in (self, other)
+            [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]] for result in (self, other)
         )
         radii = [radius for radius in sorted({*mine, *theirs}) if radius <= min(mine[-1], theirs[-1])]
         differences = paired_differences(*combined_rows(self, other), radii)
@@ -424,9 +410,7 @@ def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
     models = estimated["models"]
-    means = [
-        {"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED
-    ]
+    means = [{"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED]
     title = f"Estimated L2 radius, not certified, mean of {estimated['settings']['images']} images"
     tables = [tabulate("estimated", title, _frame(means), ["model"], "quantity", _estimate, _ESTIMATED)]
     if ratios := estimated.get("ratios"):
@@ -435,10 +419,7 @@ def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
         title, down = " / ".join(model["name"] for model in models) + ", geometric means", "ratio of"
         place = pl.lit("whole models")
         if "printed" in frame["quantity"]:  # every layer predicts the R of the whole model
-            title, down = (
-                f"{title}; equation (6) predicts R from the maps of one block",
-                "(6) for the block at",
-            )
+            title, down = (f"{title}; equation (6) predicts R from the maps of one block", "(6) for the block at")
             place = pl.format("depth {}", pl.col("layer") + 1)
         frame = frame.with_columns(place.alias(down))
         tables.append(tabulate("ratios", title, frame, [down], "quantity", _estimate, _RATIOS))

@@ -223,9 +223,7 @@ class _Examination:
             if (number := calls[0].number) is None:
                 continue
             small, large, other = (max(one.tensors, key=Tensor.numel).double() for one in calls)
-            moved, scaled = (
-                bool((one - large).abs().max() > _SAME * large.abs().max()) for one in (other, small)
-            )
+            moved, scaled = (bool((one - large).abs().max() > _SAME * large.abs().max()) for one in (other, small))
             wanted = bool(initial) and abs(number - right) < 1e-5
             early |= wanted and moved and scaled
             if (moved and not scaled) or (wanted and not moved):  # heads, or the weight of their norm
@@ -252,11 +250,7 @@ def _of_factor(factor: float | None, initial: float | None) -> Finding:
 def _by_depth(value: float | None, index: int | None) -> Finding:
     """Compare λ_init with 0.8 − 0.6·exp(−0.3·index)."""
     if value is None or index is None:
-        text = (
-            f"{value:.4g}; give --layer to compare it with the layer's"
-            if value is not None
-            else "cannot be told"
-        )
+        text = f"{value:.4g}; give --layer to compare it with the layer's" if value is not None else "cannot be told"
         return Finding("λ_init", "unknown", text)
     right = f"0.8 − 0.6·exp(−0.3·{index}) = {depth_scheduled(index):.4g}"
     if abs(value - depth_scheduled(index)) < 1e-4:

@@ -46,9 +46,7 @@ def run(options: CompareOptions, command: str) -> None:
             temporary.write_bytes(content)
 
 
-def _compared(
-    first: Any, second: Any, command: str = "", options: Mapping[str, Any] | None = None
-) -> "CompareResult":
+def _compared(first: Any, second: Any, command: str = "", options: Mapping[str, Any] | None = None) -> "CompareResult":
     began = time.monotonic()
     runs = [one if isinstance(one, Result) else open_result(one) for one in (first, second)]
     if any(isinstance(one, CompareResult) for one in runs):
@@ -95,16 +93,13 @@ def _left_out(runs: Sequence[Result], records: Sequence[Mapping[str, Any]], fram
     tables, lost = [run.frame() for run in runs], list[str]()
 
     def told(row: tuple[Any, ...]) -> str:
-        words = (
-            f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value
-        )
+        words = (f"ε = {eps_label(value)}" if isinstance(value, float) else str(value) for value in row if value)
         return ", ".join(words)
 
     for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"]):
         if all({*keys} <= {*each.columns} for each in (*tables, frame)):
             held, compared = (
-                {told(row) for each in some for row in each.select(keys).unique().rows()}
-                for some in (tables, [frame])
+                {told(row) for each in some for row in each.select(keys).unique().rows()} for some in (tables, [frame])
             )
             lost += sorted(held - compared.union(*(told.split(" − ") for told in compared)))
     models = {name for record in records for name in record.get("models", ())}
@@ -154,7 +149,8 @@ class CompareResult(Result):
         frame, axis = self.frame(), along(self.frame())
         together = [name for name in compared_together(frame) if name not in ("model", "against")]
         keys = together if axis else [name for name in ("task", "data", "setting") if name in frame.columns]
-        rows, shares = frame.rows(named=True), self.summary["kind"] != "sense"
+        single = bool(frame["low"].is_null().all())  # one number for each run: metrics of trainings, claims of studies
+        rows, shares = frame.rows(named=True), self.summary["kind"] != "sense" and not single
 
         def what(row: Mapping[str, Any]) -> str:
             metric = str(row.get("metric", "certified accuracy"))
@@ -190,11 +186,15 @@ class CompareResult(Result):
         if row["decided"]:
             answer = f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
         title = f"{answer}: {number_}{where}"
+        if row["low"] is None:
+            title = f"{what[0].upper() + what[1:]}, {one} minus {two}: {number_}"
         above, below = (int((self.rows["decided"] == sign).sum()) for sign in (1, -1))
         told = (
             f"paired, on images that both runs have. Of {len(self.rows)} differences {above} are decided to be "
             f"above 0 and {below} below, corrected by Holm for those that are read together."
         )
+        if self.rows["low"].is_null().all():
+            told = "one number for each run, so that no difference has an interval, and none is decided."
         lead = f"{' minus '.join(self.summary['runs'])}, {row['pair']}: {told}"
         plot = Plot("differences", self.figure(), "Differences with their 95 % intervals.", beside=True)
         return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]
@@ -228,8 +228,7 @@ class CompareResult(Result):
             columns, csv = ("setting", *self.summary["runs"]), pl.DataFrame(settings).write_csv()
             names = ("first", "second")
             lines = (
-                (Field(row["setting"]), *(Field(row[name] or "–", kind="word") for name in names))
-                for row in settings
+                (Field(row["setting"]), *(Field(row[name] or "–", kind="word") for name in names)) for row in settings
             )
             tables = [Table("settings", "What differs between the runs", columns, tuple(lines), csv)]
         return [

@@ -143,10 +143,7 @@ def _offline(root: Path) -> Iterator[None]:
 
     before = set(root.glob("*"))
     importlib.import_module("torchvision.datasets")
-    no_download, silent = (
-        mock.patch.object(urllib.request, "urlopen", refuse),
-        contextlib.redirect_stdout(sys.stderr),
-    )
+    no_download, silent = (mock.patch.object(urllib.request, "urlopen", refuse), contextlib.redirect_stdout(sys.stderr))
     with no_download, silent, warnings.catch_warnings(action="ignore"):
         yield
     for new in set(root.glob("*")) - before:

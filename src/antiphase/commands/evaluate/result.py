@@ -115,9 +115,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     }
     title = answer("evaluate.txt", "title", dict(zip(("model", "twin"), few or sides, strict=True)), **values)
     lead = f"{_words('lead', **values)} {_words('reading')}"
-    return Headline(
-        title, lead, _words("condition", **values), lambda: answer_plot(summary, differences, quoted)
-    )
+    return Headline(title, lead, _words("condition", **values), lambda: answer_plot(summary, differences, quoted))
 
 
 def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -166,23 +164,17 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
             rates.setdefault(owner[row["model"]], []).append(row)
     level = next((row["chance"] for several in rates.values() for row in several if row.get("chance")), None)
     title = figures.shortened(f"{heading(quoted)}, {quoted['data']}")
-    accuracies = [
-        (name, colors[name], list(map(estimate_of, rates.get(name, ())))) for name in sides or tuple(rates)
-    ]
+    accuracies = [(name, colors[name], list(map(estimate_of, rates.get(name, ())))) for name in sides or tuple(rates)]
     more = max(0, len(rows) - _MOST_LINES)
     caption = _words("answer", seeds=seeds if seeds > 1 else 0, more=more, compared=bool(differences))
-    return Plot(
-        "answer", figures.answer_figure("Difference", rows[:_MOST_LINES], title, accuracies, level), caption
-    )
+    return Plot("answer", figures.answer_figure("Difference", rows[:_MOST_LINES], title, accuracies, level), caption)
 
 
 def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
     """Return the differences that are decided to be above zero, those below, and the others."""
     estimates = [estimate_of(row, "difference") for row in differences]
     signs = decide(estimates, [row["p"] for row in differences])
-    return tuple(
-        [row for row, sign in zip(differences, signs, strict=True) if sign == side] for side in (1, -1, 0)
-    )
+    return tuple([row for row, sign in zip(differences, signs, strict=True) if sign == side] for side in (1, -1, 0))
 
 
 def _quoted(row: Number) -> str:

@@ -202,9 +202,7 @@ class _Cell:
         return pl.DataFrame(self.rows()).select(*columns, pl.all())
 
 
-def warm(
-    task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore
-) -> None:
+def warm(task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> None:
     """Compute this process's parts of the image features that a task needs; texts are quick."""
     for data in () if task.answers else _used(task, source):
         if isinstance(data, ImageSet | PairSet):
@@ -224,11 +222,7 @@ def fits(task: EvaluationTask, model: nn.Module) -> bool:
 
 
 def _cells(
-    lineup: Lineup,
-    sources: Sequence[Source],
-    tasks: Tasks | None,
-    protocol: Protocol,
-    options: EvaluateOptions,
+    lineup: Lineup, sources: Sequence[Source], tasks: Tasks | None, protocol: Protocol, options: EvaluateOptions
 ) -> Iterator[_Cell]:
     prints = {name: fingerprint(model) for name, model in lineup.by_name.items()}
     for source in sources:
@@ -269,9 +263,7 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
             named = f"task {task} ({find_task(task).summary})"
             raise UserError(f"{named}: {why}; expected data and a model that can")
     if not cells:
-        expected = (
-            "expected training images or a model that encodes text, and for a vision-language model --data"
-        )
+        expected = "expected training images or a model that encodes text, and for a vision-language model --data"
         why = f"the data serve no task of these models; {expected} pope, emoji-pope or captions"
         raise UserError(f"nothing to measure: {why}")
 

@@ -59,9 +59,5 @@ class LookOptions(fields.Options):
 
 
 COMMAND = Command(
-    "look",
-    LookOptions,
-    "antiphase.commands.look.run:run",
-    "antiphase.commands.look.run:LookResult",
-    in_folder=False,
+    "look", LookOptions, "antiphase.commands.look.run:run", "antiphase.commands.look.run:LookResult", in_folder=False
 )

@@ -172,10 +172,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     stored = {
         "command": command,
         "options": options.record(),
-        "models": [
-            {"name": name} | {key: getattr(model.card, key) for key in about}
-            for name, model in models.items()
-        ],
+        "models": [{"name": name} | {key: getattr(model.card, key) for key in about} for name, model in models.items()],
         "images": list(map(str, images)),
         "texts": list(texts),
         "prompt": options.prompt,
@@ -388,10 +385,7 @@ def look_figure(
 
 
 def paint(
-    image: Float[np.ndarray, "height width 3"],
-    values: Float[np.ndarray, "rows columns"],
-    signed: bool,
-    largest: float,
+    image: Float[np.ndarray, "height width 3"], values: Float[np.ndarray, "rows columns"], signed: bool, largest: float
 ) -> Float[np.ndarray, "shown shown 3"]:
     """Return a map over its image, in [0, 1]; see :func:`look_figure`."""
     below = np.stack([enlarge(image[..., channel], _SHOWN, _SHOWN) for channel in range(3)], -1)

@@ -42,9 +42,7 @@ class SenseOptions(Measurement):
     parts: Annotated[
         fields.Words,
         AfterValidator(at_least_one),
-        Field(
-            description=f"Measurements, separated by commas: {', '.join(PARTS)} (a few hundred passes per layer)."
-        ),
+        Field(description=f"Measurements, separated by commas: {', '.join(PARTS)} (a few hundred passes per layer)."),
     ] = ("alignment", "depth")
     probes: int = Field(32, ge=2, lt=2**31)
     """Random directions in pixel space."""

@@ -95,9 +95,7 @@ def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str
     return pl.concat(parts).rename({"value": "difference"})
 
 
-def sensitivity_sections(
-    result: Result, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]
-) -> list[Section]:
+def sensitivity_sections(result: Result, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]) -> list[Section]:
     """Draw and tabulate every part that a run has rows of; an audit may have some, too."""
     sections, seeds = [], seed_counts(groups)
     for part, (schema, draw) in _PARTS.items():
@@ -161,9 +159,7 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
 
 def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     frame = sensitivity.terms(rows)
-    panels = [
-        [_axis(f"share of {label}", frame, metric, groups, 0.0) for metric, label in _HEADS["terms"].items()]
-    ]
+    panels = [[_axis(f"share of {label}", frame, metric, groups, 0.0) for metric, label in _HEADS["terms"].items()]]
     tables = [_table("terms", "Shares of ‖J_DA‖² at the pixels, %", frame, _HEADS["terms"], groups)]
     return [Plot("terms", _layer_figure(panels, groups), _WORDS["terms"]["caption"])], tables, {}
 

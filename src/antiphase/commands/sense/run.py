@@ -174,11 +174,7 @@ def rows_of(ids: Tensor, values: Mapping[str, Tensor | None], **about: Any) -> p
 
 
 def alignment_rows(
-    model: nn.Module,
-    images: Tensor,
-    ids: Tensor,
-    options: SenseOptions,
-    loss: Callable[[Tensor], Tensor] | None = None,
+    model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions, loss: Callable[[Tensor], Tensor] | None = None
 ) -> Rows:
     """Yield the inner products of every layer and head: at its tokens, along the loss's gradient, at the pixels.
 
@@ -224,9 +220,7 @@ def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, opti
             yield rows.with_columns(pl.lit(value).alias(name) for name, value in about.items())
 
 
-def _gram_rows(
-    site: str, layer_index: int, layer: Layer, gram: grams.Gram, probes: int, ids: Tensor
-) -> pl.DataFrame:
+def _gram_rows(site: str, layer_index: int, layer: Layer, gram: grams.Gram, probes: int, ids: Tensor) -> pl.DataFrame:
     mean = gram.mean() if probes else gram
     if not mean.first.isfinite().all():
         raise UserError(f"{layer.name}: the gradient of its map is NaN or infinite; what is measured is kept")

@@ -42,8 +42,5 @@ class TransferOptions(AuditOptions):
 
 
 COMMAND = Command(
-    "transfer",
-    TransferOptions,
-    "antiphase.commands.transfer.run:run",
-    "antiphase.commands.transfer.run:TransferResult",
+    "transfer", TransferOptions, "antiphase.commands.transfer.run:run", "antiphase.commands.transfer.run:TransferResult"
 )

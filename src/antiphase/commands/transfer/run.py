@@ -59,9 +59,7 @@ def run(options: TransferOptions, command: str = "") -> None:
     write_run(lineup, options, summary, {"rows": rows}, settings, [*dict.fromkeys(doubts)], command, began)
 
 
-def _measure(
-    surrogate: str, eps: float, lineup: Lineup, options: TransferOptions
-) -> tuple[pl.DataFrame, list[str]]:
+def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOptions) -> tuple[pl.DataFrame, list[str]]:
     """Return a row for each image and model that is shown the image made on the surrogate, and warnings."""
     models, data, attack = lineup.by_name, lineup.data, options.ensemble
     what = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
@@ -128,9 +126,7 @@ class TransferResult(Result):
         """Compare both ways between differential and standard attention, or between the first two models."""
         attention = {model["name"]: model["attention"] for model in self.summary["models"]}
         kinds = {"differential": "differential", "standard": "softmax"}
-        sides = {
-            side: [name for name in attention if attention[name] == kind] for side, kind in kinds.items()
-        }
+        sides = {side: [name for name in attention if attention[name] == kind] for side, kind in kinds.items()}
         if not all(sides.values()):
             sides = {shortened(name, 16): [name] for name in [*attention][:2]}
         pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in product(*sides.values())]
@@ -172,9 +168,7 @@ class TransferResult(Result):
         lines = differences(self.frame()).with_columns(way=pl.format("({}) − ({})", "model", "against"))
         table = tabulate("differences", "Points", lines, ["way"], "eps", difference_field, eps_label)
         words = "Rows: the model that the images were made on. Columns: the model that they were shown to."
-        back = (
-            "Each way minus the way back, paired by image; pale where no difference is shown (Holm, over ε)."
-        )
+        back = "Each way minus the way back, paired by image; pale where no difference is shown (Holm, over ε)."
         return [
             Section("transfer", "Attack success rate", words, tables=matrices),
             Section("differences", "There and back", back, tables=[table]),

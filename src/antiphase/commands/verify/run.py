@@ -75,8 +75,7 @@ def answer(options: VerifyOptions, _: str) -> Answer:
     found = _verified(options)
     if found.differences:
         texts = (
-            (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row)
-            for row in found.differences
+            (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row) for row in found.differences
         )
         rows = tuple(tuple(map(Field, row)) for row in texts)
         console().print(Table("differences", "", Disagreement._fields, rows, "").console())
@@ -124,18 +123,11 @@ def _verified(options: VerifyOptions) -> Verification:
 def _of_leaderboard(options: VerifyOptions, name: str) -> Verification:
     """Attack a model of RobustBench by AutoAttack, and compare both accuracies with its leaderboard's."""
     entry, stored = leaderboard(name), options.out is not None
-    about: dict[str, Any] = {
-        "data": entry.data,
-        "norm": entry.norm,
-        "eps": (entry.eps,),
-        "limit": options.limit,
-    }
+    about: dict[str, Any] = {"data": entry.data, "norm": entry.norm, "eps": (entry.eps,), "limit": options.limit}
     about |= {"device": options.device, "quiet": options.quiet}
     with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
         attack = AttackOptions(model=(f"{SCHEME}{name}",), out=options.out or Path(temporary, "run"), **about)
-        card = card_of_run(
-            find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored)
-        )
+        card = card_of_run(find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored))
     assert card is not None
     (model,) = card.models
     measured = {"clean_accuracy": model.clean_accuracy, "robust_accuracy": model.rates[0].robust_accuracy}
@@ -166,9 +158,7 @@ def _other_inputs(card: RobustnessCard, weights: dict[str, str], data: str) -> s
     expected = {model.name: model for model in card.models}
     if set(weights) != set(expected):
         return f"the card is of {', '.join(expected)}, its options name {', '.join(weights)}"
-    prints = {
-        f"weights of {name}: {one.spec}": (weights[name], one.weights) for name, one in expected.items()
-    }
+    prints = {f"weights of {name}: {one.spec}": (weights[name], one.weights) for name, one in expected.items()}
     prints[f"data: {card.data.dataset}"] = data, card.data.fingerprint
     for what, (here, there) in prints.items():
         if here != there:

@@ -170,8 +170,7 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
 
 
 @scheme(
-    "diffclip:PATH#lambda_init=0.8",
-    "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
+    "diffclip:PATH#lambda_init=0.8", "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository"
 )
 def _diffclip(wanted: Wanted) -> nn.Module:
     name, _, setting = wanted.name.partition("#")

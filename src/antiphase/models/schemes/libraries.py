@@ -26,9 +26,7 @@ FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 
 
-@scheme(
-    "timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", random=True
-)
+@scheme("timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", random=True)
 def _timm(wanted: Wanted) -> nn.Module:
     import timm  # seconds to import
     from timm.data.config import resolve_data_config
@@ -85,9 +83,7 @@ def _torchvision(wanted: Wanted) -> nn.Module:
     return _loaded(wanted, wrapped, count, used, weights.name, others)
 
 
-def _made(
-    wanted: Wanted, make: Callable[..., Any], fix: str, positions: str, size: str, channels: str = ""
-) -> Any:
+def _made(wanted: Wanted, make: Callable[..., Any], fix: str, positions: str, size: str, channels: str = "") -> Any:
     """Return what ``make`` builds, with the sizes and weights of the specification's file if it names one."""
     _, file = wanted.split()
     spec = wanted.spec.partition("@")[0]
@@ -276,9 +272,7 @@ def import_extra(name: str, what: str) -> Any:
 
 
 @scheme(
-    "hf:ORG/NAME",
-    "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY",
-    random=True,
+    "hf:ORG/NAME", "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY", random=True
 )
 def _hugging_face(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name

@@ -77,8 +77,7 @@ def code_content(name: str) -> str:
 
 
 @scheme(
-    "python:FILE:CALLABLE",
-    "your own model: what a function of a Python file or module returns; the file is executed",
+    "python:FILE:CALLABLE", "your own model: what a function of a Python file or module returns; the file is executed"
 )
 def _python(wanted: Wanted) -> nn.Module:
     spec = wanted.spec
@@ -115,9 +114,7 @@ def _python(wanted: Wanted) -> nn.Module:
         shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
         names = getattr(model, "class_names", None)
         names = tuple(map(str, names)) if names is not None and len(names) == count else None
-        return wanted.loaded(
-            model, name, count, image_shape=shape, class_names=names, any_size=any_size, code=code
-        )
+        return wanted.loaded(model, name, count, image_shape=shape, class_names=names, any_size=any_size, code=code)
 
 
 def _file_of(where: str) -> Path | None:

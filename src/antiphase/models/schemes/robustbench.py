@@ -92,6 +92,4 @@ def _robustbench(wanted: Wanted) -> nn.Module:
             if data == "imagenet":
                 checked(wanted.spec, used, theirs(*kind, name, None))
             return wanted.loaded(model, name, count, used)
-    raise UserError(
-        f"{wanted.spec}: its preprocessing of pictures is none that can be repeated here ({shown(name)})"
-    )
+    raise UserError(f"{wanted.spec}: its preprocessing of pictures is none that can be repeated here ({shown(name)})")

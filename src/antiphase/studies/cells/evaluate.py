@@ -71,15 +71,11 @@ class Evaluate(Measurement):
         task, protocol = find_task(self.task), protocol_with(self.protocol)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            source = load_source(
-                self.data, self.split, self.limit, self.train_limit, task.learns, False, lab.progress
-            )
+            source = load_source(self.data, self.split, self.limit, self.train_limit, task.learns, False, lab.progress)
         lab.warnings += [str(one.message) for one in caught if one.category is UserWarning] + left_out(source)
         if self.task not in source.tasks():
             able = ", ".join(source.tasks()) or "another set"
-            raise UserError(
-                f"{self.task} on {self.data}: not possible with these data; expected one of {able}"
-            )
+            raise UserError(f"{self.task} on {self.data}: not possible with these data; expected one of {able}")
         if why := task.too_small(source, protocol):
             raise UserError(why)
         model = lab.model(self.model)

@@ -178,9 +178,7 @@ class Sense(Measurement):
 
     part: str  # "alignment", "alignment-perturbed", "lipschitz", "depth" or "branches"
     limit: int
-    settings: dict[str, Any] = field(
-        default_factory=dict
-    )  # what differs from the defaults of ``SenseOptions``
+    settings: dict[str, Any] = field(default_factory=dict)  # what differs from the defaults of ``SenseOptions``
 
     @property
     def table(self) -> str:

@@ -85,9 +85,7 @@ class TrainVit(Training):
     model: str  # a key of ``antiphase.registry.VITS``, such as "diffvit"
     called: str = aside("")  # its series, if its attention's label is not enough
     image_size: int | None = None  # of images from files, in pixels
-    adversary: dict[str, Any] = field(
-        default_factory=dict
-    )  # settings of adversarial training, including ``eps``
+    adversary: dict[str, Any] = field(default_factory=dict)  # settings of adversarial training, including ``eps``
 
     def __post_init__(self) -> None:
         attention_of(self.model)  # refuses a model that does not exist

@@ -306,9 +306,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -> pl.DataFrame:
     rate = measured.even if matched else measured.broken
-    return pl.concat(
-        _by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names
-    )
+    return pl.concat(_by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names)
 
 
 def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
@@ -415,10 +413,7 @@ def checks(rows: RowsByTable) -> Checks:
     def at_each_eps(words: str, values: Callable[[float], Matrix]) -> list[Check]:
         found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
         mean, *each = map(_mean, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
-        beside = [
-            Check(f"{words} at {eps_label(eps)}", one, decides=False)
-            for eps, one in zip(EPS, each, strict=True)
-        ]
+        beside = [Check(f"{words} at {eps_label(eps)}", one, decides=False) for eps, one in zip(EPS, each, strict=True)]
         return [Check(f"{words} mean over ε", mean), *beside]
 
     def higher(first: str, second: str) -> list[Check]:

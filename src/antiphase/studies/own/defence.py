@@ -20,12 +20,11 @@ from antiphase.studies.spec import Cell, Profile, RowsByTable
 PAPER = Paper("own", Path(__file__).parent)
 PENALTIES = ("map-jacobian", "alignment", "lambda-rho", "jasmin", "input-gradient")
 ADVERSARIAL = ("fast", "free", "trades")
-DEFENCES = (*PENALTIES, *ADVERSARIAL)
-_EPS_OF_TRAINING = tuple(eps / 255 for eps in (0.5, 1, 2))
-STRENGTHS: dict[str, tuple[float, ...]] = dict.fromkeys(PENALTIES[:3], (0.1, 1.0, 10.0))
-STRENGTHS |= dict.fromkeys(PENALTIES[3:], (0.01, 0.1, 1.0))
-STRENGTHS |= {"fast": _EPS_OF_TRAINING, "free": _EPS_OF_TRAINING, "trades": (1.0, 3.0, 6.0)}
-"""Strengths that were tried; of fast and free adversarial training the ε, of TRADES its β at ε = 2/255."""
+BY_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "lambda-max": {"lambda_init": 0.4, "lambda_max": 0.4},
+    "temperature": {"temperature": 2.0},
+}
+DEFENCES = (*PENALTIES, *ADVERSARIAL, *BY_ARCHITECTURE)
 CHOSEN = {
     "map-jacobian": 0.1,
     "alignment": 0.1,
@@ -36,7 +35,8 @@ CHOSEN = {
     "free": 0.5 / 255,
     "trades": 1.0,
 }
-"""What ``benchmarks/defence_strengths.py`` chose of them on held-out training images."""
+"""Strengths that ``benchmarks/defence_strengths.py`` chose on held-out training images; of fast and free adversarial
+training the ε, of TRADES its β at ε = 2/255."""
 NEEDS_TWO_MAPS = ("alignment", "lambda-rho")
 SEEDS, PROBED = 8, 2  # training seeds of the laptop profile, and those under further attacks
 AUTOATTACK_EPS = tuple(eps / 255 for eps in (1, 2, 4))
@@ -49,6 +49,8 @@ def defended(sizes: RobustnessBench, kind: str, name: str, seed: int, data: str,
     if name == "natural":
         return model
     fields: dict[str, Any] = {"called": f"{kind}, {name}"}
+    if name in BY_ARCHITECTURE:
+        return replace(model, sizes={**model.sizes, **BY_ARCHITECTURE[name]}, **fields)
     if name in ADVERSARIAL:
         eps = AT if name == "trades" else strength
         fields["adversary"] = {"eps": eps, "variant": "free" if name == "free" else "fast"}
@@ -63,7 +65,7 @@ def cells(profile: Profile) -> list[Cell]:
     seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
     for data, kind, seed in product(sizes.data, (DIFFVIT, VIT, V2), seeds):
         for name in ("natural", *DEFENCES):
-            if kind == VIT and name in NEEDS_TWO_MAPS:
+            if (kind == VIT and name in NEEDS_TWO_MAPS) or (kind != DIFFVIT and name in BY_ARCHITECTURE):
                 continue
             model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
             made += [sizes.attack(model), sizes.accuracy(model)]
@@ -79,9 +81,7 @@ def cells(profile: Profile) -> list[Cell]:
 def _split(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows with the columns ``model`` and ``defence`` in place of the series' two parts."""
     parts = pl.col("series").str.split(", ")
-    return rows.with_columns(
-        model=parts.list.first(), defence=parts.list.get(1, null_on_oob=True).fill_null("natural")
-    )
+    return rows.with_columns(model=parts.list.first(), defence=parts.list.get(1, null_on_oob=True).fill_null("natural"))
 
 
 def _evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
@@ -99,23 +99,17 @@ def draw(rows: RowsByTable) -> Artefact:
     clean = estimates(_split(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
     at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
-    placed = at.join(
-        clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"]
-    )
+    placed = at.join(clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"])
     labels = ("clean accuracy (%)", "robust accuracy, AutoAttack at 2/255")
     drawn = panels(placed.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
-    listed = tables(
-        clean, "Clean accuracy, {data}", "defence-accuracy-{data}", "defence", "model", index="defence"
-    )
+    listed = tables(clean, "Clean accuracy, {data}", "defence-accuracy-{data}", "defence", "model", index="defence")
     title = "Robust accuracy of {model} under AutoAttack, {data}"
     listed += tables(robust, title, "defence-robust-{model}-{data}", "defence", IN_255THS, index="defence")
     rates = estimates(pgd, ["data", "model", "defence", "eps"], ASR)
     title = "ASR of {model} under PGD, {data}"
     listed += tables(rates, title, "defence-asr-{model}-{data}", "defence", IN_255THS, index="defence")
     words = pl.when(pl.col("attack") == "square").then(pl.lit("Square")).when(pl.col("eps") == 1.0)
-    named = further.with_columns(
-        how=words.then(pl.lit("PGD, any pixel")).otherwise(pl.lit("PGD, margin, 10 restarts"))
-    )
+    named = further.with_columns(how=words.then(pl.lit("PGD, any pixel")).otherwise(pl.lit("PGD, margin, 10 restarts")))
     more = estimates(named, ["data", "defence", "how"], ASR)
     title = "ASR of DiffViT under further attacks at 2/255, and without a bound, {data}"
     listed += tables(more, title, "defence-further-{data}", "defence", "how", index="defence")
@@ -153,9 +147,7 @@ def checks(rows: RowsByTable) -> Checks:
         found[f"{name}-lowers-asr"] = on_average(pgd, DIFFVIT, than=one, eps=EPS)
         words = f"robust accuracy({one}) − robust accuracy({VIT})"
         levels: dict[str, Any] = {"unit": "points", "eps": AT}
-        found[f"{name}-reaches-vit"] = apart(
-            autoattack, "series", one, VIT, pl.col("robust"), words, **levels
-        )
+        found[f"{name}-reaches-vit"] = apart(autoattack, "series", one, VIT, pl.col("robust"), words, **levels)
     return found
 
 

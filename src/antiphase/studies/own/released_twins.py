@@ -66,9 +66,7 @@ def note_of(pair: tuple[str, str]) -> str:
     unequal = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     found = [*twin_doubts(*cards), *(f"shape of {name} differs" for name in unequal)]
     size = "×".join(map(str, cards[0].image_shape))
-    return (
-        "; ".join(found) or f"as its twin {pair[1]}: tag {cards[0].tag}, input {size}, preprocessing, shapes"
-    )
+    return "; ".join(found) or f"as its twin {pair[1]}: tag {cards[0].tag}, input {size}, preprocessing, shapes"
 
 
 def _clip(seed: int) -> nn.Module:
@@ -91,11 +89,7 @@ def models(profile: Profile) -> list[Given | Own]:
     if not smoke:
         return [*found, *released(profile)]
     small = {"image_shape": (3, 64, 64), "num_classes": 10}
-    return [
-        *found,
-        Own(build=_diffclip, series="DiffCLIP", **small),
-        Own(build=_clip, series="CLIP", **small),
-    ]
+    return [*found, Own(build=_diffclip, series="DiffCLIP", **small), Own(build=_clip, series="CLIP", **small)]
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -128,9 +122,7 @@ def draw(rows: RowsByTable) -> Artefact:
     by_layer = by_layer.with_columns(cosine=angle.over("series", "layer"))
     for title, column in (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine")):
         values = estimates(by_layer, ["series", "layer"], pl.col(column), "number")
-        listed += tables(
-            values, title, column, "series", pl.format("layer {}", pl.col("layer") + 1), percent=False
-        )
+        listed += tables(values, title, column, "series", pl.format("layer {}", pl.col("layer") + 1), percent=False)
     notes = [PAPER.words["notes"]["random"]] if "random" in rows["accuracy"]["data"] else []
     return Artefact([PAPER.plot("asr", shown)], listed, notes=notes)
 
@@ -140,9 +132,7 @@ def checks(rows: RowsByTable) -> Checks:
     kinds = {attack: rows["attack"].filter(attack=attack) for attack in ("pgd", "autoattack")}
     return {
         f"{name}-fragile": [
-            check
-            for attack, some in kinds.items()
-            for check in on_average(some, one, than=two, eps=EPS, attack=attack)
+            check for attack, some in kinds.items() for check in on_average(some, one, than=two, eps=EPS, attack=attack)
         ]
         for name, (one, two) in PAIRS.items()
     }

@@ -80,9 +80,7 @@ def draw(rows: RowsByTable) -> Artefact:
     rates = estimates(rows["attack"], ["data", "series", "eps"], ASR)
     # without the seeds: too many lines to tell apart
     apart = pl.concat(
-        gaps(rows["attack"], series, VIT).with_columns(series=pl.lit(series))
-        for series in SIZES
-        if series != VIT
+        gaps(rows["attack"], series, VIT).with_columns(series=pl.lit(series)) for series in SIZES if series != VIT
     )
     above = estimates(apart, ["data", "series", "eps"], pl.col("value"), "difference").drop(BY_SEED)
     style: dict[str, Any] = {"scale": "eps", "percent": True, "level": 0.0}

@@ -35,9 +35,7 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     tested = {key: claim for key, claim in claims.items() if is_tested(claim)}
     begun = [result for result in results if result.done]
     judged = {key.partition("/")[0] for key in tested}
-    pages = [
-        f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun
-    ]
+    pages = [f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun]
     values |= {
         "claims": tested,
         "claims_sheets": tables.claims_sheets(begun, pages),

@@ -99,14 +99,17 @@ def estimates_line(claim: Claim) -> str:
 
 
 def brief_numbers(claim: Claim) -> dict[str, str]:
-    """Return what decides a claim's verdict, without unit: the estimates, and the smallest of several by its name."""
+    """Return what decides a claim's verdict, without unit: the estimates, the smallest by its name, seeds and ε."""
     checks = [check for check in claim.deciding if check.estimate]
     numbers = [estimate_text(check).replace(" points", "") for check in checks]
     names = told_apart([check.what for check in checks])
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
     values = [check.estimate.value for check in checks if check.estimate]
     least = texts[values.index(min(values))] if texts else "–"
-    return {"estimate": numbers[0] if len(checks) == 1 else "; ".join(texts), "least": least}
+    eps = told_apart([check.what for check in claim.checks if not check.decides])
+    seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
+    behind = f"{seeds} training seeds" + f", ε of {eps[0].removesuffix('/255')} to {eps[-1]}" * (len(eps) > 1)
+    return {"estimate": numbers[0] if len(checks) == 1 else "; ".join(texts), "least": least, "behind": behind}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:

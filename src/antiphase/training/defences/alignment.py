@@ -17,8 +17,7 @@ def _products(step: Step) -> Tensor:
             continue
         probe = step.probe(layer, maps.positive)
         one, two = (
-            torch.autograd.grad(branch, x, probe, create_graph=True)[0]
-            for branch in (maps.positive, maps.negative)
+            torch.autograd.grad(branch, x, probe, create_graph=True)[0] for branch in (maps.positive, maps.negative)
         )
         sums = [(a * b).sum() / len(x) for a, b in ((one, one), (two, two), (one, two))]
         rows.append(torch.stack([*sums, maps.lam.abs().mean()]))

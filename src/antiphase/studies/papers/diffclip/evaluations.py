@@ -19,15 +19,7 @@ from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Panel, Table, panels, tables
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks, filled
-from antiphase.studies.papers.diffclip.bench import (
-    PAPER,
-    SHIFTED,
-    VARIANTS,
-    bench,
-    clip_study,
-    measured,
-    models,
-)
+from antiphase.studies.papers.diffclip.bench import PAPER, SHIFTED, VARIANTS, bench, clip_study, measured, models
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 VALUE = pl.col("value")
@@ -268,9 +260,7 @@ def _checks_of_table_2(rows: RowsByTable) -> Checks:
 
 TABLE_2 = clip_study(
     "diffclip-table-2",
-    lambda profile: measured(
-        profile, {"retrieval": bench(profile).retrieved, "zero-shot": [bench(profile).home]}
-    ),
+    lambda profile: measured(profile, {"retrieval": bench(profile).retrieved, "zero-shot": [bench(profile).home]}),
     _draw_table_2,
     _checks_of_table_2,
 )

@@ -58,9 +58,7 @@ class RobustnessBench:
     clip_probed: str = "openmoji"
     prompt: str = PAPER_TEMPLATE
 
-    def train(
-        self, model: str, seed: int, data: str | None = None, adversary: float = 0.0, **sizes: Any
-    ) -> TrainVit:
+    def train(self, model: str, seed: int, data: str | None = None, adversary: float = 0.0, **sizes: Any) -> TrainVit:
         """Return a training; depth 1 unless given."""
         data = data or self.data[0]
         return TrainVit(
@@ -133,9 +131,7 @@ def bench(profile: Profile) -> RobustnessBench:
     return BENCHES[profile.name]
 
 
-def twins(
-    profile: Profile, depths: Sequence[int] | None = (1,), kinds: Sequence[str] = KINDS
-) -> list[TrainVit]:
+def twins(profile: Profile, depths: Sequence[int] | None = (1,), kinds: Sequence[str] = KINDS) -> list[TrainVit]:
     """Return the models of every data set, depth, kind and seed; depths None: all of the bench."""
     sizes = bench(profile)
     return [

@@ -389,10 +389,7 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
     clip = aligned.filter(pl.col("series") == "DiffCLIP", pl.col("site") == "pixels")
 
     def dominates(**levels: Any) -> list[Check]:
-        words, every = (
-            "share below 0 − 50 %, depth {depth}, {site}, {at}",
-            combinations({"at": places} | levels),
-        )
+        words, every = ("share below 0 − 50 %, depth {depth}, {site}, {at}", combinations({"at": places} | levels))
         return [Check(words.format(**one), share_above(vits, one, BELOW, 0.5)) for one in every]
 
     checks: dict[str, list[Check]] = {}

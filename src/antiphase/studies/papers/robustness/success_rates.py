@@ -130,9 +130,7 @@ FIGURE_2B = _clip_study(
 FIGURE_2C = vit_study(
     "figure-2c",
     lambda profile: measured(
-        twins(profile),
-        *(partial(bench(profile).patch, width=width) for width in WIDTHS),
-        bench(profile).accuracy,
+        twins(profile), *(partial(bench(profile).patch, width=width) for width in WIDTHS), bench(profile).accuracy
     ),
     partial(draw_rates, name="figure-2c", by="width", attack="patches", prefix="patches"),
     lambda rows: {"fragile-to-patches": higher(rows["attack"], "DiffViT", than="ViT", width=WIDTHS)},
@@ -213,9 +211,7 @@ FIGURE_3A = vit_study(
 )
 FIGURE_3B = vit_study(
     "figure-3b",
-    lambda profile: measured(
-        twins(profile, None), partial(bench(profile).attack, eps=AT, attack="autoattack")
-    ),
+    lambda profile: measured(twins(profile, None), partial(bench(profile).attack, eps=AT, attack="autoattack")),
     lambda rows: _draw_asr(rows["attack"], "figure-3b", "AutoAttack"),
     lambda rows: _asr_checks(rows["attack"], "autoattack"),
     by_data=True,
@@ -356,6 +352,4 @@ def _clip_checks(worst: pl.DataFrame) -> list[Check]:
     return checks
 
 
-FIGURE_6 = vit_study(
-    "figure-6", _restart_cells, _draw_restarts, _restart_checks, settings=vit_and_clip_settings
-)
+FIGURE_6 = vit_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, settings=vit_and_clip_settings)

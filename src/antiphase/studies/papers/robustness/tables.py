@@ -60,10 +60,7 @@ def _lambda_checks(rows: RowsByTable) -> Checks:
 
     def peaks(words: str, frame: pl.DataFrame, where: dict, value: pl.Expr) -> list[Check]:
         sides = peak(frame, "lambda_init", 0.8, where, value)
-        return [
-            Check(f"{words} at λ_init 0.8 against {_SIDES[side]} on average", estimate)
-            for side, estimate in sides
-        ]
+        return [Check(f"{words} at λ_init 0.8 against {_SIDES[side]} on average", estimate) for side, estimate in sides]
 
     rise = trend(attacks.filter(lam < 0.801), "lambda_init", where, ASR)
     fall = trend(attacks.filter(lam > 0.799), "lambda_init", where, -ASR)
@@ -82,11 +79,7 @@ def _four_layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
     data = "tiny-imagenet" if profile.name == "paper" else None
     depth = max(depth for depth in sizes.depths if depth <= 4)
-    models = [
-        sizes.train(kind, seed, data, depth=depth)
-        for kind in KINDS
-        for seed in sizes.seeds_of(profile, depth)
-    ]
+    models = [sizes.train(kind, seed, data, depth=depth) for kind in KINDS for seed in sizes.seeds_of(profile, depth)]
     patches = (partial(sizes.patch, width=width) for width in WIDTHS)
     return measured(models, sizes.attack, *patches, sizes.accuracy)
 

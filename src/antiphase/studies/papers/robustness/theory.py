@@ -119,9 +119,7 @@ def _draw_depth(rows: RowsByTable) -> Artefact:
     factors = means.with_columns(pl.col("value", "low", "high").exp())
     order, row = pl.col("quantity").cast(pl.Enum(QUANTITIES)), _NAMED
     listed, drawn = [], []
-    for number, (title, block) in enumerate(
-        titled(factors.sort("depth", "series", order, maintain_order=True))
-    ):
+    for number, (title, block) in enumerate(titled(factors.sort("depth", "series", order, maintain_order=True))):
         words = f"Equation (5) by depth, geometric means per layer, {title}"
         listed += tables(block, words, f"theory-depth-{number}", row, "quantity", **_NUMBERS)
     for title, block in titled(small(factors)):
@@ -213,9 +211,7 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
             for name, quantity in _NAMES.items():
                 constant = (same | {"layer": layer, "quantity": quantity}).items()
                 frame = block.select(SAMPLE, value=pl.Series(linearised(numbers, RATIOS[name])))
-                frame = frame.with_columns(
-                    pl.lit(one, types[column]).alias(column) for column, one in constant
-                )
+                frame = frame.with_columns(pl.lit(one, types[column]).alias(column) for column, one in constant)
                 frames.append(frame.select(list(types)))
     return pl.concat(frames)
 
