@@ -51,7 +51,7 @@ def test_robust_accuracy_counts_images_that_are_right_and_not_broken():
     columns = {"series": "DiffViT, fast", "attack": "autoattack", "restarts": None, "eps": 2 / 255, "label": 1}
     cases = ((1, False), (1, True), (0, False), (0, True))
     rows = pl.DataFrame([columns | {"clean_prediction": clean, "success": broken} for clean, broken in cases])
-    _, autoattack, _ = defence._evaluated({"attack": rows})
+    _, autoattack, _ = defence.evaluated({"attack": rows})
     assert autoattack["robust"].to_list() == [1.0, 0.0, 0.0, 0.0]
     assert autoattack["model"].to_list() == ["DiffViT"] * 4
     assert autoattack["defence"].to_list() == ["fast"] * 4

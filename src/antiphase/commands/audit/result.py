@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from rich.text import Text
 
 from antiphase.commands.audit import WORST, read_gates
+from antiphase.commands.audit.advice import advice
 from antiphase.commands.audit.card import write_card
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
@@ -124,6 +125,11 @@ class AuditResult(Result):
     @property
     def twins(self) -> set[str]:
         return {against for _, against in self.pairs} - {model for model, _ in self.pairs}
+
+    @cached_property
+    def advice(self) -> str:
+        """What would make the differential models less fragile; empty unless one of them is compared with a twin."""
+        return advice(self.models) if self.pairs else ""
 
     def unmet(self) -> list[str]:
         options, lines = self.record.get("options", {}), []
@@ -247,6 +253,8 @@ class AuditResult(Result):
             if tables:
                 sections.append(Section(name, title, told(name), tables=tables, in_navigation=short))
         sections += sensitivity_sections(self, self.pairs, self.families)
+        if self.advice:
+            sections.append(Section("advice", "What may help", self.advice))
         if "gallery.safetensors" in self.files:
             gallery = read_gallery(self.files["gallery.safetensors"])
             sections.append(Section("gallery", "Gallery", markup=gallery_markup(gallery, self.colors)))
@@ -270,6 +278,7 @@ class AuditResult(Result):
             *shown(self.rate_tables("asr"), "Attack success rate, "),
             *shown(self.difference_tables(), "Difference of the attack success rates, "),
             *shown(self._norm_tables()),
+            *([Text(f"{self.advice}\n")] if self.advice else []),
         ]
 
     @property

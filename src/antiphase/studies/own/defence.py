@@ -84,7 +84,7 @@ def _split(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(model=parts.list.first(), defence=parts.list.get(1, null_on_oob=True).fill_null("natural"))
 
 
-def _evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return PGD over ε, AutoAttack, and the further attacks, with whether an image is right under attack."""
     held = (pl.col("clean_prediction") == pl.col("label")) & ~pl.col("success")
     attacks = _split(rows["attack"]).with_columns(robust=held.cast(pl.Float64))
@@ -95,7 +95,7 @@ def _evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFr
 
 def draw(rows: RowsByTable) -> Artefact:
     """Draw robust against clean accuracy; tables of ASR, robust accuracy, further attacks and gradients."""
-    pgd, autoattack, further = _evaluated(rows)
+    pgd, autoattack, further = evaluated(rows)
     clean = estimates(_split(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
     at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
@@ -140,7 +140,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def checks(rows: RowsByTable) -> Checks:
     """Check of each defence whether it lowers DiffViT's ASR, and lifts its robust accuracy above the natural ViT's."""
-    pgd, autoattack, _ = _evaluated(rows)
+    pgd, autoattack, _ = evaluated(rows)
     found: Checks = {}
     for name in DEFENCES:
         one = f"{DIFFVIT}, {name}"
