@@ -299,11 +299,11 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     assert found["data"]["openmoji"]["ok"] == found["extras"]["openmoji"]["ok"]
     assert not any((tmp_path / "data").glob("*"))  # nothing was downloaded, no empty folder is left
 
-    missing = ["no-such-package", "no-such-package; extra == 'slurm'"]
+    missing = ["no-such-package", "no-such-package; extra == 'vlm'"]
     monkeypatch.setattr("antiphase.commands.doctor.run.requires", lambda _: missing)
     code, out, _ = run_cli("doctor")
     assert code == 0
     assert "no-such-package" in out
     assert f", {torch.get_num_threads()} threads" in " ".join(out.split())
-    assert 'pip install "antiphase[slurm]"' in out
+    assert 'pip install "antiphase[vlm]"' in out
     assert "ANTIPHASE_NATIVE=0" in out

@@ -122,7 +122,6 @@ def test_help_cuts_no_name_and_breaks_no_word_at_80_columns(run_cli, monkeypatch
         (["attack", "specimen:vit-0", "--device", "mkldnn"], "device 'mkldnn' cannot be used"),
         (["attack", "specimen:vit-0", "--device", f"cuda:{10**20}"], "device 'cuda:100000000000000000000' cannot be"),
         (["audit", "x" * 9999], "xxx': no such directory; expected one of"),
-        (["study", "run", "table-1", "--slurm", "a=b"], "--slurm a=b: is of --executor slurm"),
         (["export", "specimen:vit-0", "--out", " "], "is no path"),
         (["study", "status", "--store", ""], "'' is no path"),
         (["sense", "specimen:diffvit-0", "--parts", "gradients"], "parts gradients"),

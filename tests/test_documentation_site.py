@@ -176,7 +176,7 @@ look();
 def test_a_search_finds_greek_letters_and_how_tos_first(browser, address):
     browser.get(f"{address}/install.html")
     browser.set_script_timeout(240)  # the browser builds the index of all pages, once for these queries
-    pages = {"train": "commands.html", "resume": "resume.html", "SLURM": "several-processes.html", "λ": None}
+    pages = {"train": "commands.html", "resume": "resume.html", "machines": "several-processes.html", "λ": None}
     for query, page in pages.items():
         found = browser.execute_async_script(SEARCHED, query)
         assert found, query

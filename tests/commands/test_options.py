@@ -179,7 +179,7 @@ def test_evaluate_tells_its_two_limits_apart():
     [
         (["audit"], ["linf | l2", "up | down | off", "carlini-wagner"]),
         (["evaluate"], ["all | first", "raw | projected"]),
-        (["study", "run"], ["smoke | laptop | paper", "local | slurm"]),
+        (["study", "run"], ["smoke | laptop | paper"]),
         (["train-clip"], ["matched | released", "slip_exact"]),
     ],
 )

@@ -26,7 +26,6 @@ from antiphase.studies.report.words import (
     told_apart,
     written,
 )
-from antiphase.studies.run import parse_settings
 from antiphase.studies.scale import _range, _sets, titled, vits_in_short
 from antiphase.studies.store import core_seconds
 
@@ -148,11 +147,6 @@ def test_rounded_keeps_significant_bits():
 
 def test_core_seconds_count_threads():
     assert core_seconds({"seconds": 30.0, "hardware": "AMD EPYC 7B13, 2 threads"}) == 60.0
-
-
-def test_slurm_settings_parse_integers():
-    parsed = parse_settings(["timeout_min=240", "slurm_partition=gpu"])
-    assert parsed == {"timeout_min": 240, "slurm_partition": "gpu"}
 
 
 def test_listed_fields():

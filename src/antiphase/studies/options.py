@@ -146,21 +146,13 @@ class RunOptions(StudyOptions):
     antiphase study run table-3 --profile paper --dry-run
 
     torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
-
-    antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
     """
 
     rows: Path | None = Field(
         None, description="Directory of rows written by study pack; measurements that are there are not run again."
     )
     jobs: Annotated[int, Typed(flags=("--jobs", "-j"))] = Field(
-        1, ge=1, description="Worker processes that share the cells; with SLURM, jobs."
-    )
-    executor: Literal["local", "slurm"] = Field(
-        "local", description="Where the workers run: on this machine, or under SLURM (through submitit)."
-    )
-    slurm: tuple[str, ...] = Field(
-        (), description="Setting of the SLURM jobs, NAME=VALUE as in submitit; repeat for several."
+        1, ge=1, description="Worker processes that share the cells."
     )
     dry_run: bool = Field(
         False, description="Only build models and settings, compare them with the paper's, and say what would run."
@@ -169,12 +161,6 @@ class RunOptions(StudyOptions):
     batch_size: BatchSize = None
     device: Device = "auto"
     quiet: Quiet = False
-
-    @model_validator(mode="after")
-    def _check(self) -> "RunOptions":
-        if self.slurm and self.executor != "slurm":
-            raise UserError(f"--slurm {self.slurm[0]}: is of --executor slurm; give it too or leave --slurm out")
-        return self
 
 
 class RowsOptions(StudyOptions):

@@ -4,17 +4,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from antiphase.commands.lineup import environment_record
 from antiphase.commands.loading import find_device
 from antiphase.commands.run_folder import check_holder
-from antiphase.errors import Failures, UserError, first_line
+from antiphase.errors import Failures, UserError
 from antiphase.files import room
 from antiphase.processes import this_process
 from antiphase.statistics.decisions import LEAST_SEEDS
@@ -25,7 +24,7 @@ from antiphase.studies.plan import Plan, describe, expected, make_plan, select
 from antiphase.studies.results import training_seeds
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import Store, identity, source_commit
-from antiphase.terminal import duration, say
+from antiphase.terminal import duration
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 _GRACE_SECONDS = 20.0
@@ -180,35 +179,6 @@ def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -
         raise UserError(f"a worker ended with code {max(codes)}; resume with the same command")
 
 
-def submit(folder: Path, settings: Mapping[str, Any], command: Sequence[str], workers: int, **how: Any) -> list[Any]:
-    """Submit one cluster job per worker with submitit and return the jobs."""
-    try:
-        import submitit
-    except ImportError:
-        raise UserError("--executor slurm needs submitit: pip install 'antiphase[slurm]'") from None
-    try:
-        executor = submitit.AutoExecutor(folder=folder, **{"cluster": "slurm", **how})
-        executor.update_parameters(name="antiphase", **settings)
-        work = submitit.helpers.CommandFunction(list(command), verbose=False)
-        with executor.batch():
-            jobs = [executor.submit(work) for _ in range(workers)]
-    except (RuntimeError, NameError, ValueError, OSError) as error:
-        raise UserError(f"--executor slurm: {first_line(error)}") from None
-    say(f"jobs {', '.join(job.job_id for job in jobs)}; follow them with antiphase study status", err=True)
-    return jobs
-
-
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse ``name=value`` settings; integers become numbers."""
-    settings: dict[str, Any] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise UserError(f"--slurm {text!r}: expected name=value, such as timeout_min=240")
-        settings[name] = int(value) if value.lstrip("-").isdigit() else value
-    return settings
-
-
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
     """Run every missing cell of some studies; return how many there are, were missing and are missing now."""
     if options.track:
@@ -218,8 +188,8 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     chosen, device, process = select(options), find_device(options.device), this_process()
     cells = chosen.cells
     store = Store(options.store, None if options.rows is None else Pack(options.rows))
-    if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
-        raise UserError("--jobs and --executor are for one process; those of torchrun share every cell")
+    if process.count > 1 and options.jobs > 1:
+        raise UserError("--jobs is for one process; those of torchrun share every cell")
     for study in chosen.studies if options.dry_run else ():
         for line in dry_run(study, chosen.profile):
             told(line)
@@ -248,9 +218,6 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     command += ["--store", str(options.store), "--device", options.device]
     more = {"--track": ",".join(options.track), "--rows": options.rows, "--batch-size": options.batch_size}
     command += [word for name, value in more.items() if value for word in (name, str(value))]
-    if options.executor == "slurm":
-        submit(options.store / "slurm", parse_settings(options.slurm), command, options.jobs)
-        return counts
     run_locally(here, [*command, "--quiet"], options.jobs)
     after = make_plan(cells, store)
     if process.first:
