@@ -11,7 +11,7 @@ from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import apart, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, V2, VIT, trained
+from antiphase.studies.own.variants import DIFFVIT, VIT, trained
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
 from antiphase.studies.papers.robustness.layers import cosine
@@ -37,7 +37,7 @@ CHOSEN = {
 }
 """Strengths that ``benchmarks/defence_strengths.py`` chose on held-out training images; of fast and free adversarial
 training the ε, of TRADES its β at ε = 2/255."""
-NEEDS_TWO_MAPS = ("alignment", "lambda-rho")
+TRAINED = {DIFFVIT: ("natural", *DEFENCES), VIT: ("natural", "fast")}
 SEEDS, PROBED = 8, 2  # training seeds of the laptop profile, and those under further attacks
 AUTOATTACK_EPS = tuple(eps / 255 for eps in (1, 2, 4))
 AT = 2 / 255
@@ -63,10 +63,8 @@ def cells(profile: Profile) -> list[Cell]:
     """Return accuracy, PGD and AutoAttack of every model, and further attacks and gradients of the first seeds."""
     sizes, made = bench(profile), list[Cell]()
     seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
-    for data, kind, seed in product(sizes.data, (DIFFVIT, VIT, V2), seeds):
-        for name in ("natural", *DEFENCES):
-            if (kind == VIT and name in NEEDS_TWO_MAPS) or (kind != DIFFVIT and name in BY_ARCHITECTURE):
-                continue
+    for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds):
+        for name in names:
             model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
             made += [sizes.attack(model), sizes.accuracy(model)]
             made.append(sizes.attack(model, AUTOATTACK_EPS, "autoattack"))
