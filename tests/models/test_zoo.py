@@ -19,12 +19,13 @@ from antiphase.models.zoo import fingerprint, specimen_names
 SPECIMENS = Path(antiphase.__file__).parent / "specimens"
 
 
-def test_the_package_holds_eight_pairs_within_three_megabytes():
-    assert specimen_names() == [f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(8)]
+def test_the_package_holds_eight_pairs_and_a_robust_one_within_three_megabytes():
+    kinds = ("diffvit", "vit")
+    assert specimen_names() == [f"{kind}-{i}" for kind in kinds for i in (*range(8), "robust-0")]
     assert sum(path.stat().st_size for path in SPECIMENS.rglob("*") if path.is_file()) < 3_000_000
 
 
-@pytest.mark.parametrize("name", [f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(8)])
+@pytest.mark.parametrize("name", specimen_names())
 def test_a_specimen_has_the_accuracy_that_its_log_says(name):
     model = load_model(f"specimen:{name}")
     card = card_of(model)

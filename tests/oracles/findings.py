@@ -70,7 +70,9 @@ def read(name, *columns):
         "cell",
         pl.col("label").alias("of"),
         pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
-        pl.col("label").str.extract(r" o[fn] ((?:(?:larger )?(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on openmoji)? seed").alias("twin"),
+        pl.col("label")
+        .str.extract(r" o[fn] ((?:(?:larger )?(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on openmoji)? seed")
+        .alias("twin"),
     )
     rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
     return rows.join(cells, on="cell").filter(pl.col("twin").is_not_null())
