@@ -46,10 +46,14 @@ SHOWN = tuple(  # what the page shows: command lines of this script
     for words in (
         "pgd apgd-ce --images 100 --rounds 3",
         f"pgd apgd-ce --images 100 --rounds 2 --eps 8/255 --model {CNN}",
+        f"fab --images 50 --eps 8/255 --model {CNN}",
         f"square --images 100 --eps 8/255 --queries 300 --model {CNN}",
+        f"autoattack --images 40 --eps 8/255 --queries 300 --model {CNN}",
+        "pgd apgd-ce --images 50 --rounds 2 --eps 8/255 --model python:benchmarks/models.py:resnet18",
+        "pgd apgd-ce --images 50 --rounds 2 --eps 2/255 --model python:benchmarks/models.py:vit_tiny",
     )
 )
-TITLES = {"pgd": "PGD-20", "apgd-ce": "APGD-CE", "square": "Square", "autoattack": "AutoAttack"}
+TITLES = {"pgd": "PGD-20", "apgd-ce": "APGD-CE", "fab": "FAB", "square": "Square", "autoattack": "AutoAttack"}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 Timed = Callable[[], float]  # does the work; returns the robust accuracy or the share that stands
 

@@ -16,12 +16,7 @@ def cnn() -> nn.Module:
         torch.manual_seed(0)
         blocks: list[nn.Module] = [nn.BatchNorm2d(1)]
         for before, after in ((1, 32), (32, 64)):
-            blocks += [
-                nn.Conv2d(before, after, 3, padding=1),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-            ]
+            blocks += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
         model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(64 * 7 * 7, 10))
         return _trained(model, epochs=8)
 
@@ -31,6 +26,14 @@ def resnet18() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return _trained(timm.create_model("resnet18", in_chans=1, num_classes=10), epochs=3)
+
+
+def vit_tiny() -> nn.Module:
+    """Return timm's ``vit_tiny_patch16_224`` for 28 pixels in patches of 4, one channel and 10 classes, likewise."""
+    sizes = {"img_size": 28, "patch_size": 4, "in_chans": 1, "num_classes": 10}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return _trained(timm.create_model("vit_tiny_patch16_224", **sizes), epochs=8)
 
 
 def _trained(model: nn.Module, epochs: int) -> nn.Module:
