@@ -269,8 +269,7 @@ def specimens(file: Path | None = None) -> ArrayImages:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
             pixels = np.array(image).reshape(-1, 1, 28, 28)
     except (OSError, SyntaxError, KeyError, ValueError) as error:
-        fault = f"is not a valid file of specimen images ({error})"
-        raise UserError(f"{file} {fault}: reinstall antiphase") from error
+        raise UserError(f"{file} is not a valid file of specimen images ({error}): reinstall antiphase") from error
     about = ("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, notes["labels"])
     return ArrayImages.whole(*about, pixels=pixels, ids=torch.tensor(notes["ids"]))
 

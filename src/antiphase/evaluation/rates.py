@@ -74,10 +74,9 @@ def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
     """Return a warning for each model whose :func:`clean_accuracy` is not above chance, 1 / number of classes."""
-    fix = "check that the model and the data have the same classes"
     return [
         f"{model}: clean accuracy {100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}] on {n} images is not above "
-        f"chance, {100 / num_classes[model]:.3g} %: {fix}"
+        f"chance, {100 / num_classes[model]:.3g} %: check that the model and the data have the same classes"
         for model, value, low, high, n in accuracy.select("model", "value", "low", "high", "n").iter_rows()
         if low <= 1 / num_classes[model]
     ]

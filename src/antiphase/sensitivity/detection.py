@@ -237,8 +237,7 @@ def examine(call: Call) -> Detection:
     except (torch.OutOfMemoryError, NotAttention):
         raise
     except Exception as error:  # a module may fail on other tokens than its own in any way
-        again = "it cannot be run again with other tokens or maps"
-        raise NotAttention(f"{again} ({first_line(error)})") from error
+        raise NotAttention(f"it cannot be run again with other tokens or maps ({first_line(error)})") from error
 
 
 def _examined(call: Call) -> Detection:

@@ -99,8 +99,7 @@ def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
 def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     if layers := differential_layers(model):
         return layers
-    expected = "expected a model with differential attention, not intervened on yet"
-    raise UserError(f"{type(model).__name__}: {expected}")
+    raise UserError(f"{type(model).__name__}: expected a model with differential attention, not intervened on yet")
 
 
 def scale_lambda(model: nn.Module, factor: float) -> None:

@@ -64,8 +64,7 @@ def train_vlm(
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            fix = "leave out --checkpointing and --shard"
-            raise UserError(f"checkpointing: the model has no known blocks; {fix}")
+            raise UserError("checkpointing: the model has no known blocks; leave out --checkpointing and --shard")
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)

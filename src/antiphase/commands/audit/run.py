@@ -311,8 +311,7 @@ def check_attack(options: AuditOptions) -> None:
     for eps in options.eps:
         Threat(options.norm, eps)
     if options.control and not options.controls:
-        fix = "leave it out or choose another --attack"
-        raise UserError(f"--control: {options.attack} is a control itself; {fix}")
+        raise UserError(f"--control: {options.attack} is a control itself; leave it out or choose another --attack")
     for attack in options.each_attack():
         _ = attack.ensemble
     if options.compile:
@@ -468,8 +467,7 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
             return
         passes = passes_left(name, model, data, options, out, classes)
         if passes is None:
-            why = f"{options.attack} is not one of antiphase's own"
-            say(f"how long the attacks take is unknown: {why}", err=True)
+            say(f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own", err=True)
             return
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:

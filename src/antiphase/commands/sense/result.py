@@ -173,9 +173,8 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
     panels = [_axis(f"L by {panel}", maps, name, groups, log=True) for panel, name in shown]
     figure = _layer_figure([panels[start : start + 2] for start in range(0, len(panels), 2)], groups)
     heads = {estimator.name: estimator.name for estimator in measured}
-    title = "Each layer’s combined map, root mean square over heads"
     tables = [
-        _table("lipschitz-map", title, maps, heads, groups),
+        _table("lipschitz-map", "Each layer’s combined map, root mean square over heads", maps, heads, groups),
         _table("lipschitz-logits", "The logits", logits, heads, groups, place=None),
     ]
     numbers = {

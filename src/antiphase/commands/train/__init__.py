@@ -195,8 +195,7 @@ class TrainOptions(TrainingOptions):
             except ValueError:
                 equals = ""
             if not equals:
-                example = f"{next(iter(DEFENCES))}=1"
-                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {example}")
+                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1")
         if len(strengths) < len(self.defend):
             raise UserError(f"defend {','.join(self.defend)}: expected each name once")
         return strengths
@@ -281,8 +280,7 @@ class TrainClipOptions(PresetOptions):
                 raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
             if self.lambda_init is not None and schedule != "constant":
                 why = f"a {self.model} has {'no λ' if schedule is None else 'λ_init by depth'}"
-                fix = "leave out --lambda-init or train a diffclip"
-                raise UserError(f"lambda_init {self.lambda_init:g}: {why}; {fix}")
+                raise UserError(f"lambda_init {self.lambda_init:g}: {why}; leave out --lambda-init or train a diffclip")
         return self
 
 
