@@ -172,15 +172,9 @@ class ClaimsOptions(AnyStudyOptions):
     **Examples**
 
     antiphase study claims robustness --json
-
-    antiphase study claims --into docs/findings.md
     """
 
     rows: ReadRows = None
-    into: Annotated[Path | None, Typed(metavar="FILE")] = Field(
-        None,
-        description="Markdown file in which to replace the lines between `<!-- claims -->` and `<!-- /claims -->`.",
-    )
 
 
 class PackOptions(AnyStudyOptions):

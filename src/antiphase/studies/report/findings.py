@@ -134,23 +134,11 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
         write_text(path, f"{figures.for_both_schemes(figures.text_svg(draw()))}{mark}\n")
 
 
-def replace_claims(results: Sequence[Result], into: Path) -> None:
-    """Put the claims into a Markdown file between two marks."""
-    folder = into.stem if into.with_suffix("").is_dir() else ""
-    replace_marked(into, "claims", summary(results, "claims.md", folder))
-
-
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
     """Put the answers in short, and their picture from another folder, into a Markdown file between two marks."""
-    folder = os.path.relpath(pictures, into.parent)
-    prefix = "" if folder == "." else f"{folder}/"
-    replace_marked(into, "findings", summary(results, "readme.md", prefix=prefix))
-
-
-def replace_marked(into: Path, mark: str, text: str) -> None:
-    """Replace what is between two marks of a file."""
-    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    folder, begin, end = os.path.relpath(pictures, into.parent), "<!-- findings -->", "<!-- /findings -->"
     content = into.read_text(encoding="utf-8") if into.exists() else ""
     if begin not in content or end not in content:
-        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the {mark} are put")
+        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the findings are put")
+    text = summary(results, "readme.md", prefix="" if folder == "." else f"{folder}/")
     write_text(into, f"{content.split(begin)[0]}{begin}\n{text}{end}{content.split(end)[1]}")
