@@ -180,8 +180,10 @@ def test_an_image_that_is_not_there_is_named_unless_it_is_to_train_on(table, spl
         csv_pairs(path, split)
 
 
-def test_columns_have_any_order_and_case_and_tabs_will_do(table):
-    text = "\ufeffnumber\tCaption \tIMAGE\n7\tone, two\ta.png\n8\tit's\tc.png\n"
+@pytest.mark.parametrize("image", ["image", "file", "filepath", "path", "IMAGE_path"])
+@pytest.mark.parametrize("caption", ["caption", "Title", "text"])
+def test_columns_have_several_names_and_any_order_and_tabs_will_do(table, image, caption):
+    text = f"\ufeffnumber\t{caption} \t{image}\n7\tone, two\ta.png\n8\tit's\tc.png\n"
     pairs = csv_pairs(table(text, "pairs.tsv"), "val")
     assert pairs.captions == (("one, two",), ("it's",))
     assert pairs.files == ("a.png", "c.png")
@@ -198,10 +200,10 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "columns , 0 rows: expected a header with image and caption"),
+        ("", "columns , 0 rows: expected a header with one of image, "),
         ("image,caption\n", "columns image, caption, 0 rows: expected"),
-        ("picture,caption\na.png,x\n", "columns picture, caption, 1 rows: expected a header with image"),
-        ("image,words\na.png,x\n", "columns image, words, .* image and caption"),
+        ("picture,caption\na.png,x\n", "columns picture, caption, 1 rows: expected a header with one of image"),
+        ("image,words\na.png,x\n", "columns image, words, .* one of caption, title, text"),
         ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: put cells"),
         ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
         ("image,caption\nb.png,x\n", "b.png and the next images not found in"),

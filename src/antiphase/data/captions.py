@@ -179,18 +179,25 @@ def karpathy(
     return listed_pairs(name, split, places, rows, fix=fix)
 
 
+# the names that the columns of a table may have, open_clip's among them
+_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
+_CAPTION_COLUMNS = ("caption", "title", "text")
+
+
 def csv_pairs(place: Path, split: str) -> FilePairs:
     """List the image files and captions of a table with a header line; each row is one caption of one image.
 
-    Columns are ``image`` (relative to the table's folder) and ``caption``, in any order and case; others are ignored.
-    The table is one split, whichever is asked for. Rows of the same image become one pair, in the order of their first
-    rows.
+    Columns, in any order and case, are one of ``_IMAGE_COLUMNS`` (relative to the table's folder) and one of
+    ``_CAPTION_COLUMNS``; others are ignored. The table is one split, whichever is asked for. Rows of the same image
+    become one pair, in the order of their first rows.
     """
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]
-    if not {"image", "caption"} <= {*columns} or not lines:
-        expected = "expected a header with image and caption, then rows"
+    chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
+    if not all(chosen) or not lines:
+        known = " and one of ".join(", ".join(names) for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS))
+        expected = f"expected a header with one of {known}, then rows"
         raise UserError(f"{name}: columns {', '.join(columns)}, {len(lines)} rows: {expected}")
     if odd := [line for line, row in lines if len(row) != len(columns)]:
         expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
@@ -199,7 +206,7 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     captions: dict[str, list[str]] = {}
     skipped: list[str] = []
     for line, row in lines:
-        file, caption = (row[columns.index(column)] for column in ("image", "caption"))
+        file, caption = (row[columns.index(column)] for column in chosen)
         if not file or not caption:
             skipped.append(f"line {line} has no {'caption' if file else 'image'}")
         if file:
