@@ -92,8 +92,7 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    more = {"root": folder / "val", "files": tuple(images)}
-    return FileImages.whole("tiny-imagenet", split, class_names, labels, **more)
+    return FileImages.whole("tiny-imagenet", split, class_names, labels, root=folder / "val", files=tuple(images))
 
 
 def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:

@@ -176,8 +176,7 @@ def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]])
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
     """Average the paired differences of each two families over their pairs, unless two pairs share a model."""
     keys = ["family", "against_family", *_CELL]
-    named = {"family": _family("model", families), "against_family": _family("against", families)}
-    pairs = comparisons.with_columns(**named)
+    pairs = comparisons.with_columns(family=_family("model", families), against_family=_family("against", families))
     unshared = [pl.col(side).n_unique().over(keys) == pl.len().over(keys) for side in ("model", "against")]
     return over_seeds(pairs.filter(*unshared), keys, "difference", as_difference)
 

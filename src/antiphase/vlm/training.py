@@ -92,8 +92,7 @@ def train_vlm(
 
         steps = len(conversations) // recipe.batch_size
         rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
-        decayed = {"weight_decay": recipe.weight_decay, "fused": True}
-        optimizer = torch.optim.AdamW(list(trained.values()), **decayed, **rates)
+        optimizer = torch.optim.AdamW(list(trained.values()), weight_decay=recipe.weight_decay, fused=True, **rates)
         # what is trained and nothing else: a saved state needs no frozen weights
         parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
         rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)

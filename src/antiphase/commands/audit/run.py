@@ -176,8 +176,7 @@ class _Cells:
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
         threat = Threat(self.options.norm, self.options.eps[0])
         given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat)
-        how = {"nested": nested, "ids": self.data.ids}
-        return functools.partial(unchecked(sweep), *given, self.options.eps, **how)
+        return functools.partial(unchecked(sweep), *given, self.options.eps, nested=nested, ids=self.data.ids)
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
