@@ -256,8 +256,7 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    about = ("fashion-mnist", split, FASHION_MNIST_CLASSES)
-    return ArrayImages.whole(*about, labels.copy(), pixels=images.copy())
+    return ArrayImages.whole("fashion-mnist", split, FASHION_MNIST_CLASSES, labels.copy(), pixels=images.copy())
 
 
 def specimens(file: Path | None = None) -> ArrayImages:

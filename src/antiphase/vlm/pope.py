@@ -139,8 +139,7 @@ def pope_questions(
                 absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
                 used.add(absent)
                 for name in (present, absent):
-                    asked = (len(questions) + 1, image, ask(name), name == present)
-                    questions.append(PopeQuestion(sampling, *asked))
+                    questions.append(PopeQuestion(sampling, len(questions) + 1, image, ask(name), name == present))
     return sets
 
 

@@ -277,5 +277,4 @@ def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
         decided=pl.Series(decide([estimate_of(row) for row in comparisons])),
     )
     title = "Difference from the twin, points, by L2 radius; pale: not decided"
-    how = (["same images"], "radius", difference_field, "{:g}".format, frame)
-    return [tabulate("difference", title, shown, *how)]
+    return [tabulate("difference", title, shown, ["same images"], "radius", difference_field, "{:g}".format, frame)]

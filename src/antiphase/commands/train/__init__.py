@@ -268,8 +268,7 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        sizes = ("variant", "lambda_init", "dim", "depth", "image_size")
-        given = [*self.chosen(*sizes), *["init"] * self.typed("init")]
+        given = [*self.chosen("variant", "lambda_init", "dim", "depth", "image_size"), *["init"] * self.typed("init")]
         if self.from_run is not None and given:
             raise UserError(f"{given[0]}: is that of {self.from_run}, which --from names; leave it out")
         if self.variant is not None or self.lambda_init is not None:
