@@ -113,8 +113,7 @@ def _joined(slopes: Tensor, groups: tuple[int, ...]) -> Tensor:
     """Return the sum of the slopes of equal maps, (batch, maps, queries, keys), in float64."""
     numbers = torch.tensor(groups, device=slopes.device)
     used = numbers >= 0
-    shape = len(slopes), max(groups) + 1, *slopes.shape[2:]
-    zeros = torch.zeros(shape, dtype=torch.float64, device=slopes.device)
+    zeros = torch.zeros((len(slopes), max(groups) + 1, *slopes.shape[2:]), dtype=torch.float64, device=slopes.device)
     return zeros.index_add(1, numbers[used], slopes[:, used].double())
 
 

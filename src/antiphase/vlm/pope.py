@@ -444,6 +444,5 @@ def summarise_answers(
             else:
                 clean = gaps["level"]
             for what, several in gaps.items():
-                head = {"model": model, "twin": twin, "what": what}
-                differences.append(head | entry(cell, several, as_difference))
+                differences.append({"model": model, "twin": twin, "what": what} | entry(cell, several, as_difference))
     return {"results": results, "differences": differences}

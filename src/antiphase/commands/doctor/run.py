@@ -58,9 +58,8 @@ def examine() -> dict[str, Any]:
         versions = _versions(extra)
         extras[extra] = _state(None if all(versions.values()) else f'pip install "antiphase[{extra}]"')
         extras[extra]["versions"] = versions
-    own = {"python": platform.python_version(), "antiphase": version("antiphase")}
     return {
-        "versions": own | _versions(None),
+        "versions": {"python": platform.python_version(), "antiphase": version("antiphase")} | _versions(None),
         "extras": extras,
         "devices": _devices(),
         "kernels": _state(missing() or _failure(library)),

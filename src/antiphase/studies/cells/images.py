@@ -226,8 +226,7 @@ class Sense(Measurement):
     def options(self) -> SenseOptions:
         # stored cells have other names for two of them
         settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
-        stored = {"lipschitz_limit": self.limit, **settings}
-        return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))
+        return SenseOptions.from_file({"lipschitz_limit": self.limit, **settings}, model=("study",), parts=(self.part,))
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         options = self.options()

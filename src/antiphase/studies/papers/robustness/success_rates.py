@@ -187,8 +187,7 @@ def _draw_by_depth(attacks: pl.DataFrame) -> Artefact:
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")
     listed = tables(rates, "ASR under PGD with depth {depth}, {data}", "asr-{data}-{depth}", "series", IN_255THS)
     over_depth = _draw_asr(attacks, "figure-3a", "PGD")
-    plots = [PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots]
-    return Artefact(plots, [*listed, *over_depth.tables])
+    return Artefact([PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots], [*listed, *over_depth.tables])
 
 
 def _depth_checks(attacks: pl.DataFrame) -> Checks:
