@@ -82,7 +82,7 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
     stored = json.loads((folder / "new" / "figure.json").read_text())
     assert [model["name"] for model in stored["models"]] == ["diffclip", "clip"]
     assert [model["attention"] for model in stored["models"]] == ["differential", "softmax"]
-    assert (stored["texts"], stored["methods"], stored["metrics"]) == (["mug", "lamp"], ["relevance", "attention"], [])
+    assert (stored["texts"], stored["methods"]) == (["mug", "lamp"], ["relevance", "attention"])
     assert len(stored["maps"]) == 2 * 2 * 2 * 2
     for entry in stored["maps"][:8]:
         model = models[f"run/{entry['model']}"]

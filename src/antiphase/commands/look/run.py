@@ -72,7 +72,7 @@ class LookResult(Result):
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
     def sections(self) -> list[Section]:
-        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=())]
+        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")])]
 
     def figure(self) -> Figure:
         """Draw the maps, with methods under their names in words."""
