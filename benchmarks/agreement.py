@@ -4,6 +4,7 @@ Both attack the same images of the same model at the same ε with the same budge
 one breaks is decided by its adversarial image: the model, copied to float64, has to predict another class, within ε.
 
     uv run python benchmarks/agreement.py --publish        # agreement.json and the table of docs/agreement.md
+    uv run python benchmarks/agreement.py --attacks fmn --publish      # adds to a run of the same commit and images
     uv run python benchmarks/agreement.py --images 20 --attacks pgd,square --models specimen:vit-0
     uv run python benchmarks/agreement.py --part many-classes --images 40 --publish    # MALT's targets
     uv run python benchmarks/agreement.py --part verdicts --images 1000 --publish
@@ -12,15 +13,18 @@ one breaks is decided by its adversarial image: the model, copied to float64, ha
 
 import argparse
 import copy
+import functools
 import importlib
 import importlib.util
 import json
 import math
+import multiprocessing
 import sys
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,7 +41,7 @@ from antiphase.studies.report.findings import replace_marked
 
 PUBLISHED = Path(__file__).with_name("agreement.json")
 PAGE = Path(__file__).parents[1] / "docs/agreement.md"
-MODELS = "specimen:diffvit-0,specimen:vit-0,python:benchmarks/models.py:cnn"
+MODELS = "specimen:diffvit-0,python:benchmarks/models.py:cnn,python:benchmarks/models.py:resnet18"
 QUERIES = 300
 Attack = Callable[[nn.Module, Tensor, Tensor, Threat], Tensor]  # to adversarial images
 
@@ -46,7 +50,7 @@ def main() -> None:
     """Attack, and print or publish a line for each attack, model and ε."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--attacks", default=",".join(COMPARISONS))
+    parser.add_argument("--attacks", default=",".join(ATTACKS))
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--part", choices=PARTS, default="measured", help="what to measure")
     parser.add_argument("--publish", action="store_true", help=f"write {PUBLISHED.name} and the page")
@@ -57,13 +61,23 @@ def main() -> None:
     if not options.page:
         lines = list(PARTS[options.part][0](options))
         record = json.loads(PUBLISHED.read_text(encoding="utf-8")) if PUBLISHED.exists() else {}
-        made = provenance({}, ("pyautoattack", "foolbox", "adv_lib")) | {"images": options.images}
-        record[options.part] = {**made, "lines": lines}
+        made = provenance({}, ("pyautoattack", "foolbox", "torchattacks", "adv_lib")) | {"images": options.images}
+        before = record.get(options.part, {"lines": []})
+        # a run that has published has changed the JSON, which adds a +
+        about = [{**one, "commit": str(one.get("commit")).rstrip("+")} for one in (made, before)]
+        same = all(about[1].get(key) == value for key, value in about[0].items())
+        kept = [line for line in before["lines"] if same and _subject(line) not in map(_subject, lines)]
+        record[options.part] = {**made, "lines": kept + lines}
         if options.publish:
             PUBLISHED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if options.publish or options.page:
         for part, text in page(json.loads(PUBLISHED.read_text(encoding="utf-8"))).items():
             replace_marked(PAGE, part, text)
+
+
+def _subject(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a line is about: all but what was measured."""
+    return tuple(line.get(key) for key in ("model", "attack", "library", "norm", "eps", "search", "classes", "version"))
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -75,9 +89,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         exact = copy.deepcopy(model).double()
         with torch.no_grad():
             label = model(images).argmax(1)
-        for attack in options.attacks.split(","):
-            library, threats, ours, theirs = COMPARISONS[attack]
-            if importlib.util.find_spec(library) is None:
+        for attack, library, threats, ours, theirs in COMPARISONS:
+            if attack not in options.attacks.split(",") or importlib.util.find_spec(library) is None:
                 continue
             for threat in threats:
                 adversarial = [one(model, images, label, threat).detach() for one in (ours, theirs)]
@@ -103,8 +116,9 @@ def table(record: Mapping[str, Any]) -> str:
     """Return the record as a table in Markdown, with a sentence below it."""
     head = ("attack", "norm, ε", "model", "compared with", "robust accuracy, ours and theirs", "broken by one only")
     rows = [head, ("---",) * len(head)]
-    order = {attack: place for place, attack in enumerate(COMPARISONS)}
-    for line in sorted(record["lines"], key=lambda line: (order[line["attack"]], line["norm"], line["eps"])):
+    order = {attack: place for place, attack in enumerate(ATTACKS)}
+    keys = ("library", "norm", "eps", "model")
+    for line in sorted(record["lines"], key=lambda line: (order[line["attack"]], *(line[key] for key in keys))):
         version = record["versions"].get(line["library"], "")
         robust = " and ".join(f"{100 * share:.1f} %" for share in line["robust"])
         only = ", ".join(
@@ -186,20 +200,40 @@ def many_classes_table(record: Mapping[str, Any]) -> str:
 
 def verdicts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield how many verdicts of PGD differ from those of float32 in the model itself, in batches of 128."""
-    data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
-    images = data.images(range(len(data)))
     for name in options.models.split(","):
-        model = ap.load_model(name).eval().requires_grad_(False)
         first = None
-        for way, (copied, how) in WAYS.items():
-            search_model._chosen.clear()
-            with mock.patch.object(search_model, "_convolutional", lambda _, copied=copied: copied):
-                attack = pgd(model, images, None, Threat(eps=4 / 255), ids=data.ids, **how)
-            first = attack if first is None else first
-            differ = int((attack.success != first.success).sum())
-            line = {"model": name, "search": way, "broken": int(attack.success.sum()), "differ": differ}
+        for way, how in WAYS.items():
+            order = torch.arange(options.images)
+            if way == "reverse order":
+                order = order.flip(0)
+            parts = order.chunk(2) if way == "two processes" else [order]
+            work = [(name, options.images, part.tolist(), how) for part in parts]
+            if len(parts) > 1:
+                with ProcessPoolExecutor(len(parts), multiprocessing.get_context("spawn")) as pool:
+                    broken = torch.cat([torch.tensor(part) for part in pool.map(_broken, work)])
+            else:
+                broken = torch.tensor(_broken(work[0]))
+            broken = broken[order.argsort()]
+            first = broken if first is None else first
+            line = {"model": name, "search": way, "broken": int(broken.sum()), "differ": int((broken != first).sum())}
             print(json.dumps(line), flush=True)
             yield line
+
+
+_loaded = functools.cache(ap.load_model)
+
+
+def _broken(work: tuple[str, int, list[int], dict[str, Any]]) -> list[bool]:
+    """Return which of some images PGD breaks."""
+    name, count, rows, how = work
+    data = ap.data.load_data("specimen-fashion-mnist", limit=count, seed=0)
+    model = _loaded(name).eval().requires_grad_(False)
+    search_model._chosen.clear()
+    how, copied = {"precision": "float32"} | how, how.get("copied", True)
+    how.pop("copied", None)
+    with mock.patch.object(search_model, "_convolutional", return_value=copied):
+        result = pgd(model, data.images(rows), None, Threat(eps=4 / 255), ids=data.ids[rows], **how)
+    return result.success.tolist()
 
 
 def verdicts_table(record: Mapping[str, Any]) -> str:
@@ -240,10 +274,18 @@ def _foolbox(make: Callable[[Any, Threat], Any]) -> Attack:
     return attack
 
 
-def _adv_lib_fmn(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
-    sys.modules.setdefault("visdom", types.ModuleType("visdom"))  # which it imports for plots
-    norm = {"linf": math.inf, "l2": 2, "l1": 1, "l0": 0}[threat.norm]
-    return importlib.import_module("adv_lib.attacks").fmn(model, images, label, norm, steps=100)
+def _torchattacks_pgd(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+    attack = importlib.import_module("torchattacks").PGD(model, eps=threat.eps, alpha=threat.eps / 4, steps=20)
+    return attack(images, label)
+
+
+def _adv_lib(name: str, **settings: Any) -> Attack:
+    def attack(model: nn.Module, images: Tensor, label: Tensor, threat: Threat) -> Tensor:
+        sys.modules.setdefault("visdom", types.ModuleType("visdom"))  # which it imports for plots
+        about = {"norm": {"linf": math.inf, "l2": 2, "l1": 1, "l0": 0}[threat.norm]} if name == "fmn" else {}
+        return getattr(importlib.import_module("adv_lib.attacks"), name)(model, images, label, **about, **settings)
+
+    return attack
 
 
 def _ours(attack: Callable[..., Any], **settings: Any) -> Attack:
@@ -253,45 +295,68 @@ def _ours(attack: Callable[..., Any], **settings: Any) -> Attack:
     return run
 
 
-LINF, L2, L1 = (Threat("linf", 8 / 255), Threat("linf", 2 / 255)), Threat("l2", 0.5), Threat("l1", 5.0)
-# by attack: the other library, the threats, ours and theirs
-COMPARISONS: dict[str, tuple[str, tuple[Threat, ...], Attack, Attack]] = {
-    "pgd": (
+LINF = (Threat("linf", 2 / 255), Threat("linf", 8 / 255))
+L2, L1 = (Threat("l2", 0.15), Threat("l2", 0.5)), (Threat("l1", 0.75), Threat("l1", 3.0))
+# attack, the other library, the threats, ours and theirs
+_CW = _ours(carlini_wagner, steps=100, search_steps=5)
+COMPARISONS: list[tuple[str, str, tuple[Threat, ...], Attack, Attack]] = [
+    (
+        "pgd",
         "foolbox",
         LINF,
         _ours(pgd, steps=20),
         _foolbox(lambda attacks, threat: attacks.LinfPGD(steps=20, abs_stepsize=threat.eps / 4)),
     ),
-    "apgd-ce": ("pyautoattack", (*LINF, L2, L1), _ours(apgd), _official("apgd-ce")),
-    "apgd-t": ("pyautoattack", LINF[:1], _ours(apgd, targets=9), _official("apgd-t")),
-    "fab-t": ("pyautoattack", LINF[:1], _ours(fab, targets=9, final_search=False), _official("fab-t")),
-    "square": (
+    (
+        "pgd",
+        "foolbox",
+        L2,
+        _ours(pgd, steps=20),
+        _foolbox(lambda attacks, threat: attacks.L2PGD(steps=20, abs_stepsize=threat.eps / 4)),
+    ),
+    ("pgd", "torchattacks", LINF, _ours(pgd, steps=20), _torchattacks_pgd),
+    ("apgd-ce", "pyautoattack", LINF + L2 + L1, _ours(apgd), _official("apgd-ce")),
+    ("apgd-t", "pyautoattack", LINF, _ours(apgd, targets=9), _official("apgd-t")),
+    ("fab-t", "pyautoattack", LINF, _ours(fab, targets=9, final_search=False), _official("fab-t")),
+    (
+        "square",
         "pyautoattack",
-        (LINF[0], L2, L1),
+        LINF + L2 + L1,
         _ours(square, queries=QUERIES, rescale_schedule=False),
         _official("square"),
     ),
-    "autoattack": ("pyautoattack", LINF[1:], _ours(autoattack, queries=QUERIES), _official("autoattack")),
-    "carlini-wagner": (
+    ("autoattack", "pyautoattack", LINF[1:], _ours(autoattack, queries=QUERIES), _official("autoattack")),
+    (
+        "carlini-wagner",
         "foolbox",
-        (L2,),
-        _ours(carlini_wagner, steps=100, search_steps=5),
+        L2,
+        _CW,
         _foolbox(lambda attacks, _: attacks.L2CarliniWagnerAttack(5, 100, stepsize=0.01)),
     ),
-    "fmn": ("adv_lib", (LINF[0], L2, L1), _ours(fmn), _adv_lib_fmn),
-}
+    ("carlini-wagner", "adv_lib", L2, _CW, _adv_lib("carlini_wagner_l2", binary_search_steps=5, max_iterations=100)),
+    (
+        "fmn",
+        "adv_lib",
+        LINF + L2 + L1 + (Threat("l0", 2.0), Threat("l0", 10.0)),
+        _ours(fmn),
+        _adv_lib("fmn", steps=100),
+    ),
+]
+ATTACKS = [*dict.fromkeys(one[0] for one in COMPARISONS)]
 
 PARTS = {
     "measured": (measure, table),
     "many-classes": (many_classes, many_classes_table),
     "verdicts": (verdicts, verdicts_table),
 }
-WAYS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "float32, the model itself": (False, {"precision": "float32"}),
-    "float32, copies allowed": (True, {"precision": "float32"}),
-    "auto": (True, {"precision": "auto"}),
-    "bf16": (False, {"precision": "bf16"}),
-    "batches of 48": (False, {"precision": "float32", "batch_size": 48}),
+WAYS: dict[str, dict[str, Any]] = {
+    "float32, the model itself": {"copied": False},
+    "float32, copies allowed": {},
+    "auto": {"precision": "auto"},
+    "bf16": {"copied": False, "precision": "bf16"},
+    "batches of 48": {"batch_size": 48},
+    "reverse order": {},
+    "two processes": {},
 }
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ QUICK = {"steps": 5, "queries": 15, "targets": 3}
     ],
 )
 def test_versions(version, stages):
-    result = autoattack(toys.network(), toys.images(37), None, THREAT, version=version, **QUICK)
+    quick = QUICK if version != "malt" else {"steps": 5, "queries": 15}
+    result = autoattack(toys.network(), toys.images(37), None, THREAT, version=version, **quick)
     assert [stage.name for stage in autoattack_ensemble(version).stages] == stages
     assert [part.attack for part in result.stages] == stages
     assert result.attack == ("autoattack" if version == "standard" else f"autoattack-{version}")
@@ -59,6 +60,11 @@ def test_finished_samples_are_told_of_once():
     )
     assert sorted(told) == list(range(37))
     assert len(result) == 37
+
+
+def test_malt_takes_no_other_number_of_targets():
+    with pytest.raises(UserError, match="targets 3: version malt takes no other number, MALT chooses 9; leave it out"):
+        autoattack(toys.network(), toys.images(2), None, THREAT, version="malt", targets=3)
 
 
 def test_unknown_version():

@@ -13,8 +13,10 @@ from antiphase import store
 from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.other_libraries import run_foreign
+from antiphase.commands.audit import AttackOptions, AuditOptions
 from antiphase.commands.audit.run import measure, say_time
 from antiphase.data import load_data
+from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
@@ -34,6 +36,25 @@ def _run(directory, factory):
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory):
     return load_model(str(_run(tmp_path_factory.mktemp("victim") / "diffvit", diffvit)))
+
+
+def test_default_budgets_of_other_norms_depend_on_the_image_size(tmp_path, run_cli):
+    small = AuditOptions(model=("x",), norm="l2").for_images((1, 28, 28))
+    assert small.eps == pytest.approx((1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2))
+    assert AttackOptions(model=("x",), norm="l1").for_images((3, 32, 32)).eps == (12.0,)
+    assert AttackOptions(model=("x",), norm="l2").for_images((3, 224, 224)).eps == (3.0,)
+    assert AttackOptions(model=("x",), norm="l2", eps="2").for_images((3, 64, 64)).eps == (2.0,)
+    for norm, side in (("l2", 64), ("l1", 224)):
+        with pytest.raises(UserError, match=f"norm {norm} has no usual one for {side} pixels a side, give --eps"):
+            AttackOptions(model=("x",), norm=norm).for_images((3, side, side))
+    with pytest.raises(UserError, match=r"this ε is not attacked; expected one of 0\.5"):
+        AttackOptions(model=("x",), norm="l2", fail_under="robust 9% @ 8/255").for_images((1, 28, 28))
+    with pytest.raises(UserError, match="norm l0 has no usual one, give --eps"):
+        AttackOptions(model=("x",), norm="l0")
+    size = ("--limit", "4", "--attack", "pgd", "--steps", "2", "-q")
+    assert run_cli("attack", "specimen:vit-0", "--norm", "l2", *size, "--out", tmp_path)[0] == 0
+    assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["options"]["eps"] == [0.5]
+    assert pl.read_parquet(tmp_path / "rows.parquet")["eps"].unique().to_list() == [0.5]
 
 
 def _measure(victim, out, plan, limit=31, process=Process()):  # noqa: B008 (frozen)

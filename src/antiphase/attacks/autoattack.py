@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack
 from antiphase.arguments import Count, unchecked, validated
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.catalogue import AttackSpec
+from antiphase.attacks.engine.checks import ALL_TARGETS
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.engine.search import Images, Labels, RunOptions
 from antiphase.attacks.fab import MOST_CLASSES, fab
@@ -51,7 +52,7 @@ def autoattack(
         version: name of the ensemble.
         steps: steps of APGD and FAB, at least 1.
         queries: queries of Square, at least 1.
-        targets: target classes of APGD-T and FAB-T, at most the number of other classes.
+        targets: target classes of APGD-T and FAB-T, at most the number of other classes; for ``"malt"`` 9.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
     return unchecked(sweep)(ensemble, model, images, labels, threat, [threat.eps], nested="off", **run)[0]
@@ -59,6 +60,9 @@ def autoattack(
 
 def autoattack_ensemble(version: str = "standard", steps: int = 100, queries: int = 5000, targets: int = 9) -> Ensemble:
     """Return the stages of :func:`autoattack`."""
+    if version == "malt" and targets != ALL_TARGETS:
+        fix = f"MALT chooses {ALL_TARGETS}; leave it out, or choose another version"
+        raise UserError(f"targets {targets}: version malt takes no other number, {fix}")
     restarts = 5 if version == "plus" else 1
     first = {"steps": steps, "restarts": restarts} | ({"passes": _PASSES} if version == "rand" else {})
     gradient = unchecked(apgd)  # this function's caller has checked the settings

@@ -24,9 +24,13 @@ Eps = Annotated[
     fields.Numbers,
     Field(
         description="Perturbation budgets ε in units of the [0, 1] pixel range, separated by commas; fractions such "
-        "as 1/255 are accepted."
+        "as 1/255 are accepted. The default is for linf; with another norm, 8/255 becomes 0.5 (l2) or 12 (l1) for "
+        "images of at most 32 pixels a side, 3 (l2) for 224 and more, and the others shrink alike. Else give --eps."
     ),
 ]
+# by norm: the least and the largest side, and the ε that stands for 8/255. CIFAR-10's in RobustBench (l2) and in Croce
+# and Hein's "Mind the Box" (l1), ImageNet's in Engstrom et al.'s robustness library (l2); for l0 there is none
+_USUAL = {"l2": ((1, 32, 0.5), (224, math.inf, 3.0)), "l1": ((1, 32, 12.0),)}
 WORST = "worst of "  # begins the name of the worst case of several attacks
 
 
@@ -161,7 +165,11 @@ class AuditOptions(Measurement):
         for eps in self.eps:
             if not 0 < eps < math.inf:
                 raise UserError(f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range")
-        read_gates(self.fail_under, self.eps)
+        if not self._usual:
+            read_gates(self.fail_under, self.eps)
+        elif self.norm == "l0" or self.questions:
+            why = f"norm {self.norm} has no usual one" if self.norm == "l0" else "the default is for linf"
+            raise UserError(f"eps: is missing; {why}, give --eps")
         if self.suffix and not self.questions:
             data = " or ".join(QUESTIONS)
             raise UserError(f"suffix: is for questions; leave it out, or give --data {data}")
@@ -170,6 +178,23 @@ class AuditOptions(Measurement):
             why = f"is not for questions such as {self.data}; leave out --{name.replace('_', '-')}"
             raise UserError(f"{name} {getattr(self, name)}: {why}")
         return self
+
+    @property
+    def _usual(self) -> bool:
+        """Whether ε depends on the images, as neither the caller nor a file gave it for another norm than linf."""
+        return self.norm != "linf" and "eps" not in self.model_fields_set
+
+    def for_images(self, shape: Sequence[int]) -> Self:
+        """Return the options with the norm's usual ε for images of a shape, if ε was not given."""
+        if not self._usual:
+            return self
+        side = max(shape[1:])
+        at_8 = [eps for least, most, eps in _USUAL[self.norm] if least <= side <= most]
+        if not at_8:
+            raise UserError(f"eps: is missing; norm {self.norm} has no usual one for {side} pixels a side, give --eps")
+        options = self.model_copy(update={"eps": tuple(eps / (8 / 255) * at_8[0] for eps in self.eps)})
+        read_gates(options.fail_under, options.eps)
+        return options
 
     @property
     def questions(self) -> str:

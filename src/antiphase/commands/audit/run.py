@@ -252,6 +252,7 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
         return find(QUESTIONS, options.questions, "questions")(options, command)
     lineup = lineup or load_attacked(options)
     began, out = time.monotonic(), options.out
+    options = options.for_images(lineup.data.image_shape)
     lineup, notes = lineup.ordered()
     models, data = lineup.by_name, lineup.data
     kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])

@@ -40,6 +40,7 @@ def run(options: TransferOptions, command: str = "") -> None:
     lineup, began = load_attacked(options), time.monotonic()
     if len(lineup.models) < 2:
         raise UserError(f"model {lineup.names[0]}: expected two or more, separated by commas")
+    options = options.for_images(lineup.data.image_shape)
     lineup, notes = lineup.ordered()
     data, parts, doubts = lineup.data, [], lineup.doubts() + notes
     for surrogate in lineup.names:
