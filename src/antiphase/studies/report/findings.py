@@ -136,9 +136,15 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
 
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
     """Put the answers in short, and their picture from another folder, into a Markdown file between two marks."""
-    folder, begin, end = os.path.relpath(pictures, into.parent), "<!-- findings -->", "<!-- /findings -->"
+    folder = os.path.relpath(pictures, into.parent)
+    prefix = "" if folder == "." else f"{folder}/"
+    replace_marked(into, "findings", summary(results, "readme.md", prefix=prefix))
+
+
+def replace_marked(into: Path, mark: str, text: str) -> None:
+    """Replace what is between two marks of a file."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     content = into.read_text(encoding="utf-8") if into.exists() else ""
     if begin not in content or end not in content:
-        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the findings are put")
-    text = summary(results, "readme.md", prefix="" if folder == "." else f"{folder}/")
+        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the {mark} are put")
     write_text(into, f"{content.split(begin)[0]}{begin}\n{text}{end}{content.split(end)[1]}")
